@@ -1,0 +1,64 @@
+# One command each; `make help` lists them. Needs Python >= 3.11, make and a C++ compiler, nothing else.
+PYTHON ?= python3
+VENV   := .venv
+BIN    := $(VENV)/bin
+DEMO   := demo-models
+KERNEL := $(shell find csrc -type f 2>/dev/null)
+
+.DEFAULT_GOAL := help
+.PHONY: help install serve demo check format test test-slow test-net sanitize bench clean
+
+help: ## list the targets
+	@sed -nE 's/^([a-z-]+):[^#]*## (.*)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 18
+
+install: $(VENV)/.installed ## create .venv, install pinned versions, build csrc/kvcached
+
+# uv resolves and installs in seconds what pip needs minutes for; the lock file names versions only.
+$(VENV)/.dependencies: requirements.lock
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and f"Python 3.11 or newer is needed, this is {sys.version.split()[0]}; try make PYTHON=python3.11" or 0)'
+	@test -x $(BIN)/uv || { echo "[1/3] creating $(VENV)"; $(PYTHON) -m venv $(VENV) && $(BIN)/python -m pip install -q uv; }
+	@echo "[2/3] installing pinned packages (about 9 GB on disk, most of it CUDA libraries of torch)"
+	@$(BIN)/uv pip install -r requirements.lock
+	@touch $@
+
+$(VENV)/.installed: $(VENV)/.dependencies pyproject.toml $(KERNEL)
+	@echo "[3/3] building csrc/kvcached"
+	@$(BIN)/uv pip install --no-build-isolation --no-deps -e .
+	@touch $@
+
+demo: install ## create the three random-weight demo models
+	@test -f $(DEMO)/.complete || { $(BIN)/python scripts/make_demo_models.py $(DEMO) && touch $(DEMO)/.complete; }
+
+serve: demo ## serve the demo models on http://127.0.0.1:8000
+	@$(BIN)/prism-serve examples/quickstart.yaml
+
+check: install ## format, lint, types and import rules
+	@$(BIN)/ruff format --check .
+	@$(BIN)/ruff check .
+	@$(BIN)/mypy
+	@$(BIN)/lint-imports
+
+format: install ## rewrite the sources in the house format
+	@$(BIN)/ruff format .
+	@$(BIN)/ruff check --fix .
+
+test: install ## the tests (under 15 minutes on two cores)
+	@$(BIN)/python -m pytest
+
+test-slow: install ## the long ones: chaos, ten thousand at once, memory under pressure (about 12 minutes)
+	@$(BIN)/python -m pytest -m slow
+
+test-net: install ## multi-host tests in network namespaces (needs root and iproute2; skipped with a reason otherwise)
+	@$(BIN)/python -m pytest -m "net and not slow"
+
+sanitize: install ## the C++ core under AddressSanitizer, UBSan and ThreadSanitizer
+	@PATH="$(CURDIR)/$(BIN):$$PATH" scripts/sanitize.sh
+
+bench: demo ## the short benchmarks, one after the other (about 10 minutes on a quiet machine)
+	@for question in memory.slots memory.contention memory.ramp memory.idle memory.fragmentation memory.mapped scheduler.placement_time \
+	  scheduler.admission_time scheduler.event_cost engine.activation server.front_door server.big_catalog e2e.added_latency \
+	  weights.load_host weights.planning_time weights.catalog_start; do \
+	  echo "== benchmarks.$$question"; $(BIN)/python -m benchmarks.$$question || exit 1; done
+
+clean: ## remove everything that was built or started here
+	rm -rf $(VENV) build $(DEMO) state .mypy_cache .ruff_cache .pytest_cache .hypothesis

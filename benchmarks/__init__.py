@@ -1,0 +1,1 @@
+"""Questions with numbers for answers: one file per question."""

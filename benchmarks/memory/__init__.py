@@ -1,0 +1,1 @@
+"""Questions about device memory; results in docs/results/memory.md."""

@@ -1,0 +1,101 @@
+"""What a live and a simulated run are compared by, and how far they may be apart."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from statistics import fmean
+
+from prism.trace.report import Report
+
+GOALS = {"attainment": 0.05, "median": 0.15, "p99": 0.35, "activations": 0.10}
+
+
+@dataclass(frozen=True)
+class Kv:
+    """KV memory over a run."""
+
+    mean_bytes: float
+    """Mapped by all models together, mean over the samples between the first arrival and the last answer."""
+    peak_bytes: int
+    prompt_tokens: int
+    generated_tokens: int
+    cached_tokens: int
+    """Prompt tokens that a prefix cache had."""
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """One run."""
+
+    attainment: float
+    median_s: float
+    p99_s: float
+    tpot_s: float
+    activations: int
+    errors: int
+    requests: int
+    kv: Kv
+
+
+def outcome(report: Report, activations: int, tokens: Mapping[str, int]) -> Outcome:
+    """``tokens`` has ``prompt``, ``generated`` and ``cached`` as the system itself counted them."""
+    group = report.all
+    assert group.ttft_s is not None
+    assert group.tpot_s is not None
+    totals = [sum(s.model_bytes.values()) for s in report.timeline.samples if 0.0 <= s.t_s <= report.span_s]
+    kv = Kv(
+        fmean(totals) if totals else 0.0,
+        max(totals, default=0),
+        tokens["prompt"],
+        tokens["generated"],
+        tokens["cached"],
+    )
+    return Outcome(
+        group.attainment.ttft,
+        group.ttft_s.at(50.0),
+        group.ttft_s.at(99.0),
+        group.tpot_s.at(50.0),
+        activations,
+        sum(group.errors.values()),
+        group.attainment.requests,
+        kv,
+    )
+
+
+def misses(live: Outcome, modelled: Outcome) -> dict[str, float]:
+    """Differences: points of attainment, else relative to the live value."""
+    return {
+        "attainment": abs(live.attainment - modelled.attainment),
+        "median": abs(modelled.median_s / live.median_s - 1),
+        "p99": abs(modelled.p99_s / live.p99_s - 1),
+        "activations": abs(modelled.activations - live.activations) / max(1, live.activations),
+        "kv_mean": abs(modelled.kv.mean_bytes / live.kv.mean_bytes - 1) if live.kv.mean_bytes else 0.0,
+        "kv_peak": abs(modelled.kv.peak_bytes / live.kv.peak_bytes - 1) if live.kv.peak_bytes else 0.0,
+        "generated": abs(modelled.kv.generated_tokens - live.kv.generated_tokens) / max(1, live.kv.generated_tokens),
+    }
+
+
+def missed(off: Mapping[str, float]) -> list[str]:
+    """The goals that are not met."""
+    return [key for key, goal in GOALS.items() if off[key] > goal]
+
+
+def table(rows: Sequence[tuple[str, Outcome, Outcome]]) -> str:
+    """Markdown: ``live | simulated`` in every cell."""
+    heads = ["run", "requests", "TTFT met", "median, ms", "P99, ms", "TPOT, ms", "activations"]
+    heads += ["KV mean, MB", "KV peak, MB", "misses"]
+    lines = ["| " + " | ".join(heads) + " |", "|---" * len(heads) + "|"]
+    for name, live, sim in rows:
+        pairs = [
+            (f"{live.attainment:.3f}", f"{sim.attainment:.3f}"),
+            (f"{1e3 * live.median_s:.0f}", f"{1e3 * sim.median_s:.0f}"),
+            (f"{1e3 * live.p99_s:.0f}", f"{1e3 * sim.p99_s:.0f}"),
+            (f"{1e3 * live.tpot_s:.1f}", f"{1e3 * sim.tpot_s:.1f}"),
+            (str(live.activations), str(sim.activations)),
+            (f"{live.kv.mean_bytes / 1e6:.2f}", f"{sim.kv.mean_bytes / 1e6:.2f}"),
+            (f"{live.kv.peak_bytes / 1e6:.1f}", f"{sim.kv.peak_bytes / 1e6:.1f}"),
+        ]
+        cells = [name, str(live.requests), *(f"{a} / {b}" for a, b in pairs)]
+        lines.append("| " + " | ".join([*cells, ", ".join(missed(misses(live, sim))) or "none"]) + " |")
+    return "\n".join(lines)

@@ -1,0 +1,161 @@
+"""How much more load does Prism carry within its objectives than static partitioning, MuxServe++ and QLM?
+
+    python -m benchmarks.slo.compare --out slo --no-ablations        # rates and scales (about an hour)
+    python -m benchmarks.slo.compare --out slo                       # and the ablations (a quarter of an hour more)
+    python -m benchmarks.slo.compare --out slo-quick --quick         # a small grid (minutes)
+    python -m benchmarks.slo.compare --out slo-sim --backend sim     # modelled H100s instead of real engines (minutes)
+    python -m benchmarks.slo.compare --out slo-told --measured DIR   # this machine's devices, modelled (minutes)
+
+Calibrates each model alone, then runs policies x {request rate, SLO scale, devices} and the ablations. Points that
+differ only in load and objectives share a server, which is put back into its first state between them. ``static`` and
+``muxserve`` never look at an objective: their points at other scales are one run judged anew; the others are run at
+each. An interrupted comparison goes on where it was; one repeat is finished before the next begins. Writes
+``results.md`` (tables), ``figure7.svg``, ``ablations.svg`` and every run's own report and page. Results:
+docs/results/replay.md.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+from typing import Protocol
+
+from benchmarks.slo import modelled, simulated
+from benchmarks.slo.fleet import make_models
+from benchmarks.slo.live import LiveRunner, calibrate
+from benchmarks.slo.plots import ablation_bars, figure_7
+from benchmarks.slo.spec import POLICIES, Grid, RunSpec, Setup
+from benchmarks.slo.summary import curves, judged, markdown
+from prism.trace.replay.plan import read_objectives
+from prism.trace.report import Report, read_report
+
+_NUMBERS = {
+    "models": int, "device_mib": int, "seconds": float, "start_s": float, "seed": int, "base_rate": float,
+    "base_scale": float, "base_devices": int, "prompt_scale": float, "output_scale": float, "most_prompt": int,
+    "most_output": int, "compress": float, "base_rps": float,
+}  # fmt: skip
+
+
+class Runner(Protocol):
+    """What runs a point."""
+
+    def run(self, spec: RunSpec, folder: Path) -> Report: ...
+
+    def close(self) -> None: ...
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Run what is missing and write tables and plots; returns 1 when a run failed."""
+    options = _parser().parse_args(argv)
+    out: Path = options.out
+    out.mkdir(parents=True, exist_ok=True)
+    setup, grid = _setup(options), _grid(options)
+    live = options.backend == "serve"
+    if live:
+        make_models(setup.models_folder)
+    runner = _runner(options, setup, grid)
+    try:
+        results, failed = _run_all(grid.runs(setup), out, runner, setup.base_scale)
+    finally:
+        runner.close()
+    found = curves(results)
+    (out / "results.md").write_text(markdown(results))
+    figure_7(found, out / "figure7.svg")
+    ablation_bars(found, out / "ablations.svg")
+    print(markdown(results))
+    return 1 if failed else 0
+
+
+def _runner(options: argparse.Namespace, setup: Setup, grid: Grid) -> Runner:
+    """What runs the points, with the objectives at scale 1 that it calibrates (or is given)."""
+    out, given = options.out, read_objectives(options.slo) if options.slo else None
+    if options.measured:
+        told = given or modelled.calibrate(setup, grid.traces, out, options.measured)
+        return modelled.ModelledRunner(setup, told, out, options.measured)
+    if options.backend == "sim":
+        return simulated.SimRunner(setup, given or simulated.calibrate(setup, grid.traces, out), out)
+    return LiveRunner(setup, given or calibrate(setup, grid.traces, out), out)
+
+
+def _run_all(
+    runs: list[RunSpec], out: Path, runner: Runner, base_scale: float
+) -> tuple[list[tuple[RunSpec, Report]], int]:
+    results: list[tuple[RunSpec, Report]] = []
+    failed, began_s = 0, time.monotonic()
+    for number, spec in enumerate(runs, start=1):
+        measured = spec.measured(base_scale)
+        folder = out / "runs" / measured.folder
+        try:
+            done = folder / "report.json"
+            report = read_report(done) if done.exists() else runner.run(measured, folder)
+            report = judged(report, spec.scale / measured.scale)
+        except Exception as exc:  # one failed run must not cost the others
+            failed += 1
+            print(f"[{number}/{len(runs)}] {spec.folder}: FAILED: {exc}", file=sys.stderr, flush=True)
+            continue
+        results.append((spec, report))
+        met = report.all.attainment
+        print(
+            f"[{number}/{len(runs)}] {time.monotonic() - began_s:6.0f} s  {spec.folder}: TTFT {100 * met.ttft:.1f}%  "
+            f"TPOT {100 * met.tpot:.1f}%  failed {sum(report.all.errors.values())}",
+            file=sys.stderr, flush=True,
+        )  # fmt: skip
+    return results, failed
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.slo.compare", description="Compare policies.")
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--backend", choices=["serve", "sim"], default="serve")
+    parser.add_argument("--quick", action="store_true", help="one trace, two points per axis, one repeat, 10 s each")
+    parser.add_argument("--models-folder", type=Path, default=Path("demo-models"))
+    parser.add_argument("--policies", default=",".join(POLICIES))
+    parser.add_argument("--traces", default="arena,hyperbolic")
+    parser.add_argument("--rates", default="0.5,0.75,1,1.5")
+    parser.add_argument("--scales", default="2.5,5,10,15")
+    parser.add_argument("--devices", default="2")
+    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--no-ablations", action="store_true")
+    parser.add_argument("--measured", type=Path, help="simulate the live runs with this validation's calibration")
+    parser.add_argument("--slo", type=Path, help="objectives at scale 1; default: calibrate")
+    for name, kind in _NUMBERS.items():
+        parser.add_argument(f"--{name.replace('_', '-')}", type=kind, help=f"default: {getattr(Setup(Path()), name)}")
+    return parser
+
+
+def _setup(options: argparse.Namespace) -> Setup:
+    given = {name: getattr(options, name) for name in _NUMBERS if getattr(options, name) is not None}
+    if options.quick:
+        given.setdefault("seconds", 10.0)
+    setup = Setup(options.models_folder)
+    if options.backend == "sim":
+        setup = replace(setup, seconds=200.0, prompt_scale=1.0, output_scale=1.0, most_prompt=4096, most_output=2048)
+        setup = replace(setup, compress=1.0, base_rps=16.0)
+    return replace(setup, **given)
+
+
+def _grid(options: argparse.Namespace) -> Grid:
+    def floats(text: str) -> tuple[float, ...]:
+        return tuple(float(part) for part in text.split(",") if part)
+
+    policies = tuple(part for part in options.policies.split(",") if part)
+    traces = tuple(part for part in options.traces.split(",") if part)
+    if options.quick:
+        return Grid(traces[:1], policies, floats(options.rates)[1:3], floats(options.scales)[1:3], (2,), 1, False)
+    devices = tuple(int(part) for part in options.devices.split(",") if part)
+    return Grid(
+        traces,
+        policies,
+        floats(options.rates),
+        floats(options.scales),
+        devices,
+        options.repeats,
+        not options.no_ablations,
+    )
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,1 @@
+"""Benchmarks of traces and of the replayer itself."""

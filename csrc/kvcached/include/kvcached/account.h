@@ -1,0 +1,112 @@
+// The account of one device, shared by every process that uses it.
+//
+// A reservation is atomic and exclusive: it either adds the bytes to the owner's books within the device's capacity,
+// every other owner's floor and the owner's limit, or it changes nothing and throws. Nobody checks first and takes later.
+// Owners are processes' (pid, start time); whoever meets a dead one gives back what it held.
+#pragma once
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "kvcached/account_file.h"
+#include "kvcached/process.h"
+
+namespace kvcached {
+
+// Slot index in the low 16 bits, the slot's generation above: never names a later tenant of the same slot.
+using OwnerId = std::int64_t;
+
+struct OwnerStats {
+  OwnerId id;
+  std::string name;
+  std::int32_t pid;
+  std::int64_t floor_bytes, limit_bytes, held_bytes[kKlasses], wanted_bytes;
+  std::int64_t physical_bytes, mapped_bytes, ahead_bytes, deferred_bytes, used_bytes, virtual_bytes;
+  std::int64_t kernel_bytes;  // what the kernel says this process holds (host devices), -1 unknown
+  std::int64_t leased_bytes() const { return held_bytes[0] + held_bytes[1] + held_bytes[2]; }
+};
+
+struct AccountStats {
+  std::int64_t capacity_bytes, charged_bytes, free_bytes, wanted_bytes, page_bytes;
+  std::uint64_t recoveries, reaped_owners;
+  std::vector<OwnerStats> owners;
+};
+
+class Account {
+ public:
+  // Attaches to the account file or creates it. `capacity_bytes` 0: attach only. Another capacity or page is refused
+  // (AccountMismatch) while owners live, and adopted when there are none.
+  Account(const std::string& path, std::int64_t capacity_bytes, std::int64_t page_bytes);
+  ~Account();
+  Account(const Account&) = delete;
+  Account& operator=(const Account&) = delete;
+
+  OwnerId enter(const std::string& name, std::int64_t floor_bytes, std::int64_t limit_bytes);
+  void leave(OwnerId owner);  // gives back everything; no error if it is gone already
+
+  // OutOfMemory, LimitExceeded, UnknownOwner. With a timeout it waits for memory to come back, and says so to the others.
+  void reserve(OwnerId owner, std::int64_t bytes, Klass klass);
+  void reserve_within(OwnerId owner, std::int64_t bytes, Klass klass, double timeout_s);
+  void release(OwnerId owner, std::int64_t bytes, Klass klass);  // OverRelease
+
+  // The same without waiting, for callers that hold a lock of their own (Python's): false, and nothing changed, if another
+  // thread or process is at the books, or memory is short. The limit and errors of the caller are refused at once.
+  bool reserve_at_once(OwnerId owner, std::int64_t bytes, Klass klass);
+  bool release_at_once(OwnerId owner, std::int64_t bytes, Klass klass);
+
+  void set_limit(OwnerId owner, std::int64_t bytes);  // any process; below what is held: the owner feels pressure()
+  void set_floor(OwnerId owner, std::int64_t bytes);  // FloorUnavailable if others hold too much
+
+  // Waits until `bytes` are free for a newcomer; true if they were seen free. Promises nothing.
+  bool wait_free(std::int64_t bytes, double timeout_s);
+
+  std::vector<OwnerId> reap();  // dead owners; anyone may call
+  AccountStats stats();         // consistent: taken under the lock
+
+  // Reads without the lock, for use in every scheduling step.
+  std::int64_t capacity_bytes() const { return header_->capacity_bytes.load(std::memory_order_relaxed); }
+  std::int64_t page_bytes() const { return header_->page_bytes; }
+  std::int64_t free_bytes() const;
+  std::int64_t wanted_bytes() const { return header_->wanted_bytes.load(std::memory_order_relaxed); }
+  // Bytes this owner should give back now: it is over its limit, or others wait and it holds more than its floor.
+  std::int64_t pressure(OwnerId owner) const;
+  std::int64_t excess(OwnerId owner) const;  // bytes above its limit
+  std::int64_t held(OwnerId owner, Klass klass) const;
+  std::int64_t held(OwnerId owner) const;
+  std::int64_t floor(OwnerId owner) const;
+  std::int64_t limit(OwnerId owner) const;
+
+  Published& published(OwnerId owner);
+  void sleep_at_doorbell(OwnerId owner, std::uint32_t seen, std::int64_t timeout_ns);
+  std::uint32_t doorbell(OwnerId owner) const;
+  void ring(OwnerId owner);
+
+  // For tests: takes the lock, changes half of what a reservation changes, and is killed.
+  [[noreturn]] void die_inside_lock(OwnerId owner, std::int64_t bytes, bool after_total);
+
+ private:
+  class Locked;
+  OwnerSlot& slot(OwnerId owner) const;
+  OwnerSlot& live_slot(OwnerId owner) const;
+  void attach(std::int64_t capacity_bytes, std::int64_t page_bytes, int fd);
+  void initialise(std::int64_t capacity_bytes, std::int64_t page_bytes);
+  void adopt(std::int64_t capacity_bytes, std::int64_t page_bytes);
+  void add_up();  // totals from slots, under the lock
+  void clear(OwnerSlot& slot);
+  void charge(OwnerSlot& slot, std::int64_t before);
+  void want(OwnerId owner, std::int64_t bytes);
+  void want_locked(OwnerId owner, std::int64_t bytes);
+  void ring_everyone_but(OwnerId owner);
+  void memory_came_back();
+  void reserve_locked(OwnerId owner, std::int64_t bytes, Klass klass);
+  void release_locked(OwnerId owner, std::int64_t bytes, Klass klass);
+  bool reap_if_due();
+
+  std::string path_;
+  void* base_ = nullptr;
+  AccountHeader* header_ = nullptr;
+  OwnerSlot* slots_ = nullptr;
+};
+
+}  // namespace kvcached

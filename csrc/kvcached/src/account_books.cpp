@@ -1,0 +1,184 @@
+// Reservations, releases, floors and limits.
+#include <signal.h>
+#include <unistd.h>
+
+#include "account_locked.h"
+#include "kvcached/futex.h"
+
+namespace kvcached {
+namespace {
+
+constexpr std::int64_t kReapEvery_ns = 1000000;  // a refused caller looks for dead owners at most this often
+
+void check_bytes(std::int64_t bytes, const char* what) {
+  if (bytes < 0) throw Error(ErrorKind::BadRequest, std::string(what) + " must not be negative", {{"bytes", bytes}});
+}
+
+}  // namespace
+
+void Account::charge(OwnerSlot& s, std::int64_t before) {
+  header_->charged_bytes.fetch_add(s.charged() - before, std::memory_order_relaxed);
+}
+
+void Account::reserve_locked(OwnerId owner, std::int64_t bytes, Klass klass) {
+  OwnerSlot& s = live_slot(owner);
+  const std::int64_t held = s.held(), before = s.charged();
+  const std::int64_t limit = s.limit_bytes.load(std::memory_order_relaxed);
+  if (bytes > limit - held) {
+    throw Error(ErrorKind::LimitExceeded, std::string(s.name) + " would exceed its limit",
+                {{"requested_bytes", bytes}, {"held_bytes", held}, {"limit_bytes", limit}});
+  }
+  const std::int64_t floor = s.floor_bytes.load(std::memory_order_relaxed);
+  const std::int64_t after = held + bytes > floor ? held + bytes : floor;
+  const std::int64_t free = capacity_bytes() - header_->charged_bytes.load(std::memory_order_relaxed);
+  if (after > before && after - before > free) {  // what lies within the floor is granted whatever else happened
+    throw Error(ErrorKind::OutOfMemory, path_ + ": not enough device memory for " + s.name,
+                {{"requested_bytes", bytes}, {"free_bytes", free}, {"held_bytes", held}, {"capacity_bytes", capacity_bytes()}});
+  }
+  auto& books = s.held_bytes[static_cast<int>(klass)];
+  books.store(books.load(std::memory_order_relaxed) + bytes, std::memory_order_relaxed);
+  charge(s, before);
+}
+
+bool Account::reap_if_due() {
+  const std::int64_t now = now_ns();
+  std::int64_t last = header_->reaped_at_ns.load(std::memory_order_relaxed);
+  if (now - last < kReapEvery_ns && now >= last) return false;
+  if (!header_->reaped_at_ns.compare_exchange_strong(last, now, std::memory_order_relaxed)) return false;
+  return !reap().empty();
+}
+
+void Account::reserve(OwnerId owner, std::int64_t bytes, Klass klass) {
+  check_bytes(bytes, "a reservation");
+  const auto attempt = [&] {
+    Locked lock(*this);
+    reserve_locked(owner, bytes, klass);
+  };
+  try {
+    attempt();
+  } catch (const Error& error) {
+    if (error.kind() != ErrorKind::OutOfMemory || !reap_if_due()) throw;
+    attempt();
+  }
+}
+
+bool Account::reserve_at_once(OwnerId owner, std::int64_t bytes, Klass klass) {
+  check_bytes(bytes, "a reservation");
+  Locked lock(*this, std::try_to_lock);
+  if (!lock.owns()) return false;
+  try {
+    reserve_locked(owner, bytes, klass);
+  } catch (const Error& error) {
+    if (error.kind() != ErrorKind::OutOfMemory) throw;
+    return false;
+  }
+  return true;
+}
+
+void Account::release_locked(OwnerId owner, std::int64_t bytes, Klass klass) {
+  OwnerSlot& s = live_slot(owner);
+  auto& books = s.held_bytes[static_cast<int>(klass)];
+  const std::int64_t held = books.load(std::memory_order_relaxed), before = s.charged();
+  if (bytes > held) {
+    throw Error(ErrorKind::OverRelease, std::string(s.name) + " gives back more than it holds",
+                {{"released_bytes", bytes}, {"held_bytes", held}});
+  }
+  books.store(held - bytes, std::memory_order_relaxed);
+  charge(s, before);
+}
+
+void Account::release(OwnerId owner, std::int64_t bytes, Klass klass) {
+  check_bytes(bytes, "a release");
+  {
+    Locked lock(*this);
+    release_locked(owner, bytes, klass);
+  }
+  memory_came_back();
+}
+
+bool Account::release_at_once(OwnerId owner, std::int64_t bytes, Klass klass) {
+  check_bytes(bytes, "a release");
+  {
+    Locked lock(*this, std::try_to_lock);
+    if (!lock.owns()) return false;
+    release_locked(owner, bytes, klass);
+  }
+  memory_came_back();
+  return true;
+}
+
+void Account::set_limit(OwnerId owner, std::int64_t bytes) {
+  check_bytes(bytes, "a limit");
+  {
+    Locked lock(*this);
+    live_slot(owner).limit_bytes.store(bytes, std::memory_order_relaxed);
+  }
+  ring(owner);          // it may have to shrink
+  memory_came_back();   // or may now get what it waits for
+}
+
+void Account::set_floor(OwnerId owner, std::int64_t bytes) {
+  check_bytes(bytes, "a floor");
+  {
+    Locked lock(*this);
+    OwnerSlot& s = live_slot(owner);
+    const std::int64_t before = s.charged(), held = s.held();
+    const std::int64_t after = held > bytes ? held : bytes;
+    const std::int64_t free = capacity_bytes() - header_->charged_bytes.load(std::memory_order_relaxed);
+    if (after - before > free) {
+      throw Error(ErrorKind::FloorUnavailable, std::string("the floor of ") + s.name + " cannot be guaranteed",
+                  {{"floor_bytes", bytes}, {"held_bytes", held}, {"free_bytes", free}, {"capacity_bytes", capacity_bytes()}});
+    }
+    s.floor_bytes.store(bytes, std::memory_order_relaxed);
+    charge(s, before);
+  }
+  memory_came_back();
+}
+
+std::int64_t Account::free_bytes() const {
+  return capacity_bytes() - header_->charged_bytes.load(std::memory_order_relaxed);
+}
+
+std::int64_t Account::held(OwnerId owner, Klass klass) const {
+  return live_slot(owner).held_bytes[static_cast<int>(klass)].load(std::memory_order_relaxed);
+}
+std::int64_t Account::held(OwnerId owner) const { return live_slot(owner).held(); }
+std::int64_t Account::floor(OwnerId owner) const { return live_slot(owner).floor_bytes.load(std::memory_order_relaxed); }
+std::int64_t Account::limit(OwnerId owner) const { return live_slot(owner).limit_bytes.load(std::memory_order_relaxed); }
+Published& Account::published(OwnerId owner) { return live_slot(owner).published; }
+
+std::int64_t Account::excess(OwnerId owner) const {
+  const OwnerSlot& s = live_slot(owner);
+  const std::int64_t over = s.held() - s.limit_bytes.load(std::memory_order_relaxed);
+  return over > 0 ? over : 0;
+}
+
+std::int64_t Account::pressure(OwnerId owner) const {
+  const OwnerSlot& s = live_slot(owner);
+  const std::int64_t held = s.held();
+  const std::int64_t over_limit = held - s.limit_bytes.load(std::memory_order_relaxed);
+  // Below its floor nothing it gives back would reach anyone else.
+  const std::int64_t above_floor = held - s.floor_bytes.load(std::memory_order_relaxed);
+  const std::int64_t others = wanted_bytes() - s.wanted_bytes.load(std::memory_order_relaxed);
+  std::int64_t missing = others > 0 ? others - free_bytes() : 0;
+  if (missing > above_floor) missing = above_floor;
+  const std::int64_t most = over_limit > missing ? over_limit : missing;
+  return most > 0 ? most : 0;
+}
+
+void Account::die_inside_lock(OwnerId owner, std::int64_t bytes, bool after_total) {
+  OwnerSlot& s = live_slot(owner);
+  const int rc = pthread_mutex_lock(&header_->lock);
+  if (rc == EOWNERDEAD) {
+    add_up();
+    pthread_mutex_consistent(&header_->lock);
+  }
+  const std::int64_t free = free_bytes();  // as a reservation would have checked
+  if (bytes > free) bytes = free > 0 ? free : 0;
+  auto& books = s.held_bytes[static_cast<int>(Klass::Kv)];
+  books.store(books.load(std::memory_order_relaxed) + bytes, std::memory_order_relaxed);
+  if (after_total) header_->charged_bytes.fetch_add(bytes, std::memory_order_relaxed);
+  for (;;) kill(getpid(), SIGKILL);
+}
+
+}  // namespace kvcached

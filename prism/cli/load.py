@@ -1,0 +1,47 @@
+"""``prism load``"""
+
+from __future__ import annotations
+
+import time
+
+import click
+
+from prism.cli import output
+from prism.cli.arriving import watched
+from prism.cli.client import AdminClient, model_path, server_options
+from prism.cli.errors import CliError
+
+
+@click.command()
+@click.argument("model")
+@click.option("--device", "devices", multiple=True, help="Where (once per tensor-parallel rank).  [default: best]")
+@click.option("--to", "instances", type=click.IntRange(1, 1000), help="So many of it, each on devices of its own.")
+@output.json_option
+@server_options
+def command(client: AdminClient, model: str, devices: tuple[str, ...], instances: int | None, as_json: bool) -> None:
+    """Load MODEL now and wait until it is ready.
+
+    With --to its weights are sent once to all machines that lack them, from those that have them in memory.
+    """
+    if instances is not None and devices:
+        raise click.UsageError("--to and --device exclude each other")
+    began_s = time.monotonic()
+    with watched(client, model):
+        wanted = {"devices": list(devices)} if instances is None else {"instances": instances}
+        reply = client.post(model_path(model, "load"), **wanted)
+    if as_json:
+        output.print_json(reply)
+        return
+    detail = reply.get("detail") or {}
+    if instances is not None and "instances" in detail:
+        took = output.seconds(time.monotonic() - began_s)
+        click.echo(f"{model} is on {detail['instances']} of {instances} after {took}")
+        for failure in detail["failed"]:
+            click.echo(f"  not loaded: {failure}", err=True)
+        if detail["instances"] < instances:
+            raise CliError("there is no room for more, or a load failed; see `prism plan --all` and `prism logs`")
+        return
+    phases = ", ".join(f"{name} {output.seconds(took_s)}" for name, took_s in (reply.get("phases") or {}).items())
+    click.echo(
+        f"{model} is ready after {output.seconds(time.monotonic() - began_s)}" + (f" ({phases})" if phases else "")
+    )

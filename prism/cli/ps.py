@@ -1,0 +1,58 @@
+"""``prism ps``"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import click
+
+from prism.cli import output
+from prism.cli.client import AdminClient, server_options
+
+COLUMNS = ("MODEL", "DEVICE", "STATE", "WEIGHTS>", "KV>", "RUNNING>", "WAITING>", "TTFT MET>", "LAST USED>")
+
+
+@click.command()
+@output.json_option
+@server_options
+def command(client: AdminClient, as_json: bool) -> None:
+    """List the models that are loaded, loading or waited for: where, how much memory, how much work, how well."""
+    models = [model for model in client.get("models")["models"] if is_live(model)]
+    if as_json:
+        output.print_json(models)
+        return
+    output.print_table(COLUMNS, [row for model in models for row in model_rows(model)], "no model is loaded")
+
+
+def weights(replica: dict[str, Any]) -> str:
+    """Its size, or how much of it has come from other machines and how fast."""
+    arriving = replica.get("arriving")
+    if replica["state"] != "loading" or not arriving or arriving.get("took_s") is not None:
+        return output.size(replica.get("weight_bytes"))
+    return f"{output.size(arriving['bytes_done'])} of {output.size(arriving['bytes_all'])}"
+
+
+def is_live(model: dict[str, Any]) -> bool:
+    """Whether a model holds memory or has work."""
+    return bool(model.get("replicas") or model.get("waiting") or model.get("running"))
+
+
+def model_rows(model: dict[str, Any]) -> list[tuple[str, ...]]:
+    """One row per replica; one with a dash as device for a model that only has requests waiting."""
+    common = (output.share(model.get("ttft_attainment")), output.ago(model.get("last_used_s")))
+    if not model.get("replicas"):
+        waiting = str(model.get("waiting", 0))
+        return [(model["name"], "-", model["state"], "-", "-", "0", waiting, *common)]
+    return [
+        (
+            model["name"],
+            ",".join(replica["devices"]),
+            replica["state"],
+            weights(replica),
+            output.size(replica.get("kv_bytes")),
+            str(replica.get("running", 0)),
+            str(replica.get("waiting", 0)),
+            *common,
+        )
+        for replica in model["replicas"]
+    ]

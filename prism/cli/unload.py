@@ -1,0 +1,24 @@
+"""``prism unload``"""
+
+from __future__ import annotations
+
+import click
+
+from prism.cli import output
+from prism.cli.client import AdminClient, model_path, server_options
+
+
+@click.command()
+@click.argument("model")
+@click.option("--device", "devices", multiple=True, help="From this device only.  [default: everywhere]")
+@click.option("--carry", is_flag=True, help="Move running requests elsewhere at once, instead of letting them finish.")
+@output.json_option
+@server_options
+def command(client: AdminClient, model: str, devices: tuple[str, ...], carry: bool, as_json: bool) -> None:
+    """Let MODEL leave its devices. No request is lost: running ones finish first, or are carried over."""
+    with output.progress(f"unloading {model}"):
+        reply = client.post(model_path(model, "unload"), devices=list(devices), carry=carry)
+    if as_json:
+        output.print_json(reply)
+    else:
+        click.echo(f"{model} has left {', '.join(devices) or 'all devices'}")

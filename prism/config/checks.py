@@ -1,0 +1,124 @@
+"""What a schema cannot say: names that must differ or exist, values that must fit together."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Callable, Iterator
+from typing import Final
+
+from prism.config.document import CatalogFile
+from prism.config.engine_args import OWNED, known_names
+from prism.config.sections import DeviceConfig, ModelConfig
+from prism.config.yaml_source import KeyPath, YamlSource
+from prism.core.errors import InvalidValue
+
+MIN_DEVICE_BYTES: Final = 4 << 20
+"""Two pages: less cannot hold one weight page and one KV page."""
+
+Problems = Iterator[InvalidValue]
+
+
+def cross_checks(document: CatalogFile, source: YamlSource) -> list[InvalidValue]:
+    """Everything about ``document`` (read from ``source``) that cannot work, by section."""
+    checks: tuple[Callable[[CatalogFile, YamlSource], Problems], ...] = (_devices, _names, _models, _policy, _keys)
+    return [problem for check in checks for problem in check(document, source)]
+
+
+def _devices(document: CatalogFile, source: YamlSource) -> Problems:
+    if document.virtual.memory_bytes < MIN_DEVICE_BYTES:
+        yield source.problem(("virtual", "memory"), document.virtual.memory_bytes, "must be at least 4MiB")
+    if document.devices == "auto":
+        return
+    if not document.devices:
+        yield source.problem(("devices",), [], "is empty; write auto, or a list of devices")
+    seen: set[str] = set()
+    for i, entry in enumerate(document.devices):
+        device = entry if isinstance(entry, DeviceConfig) else DeviceConfig(id=entry)
+        if device.id in seen:
+            yield source.problem(("devices", i), device.id, "is listed twice")
+        seen.add(device.id)
+        if device.memory_bytes is None and device.kind == "host":
+            yield source.problem(("devices", i), device.id, "needs `memory`, its hard cap: {id: host:0, memory: 1GiB}")
+        if device.memory_bytes is not None and device.memory_bytes < MIN_DEVICE_BYTES:
+            yield source.problem(("devices", i, "memory"), int(device.memory_bytes), "must be at least 4MiB")
+
+
+def _names(document: CatalogFile, source: YamlSource) -> Problems:
+    owner: dict[str, str] = {}
+    for i, model in enumerate(document.models):
+        places: list[tuple[KeyPath, str]] = [(("models", i, "name"), model.name)]
+        places += [(("models", i, "aliases", j), alias) for j, alias in enumerate(model.aliases)]
+        for path, name in places:
+            if name in owner:
+                yield source.problem(path, name, f"is already a name of model {owner[name]}")
+            owner.setdefault(name, model.name)
+
+
+def _models(document: CatalogFile, source: YamlSource) -> Problems:
+    if not document.models:
+        yield source.problem(("models",), [], "is empty; list at least one model")
+    for i, model in enumerate(document.models):
+        for problem in _model(model, document):
+            path, value, why, choices = problem
+            yield source.problem(_written(source, i, path), value, why, choices)
+
+
+def _model(model: ModelConfig, document: CatalogFile) -> Iterator[tuple[KeyPath, object, str, tuple[object, ...]]]:
+    for key, value_s in (("ttft", model.slo.ttft_s), ("tpot", model.slo.tpot_s)):
+        if value_s <= 0:
+            yield ("slo", key), float(value_s), "must be more than 0", ()
+    if model.max_wait_s <= 0:
+        yield ("max_wait",), float(model.max_wait_s), "must be more than 0", ()
+    if isinstance(document.devices, tuple) and model.tp > len(document.devices):
+        yield ("tp",), model.tp, f"needs more devices than the catalog has ({len(document.devices)})", ()
+    for name, value in model.engine_args.items():
+        if name in OWNED:
+            yield ("engine_args", name), value, f"is decided by {OWNED[name]}", ()
+        elif name not in known_names():
+            near = tuple(difflib.get_close_matches(name, known_names(), n=3))
+            yield ("engine_args", name), name, "is not an argument of SGLang's engine", near
+
+
+def _written(source: YamlSource, i: int, path: KeyPath) -> KeyPath:
+    """Where an option of model ``i`` is written: in the model itself or in ``defaults``."""
+    own: KeyPath = ("models", i, *path)
+    inherited: KeyPath = ("defaults", *path)
+    return own if own in source.lines or inherited not in source.lines else inherited
+
+
+def _policy(document: CatalogFile, source: YamlSource) -> Problems:
+    cluster = document.policy.settings().cluster
+    names = tuple(model.name for model in document.models)
+    for name, rate in cluster.expected_rates:
+        if name not in names:
+            near = tuple(difflib.get_close_matches(name, names, n=3, cutoff=0.4))
+            yield source.problem(("policy", "expected_rates", name), rate, "is for no model of this catalog", near)
+    if cluster.rate_window_s <= 0:
+        yield source.problem(("policy", "rate_window"), cluster.rate_window_s, "must be more than 0")
+    if cluster.planning_window_s <= 0:
+        yield source.problem(("policy", "planning_window"), cluster.planning_window_s, "must be more than 0")
+    if cluster.failure_backoff_max_s < cluster.failure_backoff_s:
+        path = ("policy", "failure_backoff_max")
+        yield source.problem(path, cluster.failure_backoff_max_s, "is less than failure_backoff")
+    if document.engines.parked_per_device > document.engines.max_per_device:
+        path = ("engines", "parked_per_device")
+        yield source.problem(path, document.engines.parked_per_device, "is more than engines.max_per_device")
+    if document.gpu_memory_fraction <= 0:
+        yield source.problem(("gpu_memory_fraction",), document.gpu_memory_fraction, "must be more than 0")
+
+
+def _keys(document: CatalogFile, source: YamlSource) -> Problems:
+    known = [name for model in document.models for name in (model.name, *model.aliases)]
+    names: set[str] = set()
+    secrets: set[str] = set()
+    for i, key in enumerate(document.keys):
+        if key.name in names:
+            yield source.problem(("keys", i, "name"), key.name, "is the name of another key too")
+        if key.key in secrets:
+            yield source.problem(("keys", i, "key"), "...", "is the same secret as another key's")
+        names.add(key.name)
+        secrets.add(key.key)
+        for j, pattern in enumerate(key.models or ()):
+            if not any(c in pattern for c in "*?[") and pattern not in known:
+                choices = tuple(difflib.get_close_matches(pattern, known, n=3, cutoff=0.4))
+                yield source.problem(("keys", i, "models", j), pattern, "is no model of this catalog", choices)

@@ -1,0 +1,82 @@
+"""From the catalog's device list, or the command line's, to the devices of one machine."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from typing import Final
+
+from prism.config.catalog import Catalog
+from prism.config.sections import DeviceConfig
+from prism.config.units import parse_size_bytes
+from prism.core.errors import InvalidValue
+from prism.core.ids import NodeId, device_id
+from prism.core.specs import DeviceKind, DeviceSpec
+
+DEFAULT_GPU_FRACTION: Final = 0.9
+_WRITTEN: Final = re.compile(r"(?P<kind>cuda|host):(?P<index>\d+)(?:=(?P<memory>.+))?")
+
+
+def parse_devices(
+    texts: Sequence[str], node: NodeId, gpu_bytes: Mapping[int, int], fraction: float = DEFAULT_GPU_FRACTION
+) -> tuple[DeviceSpec, ...]:
+    """``texts`` are ``cuda:N``, ``cuda:N=SIZE`` or ``host:N=SIZE``; none: every GPU. Without a size a GPU gives
+    ``fraction`` of its memory. Raises :class:`InvalidValue`, also for a machine without GPUs and without ``texts``."""
+    if not texts and not gpu_bytes:
+        raise InvalidValue("--device", "", "is needed: this machine has no GPU", ("host:0=4GiB",))
+    found = [_parsed(text, node, gpu_bytes, fraction) for text in texts or [f"cuda:{i}" for i in sorted(gpu_bytes)]]
+    if len({d.id for d in found}) != len(found):
+        raise InvalidValue("--device", ", ".join(texts), "names a device twice")
+    return tuple(found)
+
+
+def _parsed(text: str, node: NodeId, gpu_bytes: Mapping[int, int], fraction: float) -> DeviceSpec:
+    match = _WRITTEN.fullmatch(text)
+    if match is None:
+        raise InvalidValue("--device", text, "is no device", ("cuda:N", "cuda:N=SIZE", "host:N=SIZE"))
+    kind, index = DeviceKind(match["kind"]), int(match["index"])
+    memory = None if match["memory"] is None else int(parse_size_bytes(match["memory"], "--device"))
+    if kind is DeviceKind.HOST and memory is None:
+        raise InvalidValue("--device", text, "needs a size", (f"{text}=4GiB",))
+    if kind is DeviceKind.CUDA:
+        if index not in gpu_bytes:
+            present = tuple(f"cuda:{i}" for i in sorted(gpu_bytes))
+            raise InvalidValue("--device", text, "is not on this machine", present)
+        if memory is not None and memory > gpu_bytes[index]:
+            raise InvalidValue("--device", text, f"is more than the GPU has ({gpu_bytes[index]})")
+        memory = int(gpu_bytes[index] * fraction) if memory is None else memory
+    assert memory is not None
+    return DeviceSpec(device_id(node, kind, index), node, kind, memory)
+
+
+def resolve_devices(catalog: Catalog, node: NodeId, gpu_bytes: Mapping[int, int]) -> tuple[DeviceSpec, ...]:
+    """The devices of this machine in catalog order. ``gpu_bytes``: memory by GPU index, empty without any.
+
+    ``auto`` takes every GPU, and without any the virtual devices. Raises :class:`InvalidValue` for a GPU that is not
+    there.
+    """
+    return tuple(_spec(device, catalog, node, gpu_bytes) for device in _configured(catalog, gpu_bytes))
+
+
+def _configured(catalog: Catalog, gpu_bytes: Mapping[int, int]) -> tuple[DeviceConfig, ...]:
+    if not isinstance(catalog.devices, str):
+        return catalog.devices
+    if gpu_bytes:
+        return tuple(DeviceConfig(id=f"cuda:{index}") for index in sorted(gpu_bytes))
+    virtual = catalog.virtual
+    return tuple(DeviceConfig(id=f"host:{index}", memory_bytes=virtual.memory_bytes) for index in range(virtual.count))
+
+
+def _spec(device: DeviceConfig, catalog: Catalog, node: NodeId, gpu_bytes: Mapping[int, int]) -> DeviceSpec:
+    kind = DeviceKind(device.kind)
+    memory = device.memory_bytes
+    if kind is DeviceKind.CUDA:
+        if device.index not in gpu_bytes:
+            present = tuple(f"cuda:{index}" for index in sorted(gpu_bytes))
+            raise InvalidValue("devices", device.id, "is not on this machine", present, where=str(catalog.file))
+        total = gpu_bytes[device.index]
+        if memory is not None and memory > total:
+            raise InvalidValue(f"devices[{device.id}].memory", int(memory), f"is more than the GPU has ({total})")
+        memory = memory if memory is not None else int(total * catalog.gpu_memory_fraction)  # type: ignore[assignment]
+    assert memory is not None  # the loader refuses host devices without memory
+    return DeviceSpec(device_id(node, kind, device.index), node, kind, int(memory), device.domain)

@@ -1,0 +1,52 @@
+"""A catalog file as a whole: the root of the schema."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from msgspec import Meta, field
+
+from prism.config.policy import PolicyConfig
+from prism.config.section import Section
+from prism.config.sections import (
+    DEVICE_PATTERN,
+    DeviceConfig,
+    EngineConfig,
+    Fraction,
+    KeyConfig,
+    LogConfig,
+    ModelConfig,
+    ModelOptions,
+    ServerConfig,
+    VirtualDevices,
+    WeightConfig,
+)
+
+
+class CatalogFile(Section, frozen=True, kw_only=True):
+    """A Prism catalog: devices, models, policy, server, keys."""
+
+    models: Annotated[tuple[ModelConfig, ...], Meta(description="The models served; hundreds cost nothing until used.")]
+    defaults: Annotated[ModelOptions, Meta(description="Options of every model that does not set them itself.")] = (
+        field(default_factory=ModelOptions)
+    )
+    devices: Annotated[
+        Literal["auto"] | tuple[Annotated[str, Meta(pattern=DEVICE_PATTERN)] | DeviceConfig, ...],
+        Meta(description="`auto` (all GPUs, or the virtual devices below), or a list of devices."),
+    ] = "auto"
+    virtual: Annotated[VirtualDevices, Meta(description="What `auto` makes without a GPU.")] = field(
+        default_factory=VirtualDevices
+    )
+    gpu_memory_fraction: Annotated[
+        Fraction, Meta(description="Share of a GPU's memory models may use when its device gives no `memory`.")
+    ] = 0.9
+    policy: Annotated[PolicyConfig, Meta(description="Who runs where and when.")] = field(default_factory=PolicyConfig)
+    engines: Annotated[EngineConfig, Meta(description="The pool of pre-warmed engines.")] = field(
+        default_factory=EngineConfig
+    )
+    weights: Annotated[WeightConfig, Meta(description="Packed weights in host memory and on disk.")] = field(
+        default_factory=WeightConfig
+    )
+    server: Annotated[ServerConfig, Meta(description="The HTTP front door.")] = field(default_factory=ServerConfig)
+    log: Annotated[LogConfig, Meta(description="Logs.")] = field(default_factory=LogConfig)
+    keys: Annotated[tuple[KeyConfig, ...], Meta(description="API keys.")] = ()

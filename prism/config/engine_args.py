@@ -1,0 +1,45 @@
+"""Which engine arguments a catalog may pass through."""
+
+from __future__ import annotations
+
+import json
+from functools import lru_cache
+from importlib.resources import files
+from typing import Final
+
+OWNED: Final = {
+    "model_path": "`path`",
+    "tokenizer_path": "`path`",
+    "served_model_name": "`name`",
+    "tp_size": "`tp`",
+    "context_length": "`context_length`",
+    "revision": "`revision`",
+    "host": "`server.host`",
+    "port": "`server.port`",
+    "api_key": "`keys`",
+    "admin_api_key": "`keys`",
+    "reasoning_parser": "`reasoning_parser`",
+    "tool_call_parser": "`tool_call_parser`",
+    "chat_template": "`chat_template`",
+    "mem_fraction_static": "the device's `memory`",
+    "max_total_tokens": "the device's `memory`",
+    "device": "the device",
+    "pp_size": "Prism: models are spread by `tp`",
+    "dp_size": "Prism: copies of a model are placed by the scheduler",
+    "page_size": "Prism's memory, which gives out single tokens",
+    "enable_memory_saver": "Prism's memory",
+    "sleep_on_idle": "Prism's engine worker",
+    "skip_tokenizer_init": "Prism: the front door tokenises",
+    "sampling_backend": "Prism, so that seeds give the same answer everywhere",
+    "disable_overlap_schedule": "Prism's memory: pages are unmapped between steps",
+    "speculative_algorithm": "Prism, which has no memory for a draft model",
+}
+"""Arguments that Prism decides itself -> who decides."""
+
+
+@lru_cache(maxsize=1)
+def known_names() -> tuple[str, ...]:
+    """All arguments of the pinned SGLang's engine, by the names of its ``ServerArgs`` fields; importing SGLang to ask
+    takes seconds, so they are kept in ``engine_args.json`` (made by ``scripts/make_docs.py``)."""
+    names: list[str] = json.loads(files(__package__).joinpath("engine_args.json").read_text("utf-8"))
+    return tuple(names)

@@ -1,0 +1,236 @@
+"""What a model's files say about its size: read from ``config.json`` and safetensors headers, never from weights.
+
+Nothing here runs until a model is first used, so that a catalog of hundreds of models costs nothing.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from math import prod
+from pathlib import Path
+from typing import Any, Final
+
+from prism.config.errors import ModelFilesError
+from prism.core.specs import ModelShape
+
+HUB_ID: Final = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*\Z")
+WANTED_FILES: Final = ("*.json", "*.safetensors", "*.model", "*.txt", "*.jinja", "*.tiktoken", "*.py")
+MAX_HEADER_BYTES: Final = 100_000_000
+"""Limit of the safetensors format itself."""
+
+DTYPE_BYTES: Final = {"float16": 2, "half": 2, "bfloat16": 2, "float32": 4, "float": 4}
+_FLOATS: Final = {"F64", "F32", "F16", "BF16"}
+"""Stored dtypes that the engine casts to its own dtype; others (quantised) stay as they are."""
+_STORED_BYTES: Final = {
+    "F64": 8,
+    "I64": 8,
+    "U64": 8,
+    "F32": 4,
+    "I32": 4,
+    "U32": 4,
+    "F16": 2,
+    "BF16": 2,
+    "I16": 2,
+    "U16": 2,
+}
+_TEXT_CONFIGS: Final = ("text_config", "llm_config", "language_config", "thinker_config")
+_CONTEXT_KEYS: Final = (
+    "max_sequence_length",
+    "seq_length",
+    "max_seq_len",
+    "model_max_length",
+    "max_position_embeddings",
+)
+
+
+@dataclass(frozen=True, slots=True)
+class ModelFacts:
+    """Sizes of one model in the engine's dtype."""
+
+    shape: ModelShape
+    weight_bytes: int
+    context_tokens: int
+    """Longest sequence the model was made for."""
+    architecture: str
+
+
+def local_folder(path: str, base: Path) -> Path | None:
+    """The folder ``path`` names (relative to ``base``), or None for a Hugging Face id that is no local folder."""
+    folder = (base / Path(path).expanduser()).resolve()
+    if folder.is_dir():
+        return folder
+    if HUB_ID.match(path):
+        return None
+    raise ModelFilesError(f"model folder {folder} does not exist (and {path!r} is no Hugging Face id like org/model)")
+
+
+def model_folder(path: str, base: Path, revision: str | None = None, download: bool = True) -> Path:
+    """The local folder with the model's files; a Hugging Face id is looked up in its cache and, if allowed, downloaded.
+
+    Raises :class:`ModelFilesError` when it is not there (``download=False``) or cannot be fetched.
+    """
+    folder = local_folder(path, base)
+    if folder is not None:
+        return folder
+    from huggingface_hub import snapshot_download  # slow to import, and most catalogs have local folders
+
+    try:
+        found = snapshot_download(
+            path, revision=revision, allow_patterns=list(WANTED_FILES), local_files_only=not download
+        )
+    except Exception as error:
+        how = "" if download else f"; fetch it with `hf download {path}`"
+        raise ModelFilesError(f"model {path} is not available: {type(error).__name__}: {error}{how}") from error
+    return Path(found)
+
+
+def model_facts(path: str, base: Path, revision: str | None = None, dtype: str = "auto") -> ModelFacts:
+    """Facts of the model at ``path``, with ``dtype`` as the engine will be told. A Hugging Face model that is not in
+    the local cache is asked for its headers only. Raises :class:`ModelFilesError`."""
+    folder = local_folder(path, base)
+    if folder is None:
+        try:
+            folder = model_folder(path, base, revision, download=False)
+        except ModelFilesError:
+            return _hub_facts(path, revision, dtype)
+    return _local_facts(folder, _stamp(folder), dtype)
+
+
+def _stamp(folder: Path) -> tuple[tuple[str, int, int], ...]:
+    """Name, size and time of the files that decide the facts: a model that was replaced is read again."""
+    try:
+        files = [(file.name, file.stat()) for pattern in ("*.json", "*.safetensors") for file in folder.glob(pattern)]
+    except OSError as error:  # a link that leads nowhere, or a file that goes away meanwhile
+        raise ModelFilesError(f"{error.filename}: cannot be read: {error.strerror}") from error
+    return tuple(sorted((name, status.st_size, status.st_mtime_ns) for name, status in files))
+
+
+@lru_cache(maxsize=4096)
+def _local_facts(folder: Path, _stamp: tuple[tuple[str, int, int], ...], dtype: str) -> ModelFacts:
+    config = _read_json(folder / "config.json")
+    headers = [_safetensors_header(file) for file in _weight_files(folder)]
+    entries = [entry for header in headers for name, entry in header.items() if name != "__metadata__"]
+    tensors = [(entry["dtype"], entry["shape"]) for entry in entries]
+    return facts_from(config, tensors, dtype, str(folder / "config.json"))
+
+
+@lru_cache(maxsize=4096)
+def _hub_facts(repo: str, revision: str | None, dtype: str) -> ModelFacts:
+    from huggingface_hub import get_safetensors_metadata, hf_hub_download
+
+    try:
+        config = _read_json(Path(hf_hub_download(repo, "config.json", revision=revision)))
+        metadata = get_safetensors_metadata(repo, revision=revision)
+    except Exception as error:
+        raise ModelFilesError(
+            f"model {repo}: its sizes cannot be read from Hugging Face: {type(error).__name__}: {error}"
+        ) from error
+    tensors = [(info.dtype, info.shape) for file in metadata.files_metadata.values() for info in file.tensors.values()]
+    return facts_from(config, tensors, dtype, f"{repo}/config.json")
+
+
+def facts_from(
+    config: dict[str, Any], tensors: Sequence[tuple[str, Sequence[int]]], dtype: str, where: str
+) -> ModelFacts:
+    """Facts from a parsed ``config.json`` and the (stored dtype, shape) of every tensor."""
+    text = next((config[key] for key in _TEXT_CONFIGS if isinstance(config.get(key), dict)), config)
+    dtype_bytes = engine_dtype_bytes({**config, **text}, dtype)
+    try:
+        shape = _shape(text, dtype_bytes)
+    except (KeyError, TypeError, ValueError, ZeroDivisionError) as error:
+        raise ModelFilesError(
+            f"{where}: the model's dimensions cannot be read: {type(error).__name__}: {error}"
+        ) from error
+    weight_bytes = sum(
+        prod(dims) * (dtype_bytes if kind in _FLOATS else _STORED_BYTES.get(kind, 1)) for kind, dims in tensors
+    )
+    context = next((int(text[key]) for key in _CONTEXT_KEYS if text.get(key)), 2048)
+    architectures = config.get("architectures") or [config.get("model_type", "unknown")]
+    return ModelFacts(shape, weight_bytes, context, str(architectures[0]))
+
+
+def engine_dtype_bytes(config: dict[str, Any], dtype: str) -> int:
+    """Bytes per element of weights and KV for the engine's ``dtype``; ``auto``: as the model was saved."""
+    if dtype in DTYPE_BYTES:
+        return DTYPE_BYTES[dtype]
+    stored = str(config.get("dtype") or config.get("torch_dtype") or "").removeprefix("torch.")
+    return DTYPE_BYTES.get(stored, 2)
+
+
+def _shape(config: dict[str, Any], dtype_bytes: int) -> ModelShape:
+    heads = int(config.get("num_attention_heads") or config["n_head"])
+    hidden = int(config.get("hidden_size") or config["n_embd"])
+    kv_heads, head_dim = _kv_dimensions(config, heads, hidden)
+    intermediate = config.get("intermediate_size") or config.get("n_inner") or 4 * hidden
+    if config.get("moe_intermediate_size") and config.get("num_experts_per_tok"):
+        # Step time follows the experts a token visits, not all that exist.
+        intermediate = config["moe_intermediate_size"] * config["num_experts_per_tok"]
+    return ModelShape(
+        layers=int(config.get("num_hidden_layers") or config["n_layer"]),
+        hidden=hidden,
+        heads=heads,
+        kv_heads=kv_heads,
+        head_dim=head_dim,
+        intermediate=int(intermediate),
+        vocab=int(config["vocab_size"]),
+        dtype_bytes=dtype_bytes,
+    )
+
+
+def _kv_dimensions(config: dict[str, Any], heads: int, hidden: int) -> tuple[int, int]:
+    """(KV heads, dimension of one), such that 2 * heads * dim is what one token and layer stores."""
+    if config.get("kv_lora_rank"):
+        # Multi-head latent attention stores one latent vector instead of K and V.
+        return 1, -(-(int(config["kv_lora_rank"]) + int(config["qk_rope_head_dim"])) // 2)
+    kv_heads = config.get("num_key_value_heads") or (1 if config.get("multi_query") else heads)
+    return int(kv_heads), int(config.get("head_dim") or hidden // heads)
+
+
+def _weight_files(folder: Path) -> list[Path]:
+    index = folder / "model.safetensors.index.json"
+    if index.exists():
+        weight_map = _read_json(index).get("weight_map")
+        if not isinstance(weight_map, dict):
+            raise ModelFilesError(f"{index}: has no weight_map")
+        files = [folder / name for name in sorted({str(name) for name in weight_map.values()})]
+    else:
+        files = sorted(folder.glob("*.safetensors"))
+    if not files:
+        raise ModelFilesError(f"{folder} has no safetensors files; Prism loads weights from safetensors only")
+    return files
+
+
+def _safetensors_header(file: Path) -> dict[str, Any]:
+    """The header of one file: an 8-byte little-endian length, then JSON."""
+    try:
+        with file.open("rb") as stream:
+            length = int.from_bytes(stream.read(8), "little")
+            if not 2 <= length <= MAX_HEADER_BYTES:
+                raise ModelFilesError(f"{file}: is not a safetensors file (header of {length} bytes)")
+            header = json.loads(stream.read(length))
+            size = file.stat().st_size
+    except (OSError, ValueError) as error:
+        raise ModelFilesError(f"{file}: its header cannot be read: {error}") from error
+    try:
+        end = max((entry["data_offsets"][1] for name, entry in header.items() if name != "__metadata__"), default=0)
+    except (AttributeError, KeyError, TypeError, IndexError) as error:
+        raise ModelFilesError(f"{file}: its header is not a safetensors header") from error
+    if size != 8 + length + end:
+        raise ModelFilesError(f"{file}: has {size} bytes but its header describes {8 + length + end}; copy it again")
+    return header  # type: ignore[no-any-return]
+
+
+def _read_json(file: Path) -> dict[str, Any]:
+    try:
+        data = json.loads(file.read_bytes())
+    except OSError as error:
+        raise ModelFilesError(f"{file}: cannot be read: {error.strerror or error}") from error
+    except ValueError as error:
+        raise ModelFilesError(f"{file}: is not valid JSON: {error}") from error
+    if not isinstance(data, dict):
+        raise ModelFilesError(f"{file}: is not a JSON object")
+    return data

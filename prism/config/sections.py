@@ -1,0 +1,216 @@
+"""The sections of a catalog as frozen objects. One definition gives parser, checks, JSON schema and defaults.
+
+Attribute names carry units (``ttft_s``, ``min_kv_bytes``); the keys people write (``ttft``, ``min_kv_memory``) do not,
+because the values do: ``500ms``, ``64MiB``. Every key has a description, which the schema shows in editors.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from msgspec import Meta, field
+
+from prism.config.section import Section
+from prism.config.units import Bytes, Seconds
+from prism.core.specs import LatePolicy
+
+MODEL_NAME_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9._:/@+-]{0,199}$"
+DEVICE_PATTERN = r"^(cuda|host):(0|[1-9][0-9]{0,3})$"
+
+Fraction = Annotated[float, Meta(ge=0.0, le=1.0)]
+Name = Annotated[str, Meta(pattern=MODEL_NAME_PATTERN, description="Name in the `model` field of a request.")]
+
+
+class Slo(Section, frozen=True, kw_only=True):
+    """Latency objectives of a model."""
+
+    ttft_s: Annotated[Seconds, Meta(description="Time to first token a request should meet.")] = field(
+        name="ttft", default_factory=lambda: Seconds(2.0)
+    )
+    tpot_s: Annotated[Seconds, Meta(description="Mean time per further output token a request should meet.")] = field(
+        name="tpot", default_factory=lambda: Seconds(0.2)
+    )
+
+
+class DeviceConfig(Section, frozen=True, kw_only=True):
+    """One device: a GPU (`cuda:N`) or host memory with a hard cap that stands in for one (`host:N`)."""
+
+    id: Annotated[str, Meta(pattern=DEVICE_PATTERN, description="`cuda:N` or `host:N`.")]
+    memory_bytes: Annotated[
+        Bytes | None,
+        Meta(
+            description="What models may use of it, weights and KV together. Required for `host:N`; for `cuda:N` the "
+            "default is `gpu_memory_fraction` of the GPU's memory."
+        ),
+    ] = field(name="memory", default=None)
+    domain: Annotated[
+        str, Meta(description="Devices with the same domain share a fast interconnect (NVLink); empty: the machine.")
+    ] = ""
+
+    @property
+    def kind(self) -> str:
+        return self.id.partition(":")[0]
+
+    @property
+    def index(self) -> int:
+        return int(self.id.partition(":")[2])
+
+
+class VirtualDevices(Section, frozen=True, kw_only=True):
+    """The devices that `devices: auto` makes on a machine without a GPU."""
+
+    count: Annotated[int, Meta(ge=1, le=64, description="How many virtual devices.")] = 2
+    memory_bytes: Annotated[Bytes, Meta(description="Hard cap of each: weights and KV together.")] = field(
+        name="memory", default_factory=lambda: Bytes(1 << 30)
+    )
+
+
+class ModelOptions(Section, frozen=True, kw_only=True):
+    """What `defaults` may hold: every option of a model except its name, path and aliases."""
+
+    slo: Annotated[Slo, Meta(description="Latency objectives; requests are ordered by them.")] = field(
+        default_factory=Slo
+    )
+    tp: Annotated[
+        int, Meta(ge=1, le=64, description="Tensor-parallel size: on how many devices one copy is spread.")
+    ] = 1
+    context_tokens: Annotated[
+        Annotated[int, Meta(ge=1)] | None,
+        Meta(description="Longest prompt plus answer, in tokens. Default: what the model's config.json says."),
+    ] = field(name="context_length", default=None)
+    pinned: Annotated[bool, Meta(description="Loaded at start and never evicted.")] = field(name="pin", default=False)
+    keep_alive_s: Annotated[
+        Seconds | None,
+        Meta(
+            description="Idle time after which it leaves although nobody needs the memory. Default: only when needed."
+        ),
+    ] = field(name="keep_alive", default=None)
+    min_kv_bytes: Annotated[
+        Bytes, Meta(description="KV memory that must stay free beside its weights on a device it is placed on.")
+    ] = field(name="min_kv_memory", default_factory=lambda: Bytes(0))
+    late: Annotated[
+        LatePolicy,
+        Meta(description="A request too late for its TTFT runs after the others (serve) or gets 429 (reject)."),
+    ] = LatePolicy.SERVE
+    max_wait_s: Annotated[
+        Seconds, Meta(description="Starvation bound: after this wait a request goes ahead of every deadline.")
+    ] = field(name="max_wait", default_factory=lambda: Seconds(60.0))
+    max_queue: Annotated[
+        Annotated[int, Meta(ge=1)] | None,
+        Meta(
+            description="Waiting requests of this model over which 429 is answered. Default: only `server.max_queue`."
+        ),
+    ] = None
+    reasoning_parser: Annotated[
+        str | None,
+        Meta(description="SGLang's parser that separates reasoning from the answer (`qwen3`, `deepseek-r1`, ...)."),
+    ] = None
+    tool_call_parser: Annotated[
+        str | None, Meta(description="SGLang's parser for tool calls (`qwen25`, `llama3`, `mistral`, ...).")
+    ] = None
+    chat_template: Annotated[
+        str | None, Meta(description="Chat template: a file, or the name of one of SGLang's. Default: the model's own.")
+    ] = None
+    engine_args: Annotated[
+        dict[str, Any], Meta(description="Passed to the SGLang engine as they are (names of its ServerArgs fields).")
+    ] = field(default_factory=dict)
+
+
+class ModelConfig(ModelOptions, frozen=True, kw_only=True):
+    """One model of the catalog."""
+
+    name: Name
+    path: Annotated[
+        str,
+        Meta(min_length=1, description="A folder (relative to the catalog's), or a Hugging Face id such as org/model."),
+    ]
+    revision: Annotated[str | None, Meta(description="Hugging Face branch, tag or commit.")] = None
+    aliases: Annotated[tuple[Name, ...], Meta(description="Further names clients may use.")] = ()
+
+
+class EngineConfig(Section, frozen=True, kw_only=True):
+    """The pool of pre-warmed SGLang workers on each device."""
+
+    parked_per_device: Annotated[
+        int, Meta(ge=0, le=64, description="Workers without a model kept ready; each activation takes one.")
+    ] = 1
+    max_per_device: Annotated[int, Meta(ge=1, le=256, description="Workers at most, which is also models at most.")] = 8
+    start_timeout_s: Annotated[Seconds, Meta(description="A worker that is not ready by then is replaced.")] = field(
+        name="start_timeout", default_factory=lambda: Seconds(180.0)
+    )
+    threads: Annotated[int, Meta(ge=1, le=256, description="Compute threads of a worker on a virtual device.")] = 1
+
+
+class WeightConfig(Section, frozen=True, kw_only=True):
+    """Packed weights on every machine of the fleet; the least recently used make room."""
+
+    host_memory_fraction: Annotated[
+        Fraction, Meta(description="Share of a machine's memory for weights ready to be loaded, one copy per model.")
+    ] = 0.5
+    disk_bytes: Annotated[
+        Bytes | None, Meta(description="Disk for packed weights. Default: as much as the file system has.")
+    ] = field(name="disk", default=None)
+
+
+class ServerConfig(Section, frozen=True, kw_only=True):
+    """The HTTP front door."""
+
+    host: Annotated[str, Meta(description="Address to listen on.")] = "127.0.0.1"
+    port: Annotated[int, Meta(ge=0, le=65535, description="Port to listen on; 0 takes a free one.")] = 8000
+    front_workers: Annotated[int, Meta(ge=1, le=256, description="Front-door processes sharing the port.")] = 1
+    redis_url: Annotated[
+        str | None,
+        Meta(description="A Redis or Valkey to use. Default: an embedded one, started and stopped with the server."),
+    ] = None
+    max_queue: Annotated[int, Meta(ge=1, description="Waiting requests of all models over which 429 is answered.")] = (
+        20_000
+    )
+    max_body_bytes: Annotated[Bytes, Meta(description="Larger request bodies get 413.")] = field(
+        name="max_body", default_factory=lambda: Bytes(32 << 20)
+    )
+    request_timeout_s: Annotated[
+        Seconds | None, Meta(description="A request that has not finished by then ends with an error. Default: never.")
+    ] = field(name="request_timeout", default=None)
+    sse_keepalive_s: Annotated[
+        Seconds,
+        Meta(description="A stream that is silent for so long gets an SSE comment line, so that proxies keep it."),
+    ] = field(name="sse_keepalive", default_factory=lambda: Seconds(5.0))
+    write_timeout_s: Annotated[
+        Seconds, Meta(description="A client that takes no byte for so long is cut off and its request cancelled.")
+    ] = field(name="write_timeout", default_factory=lambda: Seconds(60.0))
+    drain_timeout_s: Annotated[Seconds, Meta(description="How long a stopping server waits for running requests.")] = (
+        field(name="drain_timeout", default_factory=lambda: Seconds(30.0))
+    )
+    cors_origins: Annotated[tuple[str, ...], Meta(description="Origins browsers may call from (`*` for all).")] = ()
+
+
+class LogConfig(Section, frozen=True, kw_only=True):
+    """Logs and the decision log."""
+
+    level: Annotated[Literal["debug", "info", "warning", "error"], Meta(description="Least level that is logged.")] = (
+        "info"
+    )
+    prompts: Annotated[bool, Meta(description="Log prompts too. Off: never a word of what was said.")] = False
+    max_bytes: Annotated[Bytes, Meta(description="A log file is rotated when it reaches this size.")] = field(
+        name="max_size", default_factory=lambda: Bytes(64 << 20)
+    )
+    backups: Annotated[int, Meta(ge=0, le=1000, description="Rotated files kept.")] = 3
+
+
+class KeyConfig(Section, frozen=True, kw_only=True):
+    """An API key. Without any key the API is open, and admin calls need the key in the state directory."""
+
+    name: Annotated[
+        str, Meta(min_length=1, max_length=100, description="Shown in logs and metrics instead of the key.")
+    ]
+    key: Annotated[str, Meta(min_length=8, description="The secret; better `${env:NAME}` than in the file.")]
+    admin: Annotated[bool, Meta(description="May use the admin calls.")] = False
+    requests_per_minute: Annotated[
+        Annotated[int, Meta(ge=1)] | None, Meta(description="Requests per minute. Default: unlimited.")
+    ] = None
+    tokens_per_minute: Annotated[
+        Annotated[int, Meta(ge=1)] | None, Meta(description="Prompt and answer tokens per minute. Default: unlimited.")
+    ] = None
+    models: Annotated[
+        tuple[str, ...] | None, Meta(description="Models it may use: names, aliases or shell patterns. Default: all.")
+    ] = None

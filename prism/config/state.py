@@ -1,0 +1,111 @@
+"""What lies in the state directory. Nobody else writes these names out."""
+
+from __future__ import annotations
+
+import json
+import os
+import secrets
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from prism.core.errors import PrismError
+
+DEFAULT_STATE_DIR: Final = "./state"
+
+
+class StateError(PrismError):
+    """The state directory cannot be used; the message says why."""
+
+
+@dataclass(frozen=True, slots=True)
+class StateDir:
+    """Paths below one server's state directory (``--state-dir``)::
+
+    ROOT/redis/          append-only file of the embedded server
+    ROOT/run/            sockets (short names: a unix socket path has 107 bytes at most)
+    ROOT/store/          packed weights
+    ROOT/logs/           NAME.jsonl per process, decisions.jsonl
+    ROOT/admin.key       secret of the admin API, made when the catalog has no admin key
+    ROOT/fleet.secret    what other machines need to join, made when they may
+    ROOT/server.json     where the running server listens: {"url", "pid", "catalog", "started_s"}
+    """
+
+    root: Path
+
+    @classmethod
+    def at(cls, path: str | os.PathLike[str] = DEFAULT_STATE_DIR) -> StateDir:
+        return cls(Path(path).expanduser().absolute())
+
+    @property
+    def redis(self) -> Path:
+        return self.root / "redis"
+
+    @property
+    def run(self) -> Path:
+        return self.root / "run"
+
+    @property
+    def accounts(self) -> Path:
+        """The devices' memory accounts."""
+        return self.run / "accounts"
+
+    @property
+    def store(self) -> Path:
+        return self.root / "store"
+
+    @property
+    def logs(self) -> Path:
+        return self.root / "logs"
+
+    @property
+    def decision_log(self) -> Path:
+        return self.logs / "decisions.jsonl"
+
+    @property
+    def admin_key_file(self) -> Path:
+        return self.root / "admin.key"
+
+    @property
+    def fleet_secret_file(self) -> Path:
+        return self.root / "fleet.secret"
+
+    @property
+    def server_file(self) -> Path:
+        return self.root / "server.json"
+
+    def create(self) -> None:
+        """Make the directories, readable by their owner only. Raises :class:`StateError`."""
+        try:
+            for folder in (self.root, self.redis, self.run, self.store, self.logs):
+                folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        except OSError as error:
+            raise StateError(f"state directory {self.root} cannot be made: {error.strerror or error}") from error
+
+    def admin_key(self) -> str:
+        """The secret in :attr:`admin_key_file`; made on first use."""
+        try:
+            descriptor = os.open(self.admin_key_file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+        except FileExistsError:
+            return self.admin_key_file.read_text("ascii").strip()
+        except OSError as error:
+            raise StateError(f"{self.admin_key_file} cannot be written: {error.strerror or error}") from error
+        key = "prism-admin-" + secrets.token_urlsafe(24)
+        with os.fdopen(descriptor, "w", encoding="ascii") as file:
+            file.write(key + "\n")
+        return key
+
+    def write_server(self, url: str, catalog: Path, started_s: float) -> None:
+        """Say where the server listens, in one step, so that a reader never sees half a file."""
+        text = json.dumps({"url": url, "pid": os.getpid(), "catalog": str(catalog), "started_s": started_s})
+        fresh = self.server_file.with_suffix(".new")
+        fresh.write_text(text + "\n", "utf-8")
+        fresh.replace(self.server_file)
+
+    def read_server(self) -> dict[str, Any] | None:
+        """What :meth:`write_server` wrote; None when no server was started here."""
+        try:
+            data = json.loads(self.server_file.read_text("utf-8"))
+        except (OSError, ValueError):
+            return None
+        return data if isinstance(data, dict) else None

@@ -1,0 +1,354 @@
+"""The controller's main loop: events in, effects out."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import time
+from typing import Final
+
+import msgspec
+
+from prism.controller.admin import Admin
+from prism.controller.distribution import Distribution, Instance, Supply
+from prism.controller.inactive import InactiveQueue, Refusal
+from prism.controller.models import Models
+from prism.controller.nodes import Nodes
+from prism.controller.orders import Orders
+from prism.controller.placement import Placement
+from prism.controller.rescue import Rescue
+from prism.controller.transfers import Transfers
+from prism.core.effects import Activate, ClusterEffect, Deactivate, RefuseWaiting, Route
+from prism.core.errors import PrismError
+from prism.core.events import (
+    ActivationError,
+    ActivationFailed,
+    ActivationFinished,
+    Arrivals,
+    ClusterEvent,
+    DeactivationFinished,
+    InstanceFound,
+    InstanceLost,
+    NodeLost,
+    PinChanged,
+    Tick,
+)
+from prism.core.ids import ModelName
+from prism.core.reasons import ReasonCode
+from prism.core.settings import PolicyName
+from prism.obs import names
+from prism.obs.decisions import DecisionLog
+from prism.obs.metrics import Metrics
+from prism.scheduler import planning
+from prism.scheduler.base import ClusterScheduler
+from prism.store.interface import Store, consumer_name
+from prism.store.ledger import Ledger
+from prism.store.values import FRONT_DEAD, ControllerRecord, LeaseLost, StoreUnavailable
+from prism.wire import keys
+from prism.wire.mailbox import Inbox, Outbox
+from prism.wire.messages import AgentReport, Cancel, CommandResult
+
+log = logging.getLogger(__name__)
+
+READ_COUNT: Final = 256
+TICK_S: Final = 0.1
+LEASE_S: Final = 5.0
+WATCH_S: Final = 1.0
+"""How often the catalog's file, silent nodes and dead front doors are looked at."""
+FRONT_DEAD_S: Final = 15.0
+FIXED_MAPS: Final = (PolicyName.STATIC, PolicyName.MUXSERVE)
+SETTLE_S: Final = 0.05
+SETTLE_MAX_S: Final = 1.0
+
+
+class Controller:
+    """Build it, then :meth:`run` until cancelled; it waits for the lease first."""
+
+    def __init__(
+        self,
+        models: Models,
+        scheduler: ClusterScheduler,
+        store: Store,
+        inbox: Inbox,
+        decisions: DecisionLog,
+        metrics: Metrics,
+    ) -> None:
+        self.models, self.scheduler, self.store, self.inbox = models, scheduler, store, inbox
+        self.consumer = consumer_name("controller")
+        self.outbox = Outbox(keys=inbox.keys)
+        self.ledger = Ledger(store, self.consumer)
+        self.inactive = InactiveQueue(self.ledger, self.outbox)
+        self.nodes = Nodes()
+        self.orders = Orders(self.outbox, inbox.address)
+        self.placement = Placement(store)
+        self.admin = Admin(self)
+        self.rescue = Rescue(store, self.consumer)
+        self.distribution = Distribution(self.nodes)
+        self.transfers = Transfers(metrics)
+        self._decisions, self._metrics = decisions, metrics
+        self._lines: list[str] = []
+
+    async def run(self) -> None:
+        """Serves until cancelled or until the lease is lost (:class:`LeaseLost`: another controller took over)."""
+        holder = await self._lease()
+        await self._introduce_all()
+        try:
+            async with asyncio.TaskGroup() as group:
+                group.create_task(self._renew(holder))
+                group.create_task(self._mail())
+                group.create_task(self._waiting())
+                group.create_task(self.admin.serve(self.consumer))
+                group.create_task(self.placement.publish(holder))
+                group.create_task(self._clock())
+                group.create_task(self._watch())
+                group.create_task(self._pinned())
+        finally:
+            self.outbox.close()
+            await self.store.release_lease(holder)
+
+    async def _lease(self) -> ControllerRecord:
+        while True:
+            try:
+                holder = await self.store.acquire_lease(self.consumer, self.inbox.address, LEASE_S)
+            except StoreUnavailable:
+                holder = None
+            if holder is not None:
+                log.info("this controller has the lease (fence %d)", holder.fence)
+                return holder
+            await asyncio.sleep(0.2)
+
+    async def _renew(self, holder: ControllerRecord) -> None:
+        while True:
+            await asyncio.sleep(LEASE_S / 5)
+            try:
+                held = await self.store.renew_lease(holder, LEASE_S)
+            except StoreUnavailable as error:
+                log.warning("the store is away: %s", error)
+                continue
+            if not held and await self.store.acquire_lease(self.consumer, self.inbox.address, LEASE_S) is None:
+                raise LeaseLost(f"another controller took over from {self.consumer}")
+
+    # --- events ---
+
+    def feed(self, event: ClusterEvent) -> list[ClusterEffect]:
+        """One event into the scheduler, its effects out; returns them for the caller's answer."""
+        now_s = time.time()
+        self.placement.note(event, now_s)
+        with self._metrics.timed(names.DECISION_SECONDS, scheduler="cluster"):
+            effects = self.scheduler.on_event(event, now_s)
+        supplies = self._supplies([e for e in effects if isinstance(e, Activate)], now_s)
+        for effect in effects:
+            self._carry_out(effect, now_s, supplies)
+        return effects
+
+    def _supplies(self, orders: list[Activate], now_s: float) -> dict[Instance, Supply]:
+        """Where the weights of these activations come from; those that send them are told."""
+        if not orders:
+            return {}
+        known = {o.model: (spec, self.models.mark(o.model)) for o in orders if (spec := self.models.known(o.model))}
+        supplies, sends = self.distribution.supply(orders, known, now_s)
+        for mailbox, message in sends:
+            self.outbox.send(mailbox, message)
+        return supplies
+
+    async def _mail(self) -> None:
+        async for message in self.inbox:
+            match message:
+                case AgentReport():
+                    await self._reported(message)
+                case CommandResult():
+                    if (answer := self.orders.answer(message, time.time())) is not None:
+                        self._answered(answer[0])
+                case Cancel(id=request_id):
+                    if (state := self.inactive.cancel(request_id)) is not None:
+                        self.feed(state)
+                case _:
+                    log.warning("unexpected message %s", type(message).__name__)
+
+    async def _reported(self, report: AgentReport) -> None:
+        self.transfers.reported(report)
+        for event in self.nodes.report(report, time.time()):
+            if isinstance(event, NodeLost):
+                self.orders.node_lost(event.node)
+            if isinstance(event, InstanceFound) and not await self._introduce(event.model):
+                continue
+            if isinstance(event, InstanceFound | InstanceLost) and self.placement.expects(event):
+                continue  # its command's answer is on the way and says the same
+            self.feed(event)
+        for model, count in report.arrivals.items():
+            if await self._introduce(ModelName(model)):
+                self.feed(Arrivals(ModelName(model), count))
+
+    def _answered(self, event: ClusterEvent) -> None:
+        match event:
+            case ActivationFinished() | ActivationFailed() | DeactivationFinished():
+                self.feed(event)
+                self.admin.concluded(event)
+            case _:
+                self.feed(event)
+
+    async def _waiting(self) -> None:
+        """Reads the inactive queue, first what a dead controller held."""
+        entries = []
+        while True:
+            try:
+                entries = await self.store.take_over(keys.INACTIVE_QUEUE, self.consumer, idle_s=0.0)
+                if not entries:
+                    entries = await self.store.read_new([keys.INACTIVE_QUEUE], self.consumer, READ_COUNT, 1.0)
+            except StoreUnavailable as error:
+                log.warning("cannot read the inactive queue: %s", error)
+                await asyncio.sleep(0.2)
+                continue
+            counted: dict[ModelName, tuple[int, int]] = {}
+            for entry in entries:
+                try:
+                    submission = entry.submission
+                except (msgspec.ValidationError, msgspec.DecodeError) as error:
+                    log.error("dropped an unreadable entry %s: %s", entry.entry_id, error)
+                    self.ledger.done(entry)
+                    continue
+                if not self.inactive.holds(submission.id):
+                    self.inactive.add(entry, submission)
+                    model = ModelName(submission.model)
+                    fresh, hops = counted.get(model, (0, 0))
+                    counted[model] = (fresh + (submission.hops == 0), max(hops, submission.hops))
+            for model, (fresh, hops) in counted.items():
+                asyncio.get_running_loop().create_task(self._arrived(model, fresh, hops))
+
+    async def _arrived(self, model: ModelName, fresh: int, hops: int) -> None:
+        """``fresh`` of the model's new requests come from a front door, the others were sent back by a device."""
+        if not await self._introduce(model):
+            return
+        if fresh:
+            self.feed(Arrivals(model, fresh))
+        if hops and self.placement.route_of(model):
+            # The device that sent it back knows something that its report will say in a moment.
+            await asyncio.sleep(min(SETTLE_MAX_S, SETTLE_S * hops))
+        if routed := self.placement.route_of(model):
+            self.inactive.route(model, routed)  # a front door had an old placement
+        else:
+            self.feed(self.inactive.state(model))
+
+    async def _introduce(self, model: ModelName) -> bool:
+        """Makes sure that the scheduler knows ``model``; if it cannot be read, its waiting requests are refused."""
+        try:
+            event = await self.models.introduce(model)
+        except PrismError as error:
+            log.error("%s cannot be served: %s", model, error)
+            refusal = Refusal(503, "model_unavailable", f"{model} cannot be served: {error}", None)
+            self.inactive.refuse(model, refusal)
+            return False
+        if event is not None:
+            self.feed(event)
+        return True
+
+    async def _pinned(self) -> None:
+        """Pinned models are loaded at the start."""
+        for config in self.models.catalog.models:
+            name = ModelName(config.name)
+            if config.pinned and await self._introduce(name):
+                self.feed(PinChanged(name, True))
+
+    async def _introduce_all(self) -> None:
+        """Policies with one fixed map over the catalog must know all of it before the first device."""
+        if self.scheduler.settings.policy in FIXED_MAPS:
+            self.feed(await self.models.introduce_all())
+
+    # --- effects ---
+
+    def _carry_out(self, effect: ClusterEffect, now_s: float, supplies: dict[Instance, Supply]) -> None:
+        self._lines.append(self._decisions.committed(effect, now_s))
+        match effect:
+            case Activate() | Deactivate():
+                mailbox = self.nodes.mailbox_of(effect.devices[0])
+                self.placement.ordered(effect, now_s)
+                if mailbox is not None:
+                    supply = supplies.get((effect.model, effect.generation))
+                    self.orders.send(effect, self.models.known(effect.model), mailbox, now_s, supply)
+                elif isinstance(effect, Activate):
+                    failed = ActivationFailed(effect.model, effect.generation, ActivationError.STALE, "node is gone")
+                    asyncio.get_running_loop().call_soon(self.feed, failed)
+            case Route(model=model, devices=devices):
+                self.placement.route(model, devices, now_s)
+                if devices and self.inactive.count(model):
+                    self.inactive.route(model, devices)
+                    self._tell_waiting(model)
+            case RefuseWaiting():
+                self._refuse(effect)
+
+    def _refuse(self, effect: RefuseWaiting) -> None:
+        load = effect.reason.code is ReasonCode.QUEUE_FULL
+        detail = f": {effect.detail}" if effect.detail else ""
+        message = f"{effect.model} cannot be served now: {effect.reason}{detail}"
+        status, code = (429, "queue_full") if load else (503, effect.reason.code.value)
+        refusal = Refusal(status, code, message, effect.retry_after_s)
+        self.inactive.refuse(effect.model, refusal, arrived_before_s=effect.arrived_before_s, keep=effect.keep)
+        self._tell_waiting(effect.model)
+
+    def _tell_waiting(self, model: ModelName) -> None:
+        """Soon tell the scheduler what waits *then*: what waits now may have changed once it listens, and a model that
+        seems to have waiting requests is never evicted."""
+        asyncio.get_running_loop().call_soon(lambda: self.feed(self.inactive.state(model)))
+
+    # --- time ---
+
+    async def _clock(self) -> None:
+        while True:
+            await asyncio.sleep(TICK_S)
+            now_s = time.time()
+            self.orders.repeat(now_s)
+            wake_s = self.scheduler.wake_s
+            if wake_s is not None and wake_s <= now_s:
+                self.feed(Tick())
+            await self._publish_decisions()
+
+    async def _publish_decisions(self) -> None:
+        lines, self._lines = self._lines, []
+        try:
+            for line in lines:
+                await self.store.append_decision(line)
+        except StoreUnavailable as error:
+            log.warning("%d decisions were logged to the file only: %s", len(lines), error)
+
+    async def _watch(self) -> None:
+        while True:
+            await asyncio.sleep(WATCH_S)
+            for event in self.nodes.silent(time.time(), self.outbox.broken):
+                log.error("a node is lost: %s", event)
+                if isinstance(event, NodeLost):
+                    self.orders.node_lost(event.node)
+                self.feed(event)
+            if self.models.file_changed():
+                with contextlib.suppress(PrismError):  # logged there; the old catalog stays
+                    await self.admin.reload()
+            try:
+                await self.admin.publish()
+                await self._measure()
+                await self._drop_dead_fronts()
+                await self.rescue.look(self.nodes, time.monotonic())
+            except StoreUnavailable as error:
+                log.warning("the store is away: %s", error)
+
+    async def _measure(self) -> None:
+        view = planning.view(self.scheduler, time.time())
+        for device in view.devices:
+            self._metrics.set(names.KVPR, device.kvpr, device=device.id)
+        for model in view.models:
+            self._metrics.set(names.MODEL_RATE, model.rate_per_s, model=model.name)
+        length = (await self.store.lengths([keys.INACTIVE_QUEUE]))[0]
+        self._metrics.set(names.QUEUE_LENGTH, length, queue="inactive")
+
+    def count_reload(self, outcome: str) -> None:
+        """``applied``, ``unchanged`` or ``invalid``."""
+        self._metrics.inc(names.RELOADS, outcome=outcome)
+
+    async def _drop_dead_fronts(self) -> None:
+        seen_s = await self.store.fronts()
+        now_s = time.time()
+        for submission in list(self.inactive.submissions()):
+            seen = seen_s.get(submission.front)
+            if seen == FRONT_DEAD or now_s - max(seen or 0.0, submission.arrival_s) > FRONT_DEAD_S:
+                log.info("dropping %s, its front door is gone", submission.id)
+                if (state := self.inactive.cancel(submission.id)) is not None:
+                    self.feed(state)

@@ -1,0 +1,181 @@
+"""Weights between machines: for activations that are about to be ordered, who sends what to whom.
+
+All activations of one decision that need the same pack share one multicast; one that comes later joins the multicast
+that still runs. A machine that has the pack in memory takes nothing; one that has it on disk only does when the network
+is measured to be faster than its disk.
+"""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Final
+
+import msgspec
+
+from prism.controller.nodes import Node, Nodes
+from prism.core.effects import Activate
+from prism.core.errors import InvalidValue
+from prism.core.ids import Generation, ModelName, NodeId
+from prism.core.specs import DeviceKind, ModelSpec
+from prism.engine.images import image_keys
+from prism.engine.sglang_args import server_arguments
+from prism.policy.multicast.planner import Request, plan
+from prism.weights.format import PackKey
+from prism.weights.session import NodePlan, node_plans
+from prism.weights.whereabouts import Rates, Tier, Where
+from prism.wire.messages import Distribute, PackReport
+
+RUNS_S: Final = 10.0
+"""A multicast that no receiver has reported for so long is over."""
+
+
+@dataclass(frozen=True, slots=True)
+class Supply:
+    """How one activation gets its weights (see :class:`prism.wire.messages.Activate`)."""
+
+    mark: str = ""
+    parts: tuple[bytes, ...] = ()
+    peers: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(slots=True)
+class _Running:
+    parts: dict[str, NodePlan]
+    """The first receivers' and sources' parts, by node."""
+    addresses: dict[str, str]
+    seen_s: float
+    receivers: set[str] = field(default_factory=set)
+
+
+Instance = tuple[ModelName, Generation]
+
+
+class Distribution:
+    """One per controller; reads ``nodes``, sends nothing."""
+
+    def __init__(self, nodes: Nodes) -> None:
+        self._nodes = nodes
+        self._running: dict[PackKey, _Running] = {}
+
+    def supply(
+        self, orders: Sequence[Activate], specs: Mapping[ModelName, tuple[ModelSpec, str]], now_s: float
+    ) -> tuple[dict[Instance, Supply], list[tuple[str, Distribute]]]:
+        """Supplies of the activations, and messages (mailbox, message) to the machines that send. ``specs``: each
+        model's spec and fingerprint ("": unknown)."""
+        self._forget(now_s)
+        nodes = {node.id: node for node in self._nodes.all() if node.weights}
+        parts: dict[Instance, list[bytes]] = {}
+        sends: list[tuple[str, Distribute]] = []
+        for key, group in self._wanted(orders, specs, nodes).items():
+            given, sources = self._multicast(key, dict.fromkeys(node for _, node in group), nodes, now_s)
+            sends += sources
+            for instance, node in group:
+                if node in given:
+                    parts.setdefault(instance, []).append(msgspec.msgpack.encode(given[node]))
+        supplies = {}
+        for order in orders:
+            instance, node = (order.model, order.generation), _node_of(order)
+            peers = {str(n.id): n.weights for n in nodes.values() if n.id != node}
+            mark = specs[order.model][1] if order.model in specs else ""
+            supplies[instance] = Supply(mark, tuple(parts.get(instance, ())), peers)
+        return supplies, sends
+
+    def _wanted(
+        self,
+        orders: Sequence[Activate],
+        specs: Mapping[ModelName, tuple[ModelSpec, str]],
+        nodes: Mapping[NodeId, Node],
+    ) -> dict[PackKey, list[tuple[Instance, NodeId]]]:
+        """Packs that should come over the network, and who needs them."""
+        wanted: dict[PackKey, list[tuple[Instance, NodeId]]] = {}
+        for order in orders:
+            spec, mark = specs.get(order.model, (None, ""))
+            node = nodes.get(_node_of(order))
+            if spec is None or node is None or not mark:
+                continue
+            for key in _images(order, node, spec, mark):
+                if self._from_network(key, node, nodes):
+                    wanted.setdefault(key, []).append(((order.model, order.generation), node.id))
+        return wanted
+
+    def _from_network(self, key: PackKey, node: Node, nodes: Mapping[NodeId, Node]) -> bool:
+        here = _pack(node, key)
+        remote = tuple(str(n.id) for n in nodes.values() if n is not node and _pack(n, key) is not None)
+        if key in self._running:
+            remote += tuple(str(n) for n in self._running[key].parts)
+        where = Where(
+            key.model,
+            host=(key.layout,) if here is not None and here.in_memory else (),
+            disk=(key.layout,) if here is not None and not here.in_memory else (),
+            remote=remote,
+        )
+        return where.quickest(Rates(node.disk_bytes_s, node.link_bytes_s if node.disk_bytes_s else 0.0)) is Tier.REMOTE
+
+    def _multicast(
+        self, key: PackKey, receivers: Mapping[NodeId, None], nodes: Mapping[NodeId, Node], now_s: float
+    ) -> tuple[dict[NodeId, NodePlan], list[tuple[str, Distribute]]]:
+        running = self._running.get(key)
+        if running is not None:
+            return {node: self._joined(running, key, nodes[node], now_s) for node in receivers}, []
+        held = {n.id: p for n in nodes.values() if n.id not in receivers and (p := _pack(n, key)) is not None}
+        if not held:
+            return {}, []
+        sources = sorted(held, key=lambda n: (not held[n].in_memory, n))
+        nbytes = max(pack.nbytes for pack in held.values())
+        chosen = plan(Request(tuple(map(str, sources)), tuple(map(str, receivers)), nbytes))
+        addresses = {str(n.id): n.weights for n in nodes.values()}
+        parts = node_plans(chosen, uuid.uuid4().hex[:12], key, addresses)
+        self._running[key] = _Running(parts, {n: addresses[n] for n in parts}, now_s, set(map(str, receivers)))
+        sends = [
+            (nodes[NodeId(n)].mailbox, Distribute(part=msgspec.msgpack.encode(part)))
+            for n, part in parts.items()
+            if n not in self._running[key].receivers
+        ]
+        return {node: parts[str(node)] for node in receivers}, sends
+
+    @staticmethod
+    def _joined(running: _Running, key: PackKey, node: Node, now_s: float) -> NodePlan:
+        """A part for a machine that the plan does not foresee: it takes what it needs wherever it is."""
+        any_part = next(iter(running.parts.values()))
+        running.seen_s = now_s
+        running.addresses[str(node.id)] = node.weights
+        running.receivers.add(str(node.id))
+        return NodePlan(
+            session=any_part.session,
+            key=key,
+            node=str(node.id),
+            addresses=dict(running.addresses),
+            sources=any_part.sources,
+            pieces=any_part.pieces,
+            piece_s=any_part.piece_s,
+        )
+
+    def _forget(self, now_s: float) -> None:
+        """Multicasts that are over: every receiver has the pack, or none says that it still comes."""
+        nodes = self._nodes.all()
+        for key, running in list(self._running.items()):
+            session = next(iter(running.parts.values())).session
+            if any(a.session == session and a.took_s is None and not a.error for n in nodes for a in n.arriving):
+                running.seen_s = now_s
+            missing = [n for n in nodes if n.id in running.receivers and _pack(n, key) is None]
+            if not missing or now_s - running.seen_s > RUNS_S:
+                del self._running[key]
+
+
+def _images(order: Activate, node: Node, spec: ModelSpec, mark: str) -> tuple[PackKey, ...]:
+    """What the engines of the activation will look for; nothing for settings that no engine takes (it says so)."""
+    kind = next((d.kind for d in node.devices if d.id in order.devices), DeviceKind.HOST)
+    try:
+        return image_keys(mark, spec.tp, server_arguments(spec, kind))
+    except InvalidValue:
+        return ()
+
+
+def _node_of(order: Activate) -> NodeId:
+    return NodeId(order.devices[0].partition("/")[0])
+
+
+def _pack(node: Node, key: PackKey) -> PackReport | None:
+    return next((p for p in node.packs if p.model == key.model and p.layout == key.layout), None)

@@ -1,0 +1,68 @@
+"""One inference request as the schedulers see it: when it came, how much work it is, by when its first token is due."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from prism.core.ids import ModelName, RequestId
+from prism.core.specs import LatePolicy
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """A request that stands in a device's queue. Frozen: a resumed attempt is a new value (:meth:`resumed`)."""
+
+    id: RequestId
+    model: ModelName
+    arrival_s: float
+    """When the front door had read the request, on the same clock as the scheduler's ``now_s``."""
+    prompt_tokens: int
+    slo_ttft_s: float
+    max_wait_s: float
+    """Starvation bound: after this wait the request goes ahead of every deadline."""
+    late: LatePolicy = LatePolicy.SERVE
+    max_new_tokens: int = 0
+    cached_tokens: int = 0
+    """Prompt tokens that a prefix cache on this device already covers (0 when unknown)."""
+    generated_tokens: int = 0
+    """Tokens that earlier attempts have delivered; a resumed request prefills prompt and these."""
+
+    @property
+    def deadline_s(self) -> float:
+        """When the first token is due."""
+        return self.arrival_s + self.slo_ttft_s
+
+    @property
+    def must_run_s(self) -> float:
+        """When waiting ends whatever it costs others."""
+        return self.arrival_s + self.max_wait_s
+
+    @property
+    def is_resumed(self) -> bool:
+        """Its client's stream has begun, so that every second of waiting is a gap between tokens."""
+        return self.generated_tokens > 0
+
+    @property
+    def prefill_tokens(self) -> int:
+        """Tokens that the engine has to compute before the next token can be made; at least one."""
+        return max(1, self.prompt_tokens - self.cached_tokens + self.generated_tokens)
+
+    @property
+    def kv_tokens(self) -> int:
+        """Tokens whose K and V stand in memory when the prefill is done."""
+        return self.prompt_tokens + self.generated_tokens
+
+    def resumed(self, generated_tokens: int) -> Request:
+        """The same request after an attempt was lost with ``generated_tokens`` delivered in all."""
+        return Request(
+            self.id,
+            self.model,
+            self.arrival_s,
+            self.prompt_tokens,
+            self.slo_ttft_s,
+            self.max_wait_s,
+            self.late,
+            self.max_new_tokens,
+            0,  # the cache that covered the prompt may have died with the attempt
+            max(self.generated_tokens, generated_tokens),
+        )

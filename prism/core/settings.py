@@ -1,0 +1,135 @@
+"""The policy settings of a catalog, with their defaults: one object for live system, simulator and tests."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+from prism.core.errors import InvalidValue
+
+
+class PolicyName(StrEnum):
+    PRISM = "prism"
+    STATIC = "static"
+    MUXSERVE = "muxserve"
+    QLM = "qlm"
+
+
+class KvprMode(StrEnum):
+    """Which pressure Algorithm 1 compares."""
+
+    PAPER = "paper"
+    """Before the model is added, as printed."""
+    LOOKAHEAD = "lookahead"
+    """After it is added, as its proof needs."""
+
+
+class Admission(StrEnum):
+    """In which order a device hands requests to its engines."""
+
+    MOORE_HODGSON = "moore_hodgson"
+    FCFS = "fcfs"
+    """First come, first served over all models of the device, still only what can start at once (ablation)."""
+    GREEDY = "greedy"
+    """At once; every engine keeps its own queue (rival policies)."""
+
+
+class EvictionOrder(StrEnum):
+    PAPER = "paper"
+    """Idle beyond the threshold, larger SLO first, then longer idle."""
+    EXPECTED_IDLE = "expected_idle"
+    """Least expected cost of having to bring the model back, by its own idle-interval distribution."""
+
+
+class MigrationTest(StrEnum):
+    """When a move that Algorithm 1 asks for is made."""
+
+    PAPER = "paper"
+    """Always: ``tau`` is the only threshold."""
+    COST_AWARE = "cost_aware"
+    """Only away from a device that is short of memory or time, only for a model in use, and only if the move gains more
+    within the planning window than the activation costs."""
+
+
+@dataclass(frozen=True, slots=True)
+class GpuSettings:
+    """Of the scheduler of one device."""
+
+    admission: Admission = Admission.MOORE_HODGSON
+    max_queued: int = 20_000
+    """More waiting requests than this on one device are refused."""
+    overdue_share: float = 0.25
+    """Share of the prefill time that requests beyond their starvation bound get while others can still be on time (all
+    of it otherwise). If they took all, an overload that lasts longer than the bound would make everything late."""
+    decode_reserve_tokens: int = 64
+    """KV kept free for each running request to grow into before a new prompt may start."""
+
+
+@dataclass(frozen=True, slots=True)
+class ClusterSettings:
+    """Of the global scheduler."""
+
+    policy: PolicyName = PolicyName.PRISM
+    kvpr: KvprMode = KvprMode.LOOKAHEAD
+    tau: float = 0.1
+    """Migration threshold: a device must be better by this share of the mean pressure of the cluster (so that the
+    number means the same for devices of any size)."""
+    rate_window_s: float = 60.0
+    """Sliding window of request rates."""
+    planning_window_s: float = 60.0
+    """A move must gain more service within this time than it costs."""
+    migration: MigrationTest = MigrationTest.COST_AWARE
+    pressed_kv_share: float = 0.5
+    """A device whose running requests occupy more than this share of the memory beside its weights is short of it."""
+    min_kv_tokens: int = 2048
+    """Tokens (at most the context) that must find room beside a model's weights, if its ``min_kv_bytes`` is less."""
+    max_replicas: int = 4
+    """Most instances of one model; a further one is made where there is free room when requests keep waiting for the
+    model although nothing else would help them."""
+    rebalance_every_s: float = 5.0
+    """Algorithm 1 runs over the loaded models at most this often; 0: never."""
+    eviction: EvictionOrder = EvictionOrder.EXPECTED_IDLE
+    idle_threshold_s: float | None = None
+    """Idle time before eviction; None: from the idle-interval distribution."""
+    activation_guess_s: float = 1.0
+    """Expected activation time of a model that was never activated."""
+    min_residency_s: float = 2.0
+    """A model in use is not driven out for a starving one before it was active this long (and has served)."""
+    failure_backoff_s: float = 1.0
+    """Pause after the first failed activation; doubles up to ``failure_backoff_max_s``."""
+    failure_backoff_max_s: float = 60.0
+    activation_attempts: int = 3
+    """Failed activations in a row after which waiting requests are refused."""
+    max_waiting: int = 20_000
+    """More requests than this waiting for one inactive model are refused."""
+    expected_rates: tuple[tuple[str, float], ...] = ()
+    """Requests/s by model that ``muxserve`` makes its fixed map for; a model that is not named counts as 1."""
+    # Switches for ablations.
+    global_scheduler: bool = True
+    """False: a model goes to the next device in turn where it fits, and never moves."""
+    elastic_memory: bool = True
+    """False: every instance gets a fixed KV share at activation."""
+    engine_pool: bool = True
+    """False: an activation starts an engine process (the node agent does it)."""
+
+
+@dataclass(frozen=True, slots=True)
+class PolicySettings:
+    """The ``policy:`` section of a catalog."""
+
+    cluster: ClusterSettings = ClusterSettings()
+    gpu: GpuSettings = GpuSettings()
+
+    @staticmethod
+    def named(name: str) -> PolicySettings:
+        """The settings of a policy as its paper has it: rivals use greedy engines, ``static`` fixed shares."""
+        if name not in [p.value for p in PolicyName]:
+            raise InvalidValue("policy", name, "unknown policy", choices=[p.value for p in PolicyName])
+        policy = PolicyName(name)
+        if policy is PolicyName.PRISM:
+            return PolicySettings()
+        elastic = policy is not PolicyName.STATIC
+        return PolicySettings(
+            ClusterSettings(policy=policy, elastic_memory=elastic, rebalance_every_s=0.0, max_replicas=1),
+            GpuSettings(admission=Admission.GREEDY),
+        )

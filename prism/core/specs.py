@@ -1,0 +1,88 @@
+"""What a model and a device are, as every layer sees them. Frozen: a reload builds new ones."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+from prism.core.ids import DeviceId, ModelName, NodeId
+
+
+class LatePolicy(StrEnum):
+    """What happens to a request that cannot meet its TTFT objective any more."""
+
+    SERVE = "serve"
+    """It runs after the requests that are on time."""
+    REJECT = "reject"
+    """It is refused at once with 429, so that the client can go elsewhere."""
+
+
+class DeviceKind(StrEnum):
+    CUDA = "cuda"
+    HOST = "host"
+
+
+@dataclass(frozen=True, slots=True)
+class ModelShape:
+    """The dimensions of a decoder-only transformer that decide memory and step time."""
+
+    layers: int
+    hidden: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+    intermediate: int
+    vocab: int
+    dtype_bytes: int = 2
+
+    @property
+    def kv_bytes_per_token(self) -> int:
+        """Bytes of K and V of one token over all layers (whole model, all tensor-parallel shards together)."""
+        return 2 * self.layers * self.kv_heads * self.head_dim * self.dtype_bytes
+
+
+@dataclass(frozen=True, slots=True)
+class ModelSpec:
+    """One model of the catalog, with its objectives. Sizes are of the whole model, a tensor-parallel shard has 1/tp."""
+
+    name: ModelName
+    path: str
+    """A local folder or a Hugging Face id."""
+    slo_ttft_s: float
+    slo_tpot_s: float
+    weight_bytes: int
+    shape: ModelShape
+    context_tokens: int
+    tp: int = 1
+    aliases: tuple[str, ...] = ()
+    pinned: bool = False
+    keep_alive_s: float | None = None
+    """Idle time after which the model may leave although nobody needs the memory; None: only when it is needed."""
+    min_kv_bytes: int = 0
+    """KV memory that must stay free beside the weights for the model to be placed on a device."""
+    late: LatePolicy = LatePolicy.SERVE
+    max_wait_s: float = 60.0
+    """Starvation bound: after this wait a request is scheduled ahead of every deadline."""
+    engine_args: tuple[tuple[str, object], ...] = field(default=())
+    """Passed to the engine as they are (name, value)."""
+
+    @property
+    def shard_weight_bytes(self) -> int:
+        return -(-self.weight_bytes // self.tp)
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceSpec:
+    """One device of the fleet: a GPU, or host memory with a hard cap that stands in for one."""
+
+    id: DeviceId
+    node: NodeId
+    kind: DeviceKind
+    memory_bytes: int
+    """What models may use of it: the cap of the device's account."""
+    domain: str = ""
+    """Devices with the same domain reach each other over the fast interconnect (NVLink); "" is the node itself."""
+    page_bytes: int = 0
+    """Its memory comes in pages of this size: an instance's KV takes whole ones, at least one. 0: it is not divided."""
+    weight_page_bytes: int = 0
+    """The same for weights, whose pages may be larger."""

@@ -1,0 +1,134 @@
+"""The engine pool as its user (the node agent) sees it. :class:`prism.engine.pool.EnginePool` runs SGLang;
+:class:`prism.engine.fake.FakePool` answers with made-up tokens at a settable speed.
+
+All calls belong to one asyncio loop.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from prism.core.ids import DeviceId, EngineId, ModelName
+from prism.core.specs import ModelSpec
+from prism.engine.events import AnyEvent, Load
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """One attempt at a request, as an engine takes it.
+
+    ``resumed`` are the tokens the client's stream already has; the engine goes on behind them as if it had produced
+    them itself (penalties, grammar, stop strings, minimum and maximum tokens, seeded sampling).
+    """
+
+    rid: str
+    payload: bytes
+    """``Submission.payload``."""
+    front: str
+    """Mailbox address of the front-door worker."""
+    attempt: int
+    resumed: tuple[int, ...] = ()
+
+
+class Handle(Protocol):
+    """One active model on one device (or on ``tp`` devices). Over after ``deactivate`` or death."""
+
+    @property
+    def id(self) -> EngineId: ...
+    @property
+    def model(self) -> ModelName: ...
+    @property
+    def devices(self) -> tuple[DeviceId, ...]: ...
+    @property
+    def phases(self) -> Mapping[str, float]:
+        """Seconds each phase of the activation took."""
+        ...
+
+    @property
+    def pids(self) -> tuple[int, ...]: ...
+    @property
+    def load(self) -> Load | None:
+        """The latest :class:`Load`, None before the first."""
+        ...
+
+    @property
+    def alive(self) -> bool: ...
+    @property
+    def source(self) -> str:
+        """Where the weights came from: ``host`` (the machine's store), ``disk`` (the model's files) or ``remote``."""
+        ...
+
+    @property
+    def prefill_tokens_per_s(self) -> float:
+        """First guess of the prefill speed."""
+        ...
+
+    @property
+    def max_running(self) -> int:
+        """Most requests the engine runs at once."""
+        ...
+
+    @property
+    def chunk_tokens(self) -> int:
+        """Tokens one prefill step takes."""
+        ...
+
+    @property
+    def max_request_tokens(self) -> int:
+        """Most tokens of one request, prompt and output."""
+        ...
+
+    def submit(self, work: Work) -> None:
+        """Hand the request over; returns at once. Raises :class:`EngineGone` if the engine is known to be dead."""
+        ...
+
+    def abort(self, rid: str) -> None:
+        """Stop the request if it is here: ``Finished`` with reason ``abort`` follows. Unknown ids are ignored."""
+        ...
+
+    def set_kv_limit(self, limit_bytes: int | None) -> None:
+        """KV bytes the model may hold on each of its devices from now on; None: whatever the device's account grants.
+        A lower limit is reached within a few steps (cached prefixes go first, then requests are retracted)."""
+        ...
+
+    def events(self) -> AsyncIterator[AnyEvent]:
+        """Events in order, ending after :class:`Died` or when ``deactivate`` is done. One consumer."""
+        ...
+
+    async def deactivate(self, *, grace_s: float = 0.0) -> list[str]:
+        """Stop the model and give all its memory back. Requests still running after ``grace_s`` are dropped; their ids
+        are returned (no ``Finished`` was or will be sent for them), so that they can go on elsewhere with their tokens.
+        The worker returns to the pool, or is killed and replaced when it does not answer."""
+        ...
+
+
+class Pool(Protocol):
+    """The engines of one machine."""
+
+    async def start(self) -> None:
+        """Ready the zygote and the parked workers. Raises :class:`EngineSetupError` with what is missing."""
+        ...
+
+    async def activate(
+        self,
+        spec: ModelSpec,
+        devices: Sequence[DeviceId],
+        *,
+        kv_limit_bytes: int | None = None,
+        timeout_s: float = 120.0,
+        mark: str = "",
+    ) -> Handle:
+        """Make ``spec`` ready on ``devices`` (one per tensor-parallel rank, in rank order). ``mark`` is the weights'
+        fingerprint, for a folder without weights whose pack is in the store (or arriving there). Raises
+        :class:`ActivationError`; then no memory is held for it and no worker is lost to the pool."""
+        ...
+
+    def counts(self) -> Mapping[DeviceId, Mapping[str, int]]:
+        """Workers of each device by state: ``starting``, ``parked``, ``active``."""
+        ...
+
+    async def close(self) -> None:
+        """End every engine; when this returns no process of the pool is left."""
+        ...

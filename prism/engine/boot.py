@@ -1,0 +1,77 @@
+"""Bring SGLang into this process once: environment, driver stand-in, imports, patches, and the checks on them."""
+
+from __future__ import annotations
+
+import importlib
+import os
+from importlib.metadata import entry_points
+from typing import Final
+
+from prism.engine import cuda_stub
+from prism.engine.errors import EngineSetupError
+
+PLUGIN_GROUP: Final = "sglang.srt.plugins"
+PLUGIN_NAME: Final = "prism"
+
+ENVIRONMENT: Final = {
+    "PRISM_ENGINE": "1",  # sglang_patches does nothing in processes that are not Prism's
+    "SGLANG_PLUGINS": PLUGIN_NAME,
+    "SGLANG_USE_PICKLE_IPC": "0",
+    "TOKENIZERS_PARALLELISM": "false",
+}
+HOST_ENVIRONMENT: Final = {
+    "SGLANG_USE_CPU_ENGINE": "1",
+    "OMP_NUM_THREADS": "1",
+    "TORCHDYNAMO_DISABLE": "1",
+    "SGLANG_NCCL_SO_PATH": "/nonexistent",
+    "CUDA_VISIBLE_DEVICES": "",
+}
+
+WARM_MODULES: Final = (
+    "sglang.srt.managers.scheduler",
+    "sglang.srt.managers.tp_worker",
+    "sglang.srt.model_executor.model_runner",
+    "sglang.srt.models.registry",
+    "sglang.srt.managers.tokenizer_manager",
+    "sglang.srt.managers.detokenizer_manager",
+    "sglang.srt.entrypoints.openai.serving_chat",
+    "sglang.srt.entrypoints.openai.serving_completions",
+    "xgrammar",
+)
+"""Imported once in the zygote: what an engine needs and what a front-door worker needs."""
+
+
+def prepare_environment(kind: str) -> None:
+    """Set what SGLang and torch read at import time. ``kind``: ``host`` or ``cuda``."""
+    os.environ.update(ENVIRONMENT)
+    if kind == "host":
+        os.environ.update(HOST_ENVIRONMENT)
+
+
+def boot(kind: str) -> None:
+    """Import all that an engine or a front-door worker needs and put the patches in force.
+
+    Raises :class:`EngineSetupError` when this installation cannot run engines, :class:`sglang_patches.hooks.PatchError`
+    when SGLang is not what the patches were written for.
+    """
+    prepare_environment(kind)
+    cuda_stub.load()
+    for module in WARM_MODULES:
+        try:
+            importlib.import_module(module)
+        except ImportError as error:
+            raise EngineSetupError(f"{module} cannot be imported: {error}") from error
+    apply_patches()
+
+
+def apply_patches() -> None:
+    """Load the plugin the way SGLang does, then check that every patch is in force (SGLang swallows plugin errors)."""
+    from sglang.srt.plugins import load_plugins
+
+    plugin = [p for p in entry_points(group=PLUGIN_GROUP) if p.name == PLUGIN_NAME]
+    if not plugin:
+        raise EngineSetupError(f"entry point {PLUGIN_GROUP}:{PLUGIN_NAME} is not installed; run `make install`")
+    module = importlib.import_module(plugin[0].module)
+    module.check()
+    load_plugins()
+    module.check_applied()

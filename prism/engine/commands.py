@@ -1,0 +1,124 @@
+"""What the pool and a worker say to each other on the worker's control channel (MessagePack in frames).
+
+Pool to worker: :data:`Command`. Worker to pool: :data:`Report`. Nothing else, and nothing pickled.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from prism.engine.events import Accepted, Finished, FirstToken, Load, Lost
+
+
+class _Frame(msgspec.Struct, tag=True, frozen=True, kw_only=True):
+    pass
+
+
+# --- to a worker ---
+
+
+class ActivateModel(_Frame, frozen=True, kw_only=True):
+    """Become rank ``rank`` of ``world`` of an engine for ``model``."""
+
+    engine: str
+    model: str
+    server_args: bytes
+    """JSON object: keyword arguments of SGLang's ``ServerArgs``."""
+    rank: int
+    world: int
+    rendezvous: str
+    """``file://`` address under which the ranks find each other."""
+    limit_bytes: int | None
+    """KV bytes the model may hold on this rank's device at first; None: what the account grants."""
+    mark: str = ""
+    """The weights' fingerprint, for a folder that has none in it."""
+    weight_bytes: int = 0
+    """Their size, all ranks together, as the catalog knows it."""
+
+
+class Submit(_Frame, frozen=True, kw_only=True):
+    """One attempt at a request (:class:`prism.engine.api.Work`)."""
+
+    rid: str
+    payload: bytes
+    front: str
+    attempt: int
+    resumed: list[int]
+
+
+class AbortRequest(_Frame, frozen=True, kw_only=True):
+    rid: str
+
+
+class SetKvLimit(_Frame, frozen=True, kw_only=True):
+    limit_bytes: int | None
+
+
+class Nudge(_Frame, frozen=True, kw_only=True):
+    """Look at the account now: somebody waits for memory."""
+
+
+class DeactivateModel(_Frame, frozen=True, kw_only=True):
+    """Drop the model now. Requests still here are named in the answer."""
+
+
+Command = ActivateModel | Submit | AbortRequest | SetKvLimit | Nudge | DeactivateModel
+
+
+# --- to the pool ---
+
+
+class Parked(_Frame, frozen=True, kw_only=True):
+    """A worker without a model, ready for :class:`ActivateModel`. The first message of every worker."""
+
+    worker: str
+    pid: int
+    owner: str
+    """The worker's name in the device's account."""
+
+
+class EngineInfo(_Frame, frozen=True, kw_only=True):
+    """What schedulers must know about an engine. Tokens and bytes are of rank 0's device."""
+
+    kv_bytes_per_token: int
+    max_running: int
+    chunk_tokens: int
+    max_request_tokens: int
+    weight_bytes: int
+    dtype_bytes: int
+    """Of one parameter."""
+    from_image: bool
+    """Whether the weights came from the host-memory store (False: SGLang's loader read the files)."""
+
+
+class Activated(_Frame, frozen=True, kw_only=True):
+    phases: dict[str, float]
+    info: EngineInfo
+
+
+class ActivationFailed(_Frame, frozen=True, kw_only=True):
+    cause: str
+    """:class:`prism.engine.errors.ActivationCause`."""
+    detail: str
+    reusable: bool
+    """False: the worker ends itself, since something of the attempt may be left in it."""
+
+
+class Deactivated(_Frame, frozen=True, kw_only=True):
+    unfinished: list[str]
+    seconds: float
+    reusable: bool
+
+
+class Crashed(_Frame, frozen=True, kw_only=True):
+    """The worker's last words after an error inside the engine."""
+
+    reason: str
+    suspects: list[str]
+
+
+Report = Crashed | Parked | Activated | ActivationFailed | Deactivated | Accepted | FirstToken | Finished | Lost | Load
+
+encode = msgspec.msgpack.Encoder().encode
+command_decoder: msgspec.msgpack.Decoder[Command] = msgspec.msgpack.Decoder(Command)
+report_decoder: msgspec.msgpack.Decoder[Report] = msgspec.msgpack.Decoder(Report)

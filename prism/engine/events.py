@@ -1,0 +1,86 @@
+"""What an engine tells its node agent. Values only; they also travel on the control channel (MessagePack).
+
+Tokens are not here: they go straight from the engine worker to the front door (:class:`prism.wire.messages.Tokens`).
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+
+class EngineEvent(msgspec.Struct, tag=True, frozen=True, kw_only=True):
+    """Base of all events of one engine."""
+
+
+class Accepted(EngineEvent, frozen=True, kw_only=True):
+    """The engine has the request in its queue."""
+
+    rid: str
+
+
+class FirstToken(EngineEvent, frozen=True, kw_only=True):
+    """The first token of this attempt was produced."""
+
+    rid: str
+    prompt_tokens: int
+    cached_tokens: int
+    """Prompt tokens (and resumed tokens) whose KV was found in the engine's prefix cache."""
+    prefill_s: float
+    """From the start of the first forward pass over the prompt to the token."""
+    queued_s: float
+    """From the engine taking the request in to the start of that pass."""
+
+
+class Finished(EngineEvent, frozen=True, kw_only=True):
+    """The engine produced the request's last token (or its error) and handed it to the front door's mailbox.
+
+    ``final`` is the encoded :class:`prism.wire.messages.Tokens` with that last item. If the engine dies within
+    a moment, send it to the front door again: it drops what it already has by index.
+    """
+
+    rid: str
+    attempt: int
+    reason: str
+    """``stop``, ``length`` or ``abort``."""
+    total_tokens: int
+    """Generated tokens over all attempts."""
+    final: bytes
+
+
+class Lost(EngineEvent, frozen=True, kw_only=True):
+    """The front door's mailbox took no more output, so the request was stopped here. Ask the front door
+    (``ResumeQuery``) and run it again, or drop it when the front door is gone."""
+
+    rid: str
+    attempt: int
+    reason: str
+
+
+class Load(EngineEvent, frozen=True, kw_only=True):
+    """Where the engine stands; sent when it changes, at most every 50 ms, and once a second while idle."""
+
+    running: int
+    queued: int
+    free_kv_tokens: int
+    """Tokens the engine can take in now: its free mapped slots, what its lease may still map, and what it can evict."""
+    used_kv_tokens: int
+    cached_kv_tokens: int
+    """Tokens kept only for prefix reuse; the engine gives them up under pressure."""
+    kv_mapped_bytes: int
+    """Physical KV memory held, over all ranks."""
+    weight_bytes: int
+    """Physical weight memory held, over all ranks."""
+    retractions: int
+    """Requests taken out of the batch for want of memory since activation (they go on later, token-exact)."""
+
+
+class Died(EngineEvent, frozen=True, kw_only=True):
+    """The engine is gone; the last event of its stream. Requests without :class:`Finished` must be run again."""
+
+    reason: str
+    suspects: tuple[str, ...] = ()
+    """Requests that were in the step in which the engine failed by itself; empty when it was killed. One that is a
+    suspect again and again should be failed, not run again."""
+
+
+AnyEvent = Accepted | FirstToken | Finished | Lost | Load | Died

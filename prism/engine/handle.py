@@ -1,0 +1,214 @@
+"""An active engine as the node agent holds it."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from typing import Final
+
+from prism.core.ids import DeviceId, EngineId, ModelName
+from prism.core.specs import DeviceKind, ModelSpec
+from prism.engine.api import Work
+from prism.engine.commands import (
+    AbortRequest,
+    Activated,
+    ActivationFailed,
+    Crashed,
+    Deactivated,
+    DeactivateModel,
+    EngineInfo,
+    Nudge,
+    Parked,
+    Report,
+    SetKvLimit,
+    Submit,
+)
+from prism.engine.errors import EngineGone
+from prism.engine.events import AnyEvent, Died, Finished, Load, Lost
+from prism.engine.link import WorkerLink, until_gone
+
+_FLOPS: Final = {DeviceKind.HOST: 2e10, DeviceKind.CUDA: 2e14}
+"""Arithmetic a device does in a second, roughly: only a first guess of the prefill speed rests on it."""
+_SHUTDOWN_S: Final = 10.0
+"""A worker that has not given its model up after this is killed."""
+
+
+class EngineHandle:
+    """See :class:`prism.engine.api.Handle`. ``links`` are the ranks in order; rank 0 speaks for the engine."""
+
+    def __init__(
+        self,
+        engine: EngineId,
+        spec: ModelSpec,
+        links: Sequence[WorkerLink],
+        phases: Mapping[str, float],
+        info: EngineInfo,
+        kind: DeviceKind,
+        release: Callable[[Sequence[WorkerLink], bool], None],
+    ) -> None:
+        self._kind = kind
+        self._id, self._spec, self._links, self._phases = engine, spec, tuple(links), dict(phases)
+        self.info = info
+        self._release = release
+        self._events: asyncio.Queue[AnyEvent | None] = asyncio.Queue()
+        self._running: set[str] = set()
+        self._load: Load | None = None
+        self._answers: dict[str, asyncio.Future[Deactivated]] = {}
+        self._leaving = False
+        self._over = False
+        self._idle = asyncio.Event()
+        self._idle.set()
+        for link in self._links:
+            link.on_report, link.on_gone = self._on_report, self._on_gone
+
+    @property
+    def id(self) -> EngineId:
+        return self._id
+
+    @property
+    def model(self) -> ModelName:
+        return self._spec.name
+
+    @property
+    def devices(self) -> tuple[DeviceId, ...]:
+        return tuple(link.device for link in self._links)
+
+    @property
+    def phases(self) -> Mapping[str, float]:
+        return self._phases
+
+    @property
+    def pids(self) -> tuple[int, ...]:
+        return tuple(link.pid for link in self._links)
+
+    @property
+    def load(self) -> Load | None:
+        return self._load
+
+    @property
+    def alive(self) -> bool:
+        return not self._over
+
+    @property
+    def source(self) -> str:
+        return "host" if self.info.from_image else "disk"
+
+    @property
+    def prefill_tokens_per_s(self) -> float:
+        parameters = max(1, self.info.weight_bytes // self.info.dtype_bytes) * len(self._links)
+        return _FLOPS[self._kind] * len(self._links) / (2 * parameters)
+
+    @property
+    def max_running(self) -> int:
+        return self.info.max_running
+
+    @property
+    def chunk_tokens(self) -> int:
+        return self.info.chunk_tokens
+
+    @property
+    def max_request_tokens(self) -> int:
+        return self.info.max_request_tokens
+
+    @property
+    def running(self) -> frozenset[str]:
+        """Ids submitted and neither finished nor lost."""
+        return frozenset(self._running)
+
+    def submit(self, work: Work) -> None:
+        if self._over or self._leaving:
+            raise EngineGone(f"engine {self._id} of {self.model} takes no more requests")
+        self._running.add(work.rid)
+        self._idle.clear()
+        self._links[0].send(
+            Submit(
+                rid=work.rid,
+                payload=work.payload,
+                front=work.front,
+                attempt=work.attempt,
+                resumed=list(work.resumed),
+            )
+        )
+
+    def abort(self, rid: str) -> None:
+        self._links[0].send(AbortRequest(rid=rid))
+
+    def set_kv_limit(self, limit_bytes: int | None) -> None:
+        # Rank 0 passes the frame on to the other ranks, so that all apply it at the same step.
+        self._links[0].send(SetKvLimit(limit_bytes=limit_bytes))
+
+    def nudge(self) -> None:
+        """Somebody waits for memory of these devices: let the engine look at the account now."""
+        self._links[0].send(Nudge())
+
+    async def events(self) -> AsyncIterator[AnyEvent]:
+        while (event := await self._events.get()) is not None:
+            yield event
+
+    async def deactivate(self, *, grace_s: float = 0.0) -> list[str]:
+        if self._over:
+            return sorted(self._running)
+        self._leaving = True
+        if grace_s > 0:
+            await self._drain(grace_s)
+        loop = asyncio.get_running_loop()
+        self._answers = {link.worker: loop.create_future() for link in self._links}
+        self._links[0].send(DeactivateModel())
+        reusable = False
+        with contextlib.suppress(TimeoutError, EngineGone):
+            async with asyncio.timeout(_SHUTDOWN_S):
+                answers = await asyncio.gather(*self._answers.values())
+            reusable = all(answer.reusable for answer in answers)
+        self._finish(reusable)
+        if not reusable:
+            await until_gone(self._links)
+        return sorted(self._running)
+
+    def give_up(self) -> None:
+        """The pool closes: the engine is over, and its workers are about to be killed."""
+        self._finish(reusable=False)
+
+    async def _drain(self, grace_s: float) -> None:
+        try:
+            async with asyncio.timeout(grace_s):
+                await self._idle.wait()
+        except TimeoutError:
+            return
+
+    def _finish(self, reusable: bool) -> None:
+        if self._over:
+            return
+        self._over = True
+        self._events.put_nowait(None)
+        self._release(self._links, reusable)
+
+    def _on_report(self, link: WorkerLink, report: Report) -> None:
+        match report:
+            case Deactivated():
+                answer = self._answers.get(link.worker)
+                if answer is not None and not answer.done():
+                    answer.set_result(report)
+            case Load():
+                self._load = report
+                self._events.put_nowait(report)
+            case Activated() | ActivationFailed() | Parked() | Crashed():
+                pass
+            case _:
+                if isinstance(report, Finished | Lost):
+                    self._running.discard(report.rid)
+                    if not self._running:
+                        self._idle.set()
+                self._events.put_nowait(report)
+
+    def _on_gone(self, link: WorkerLink) -> None:
+        if self._over:
+            return
+        gone = link.describe_end()
+        for answer in self._answers.values():
+            if not answer.done():
+                answer.set_exception(EngineGone(gone))
+        words = link.last_words
+        self._events.put_nowait(Died(reason=gone, suspects=() if words is None else tuple(words.suspects)))
+        self._idle.set()
+        self._finish(reusable=False)

@@ -1,0 +1,105 @@
+"""The pool's end of one worker's control channel."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+from collections.abc import Callable, Iterable
+from typing import Final
+
+import msgspec
+
+from prism.core.ids import DeviceId
+from prism.engine.commands import Command, Crashed, Parked, Report, encode, report_decoder
+from prism.engine.frames import BadFrame, pack, read_frame
+
+_EXIT_REPORT_S: Final = 0.2
+"""The zygote's word on how a worker ended comes at most so much later than the end of its channel."""
+
+
+class WorkerLink:
+    """One worker process. It is gone when :attr:`gone` is set; :attr:`status` then says how it ended, once known.
+
+    Reports go to the one who set :attr:`on_report`; :attr:`on_gone` is called after the last one.
+    """
+
+    def __init__(self, worker: str, device: DeviceId, world: int) -> None:
+        self.worker, self.device, self.world = worker, device, world
+        self.pid = 0
+        self.parked: asyncio.Future[Parked] = asyncio.get_running_loop().create_future()
+        self.gone = asyncio.Event()
+        self.status: int | None = None
+        self._exited = asyncio.Event()
+        self.last_words: Crashed | None = None
+        self.on_report: Callable[[WorkerLink, Report], None] = lambda link, report: None
+        self.on_gone: Callable[[WorkerLink], None] = lambda link: None
+        self._writer: asyncio.StreamWriter | None = None
+
+    def send(self, command: Command) -> None:
+        """Queue ``command``; silently nothing when the worker is gone (its end is announced by :attr:`on_gone`)."""
+        if self._writer is not None and not self.gone.is_set():
+            self._writer.write(pack(encode(command)))
+
+    async def attach(self, hello: Parked, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """The worker has connected: read its reports until it is gone."""
+        self._writer = writer
+        self.pid = hello.pid
+        if not self.parked.done():
+            self.parked.set_result(hello)
+        with contextlib.suppress(BadFrame, msgspec.MsgspecError):
+            while (frame := await read_frame(reader)) is not None:
+                report = report_decoder.decode(frame)
+                if isinstance(report, Crashed):
+                    self.last_words = report
+                else:
+                    self.on_report(self, report)
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(_EXIT_REPORT_S):
+                await self._exited.wait()
+        self.lost()
+
+    def exited(self, status: int) -> None:
+        """The zygote reports the process's end."""
+        self.status = status
+        self._exited.set()
+        if self._writer is None:
+            self.lost()
+
+    def lost(self) -> None:
+        """The worker is gone: its channel is closed, or it ended before it opened one."""
+        if self.gone.is_set():
+            return
+        self.gone.set()
+        if not self.parked.done():
+            self.parked.cancel()
+        if self._writer is not None:
+            self._writer.close()
+        self.on_gone(self)
+
+    def kill(self) -> None:
+        """End the process now."""
+        if self.pid and not self.gone.is_set():
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(self.pid, signal.SIGKILL)
+
+    def describe_end(self) -> str:
+        """How the process ended, for people."""
+        if self.last_words is not None:
+            return f"worker {self.worker} (pid {self.pid}) failed: {self.last_words.reason}"
+        if self.status is None:
+            return f"worker {self.worker} (pid {self.pid}) ended"
+        if self.status < 0:
+            return f"worker {self.worker} (pid {self.pid}) was ended by {signal.Signals(-self.status).name}"
+        return f"worker {self.worker} (pid {self.pid}) ended with status {self.status}"
+
+
+async def until_gone(links: Iterable[WorkerLink], timeout_s: float = 5.0) -> None:
+    """Kill what is left of ``links`` and wait until they are gone, so that their memory is free."""
+    for link in links:
+        link.kill()
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(timeout_s):
+            for link in links:
+                await link.gone.wait()

@@ -1,0 +1,189 @@
+"""A worker's seat: what the patches inside SGLang see of Prism (:class:`sglang_patches.seat.Seat`)."""
+
+from __future__ import annotations
+
+import select
+import time
+from collections.abc import Sequence
+from typing import Any, Final
+
+from sglang.srt.managers.io_struct import AbortReq, BatchTokenIDOutput, ShutdownReq
+
+from prism import memory
+from prism.core.errors import InvalidValue
+from prism.engine.commands import (
+    AbortRequest,
+    ActivateModel,
+    DeactivateModel,
+    EngineInfo,
+    Nudge,
+    Report,
+    SetKvLimit,
+    Submit,
+    command_decoder,
+    encode,
+)
+from prism.engine.delivery import Delivery
+from prism.engine.events import Load
+from prism.engine.frames import FrameSocket
+from prism.engine.sglang_codec import decode_request
+from prism.engine.tracker import Tracker
+from prism.engine.weight_seat import EngineWeights
+
+_LOAD_EVERY_S: Final = 0.05
+_LOAD_IDLE_S: Final = 1.0
+
+
+class WorkerSeat:
+    """One activation's place in a worker. Frames that arrive for rank 0 are seen by every rank alike."""
+
+    def __init__(
+        self,
+        channel: FrameSocket,
+        delivery: Delivery,
+        command: ActivateModel,
+        owner: memory.Owner,
+        kv_arena: memory.Arena,
+        kv_capacity_bytes: int,
+        weights: EngineWeights,
+        device: memory.Device,
+    ) -> None:
+        self.rank, self.world = command.rank, command.world
+        self.owner, self.kv_arena, self.kv_capacity_bytes, self.weights = owner, kv_arena, kv_capacity_bytes, weights
+        self._channel = channel
+        self._poller = select.poll()
+        self._poller.register(channel.fileno(), select.POLLIN)
+        self.tracker = Tracker(command.engine, delivery, self.report)
+        self.scheduler: Any = None
+        self._last_load: Load | None = None
+        self._last_load_s = 0.0
+        self._device = device
+
+    # --- commands ---
+
+    def receive_frames(self) -> list[bytes]:
+        frames = self._channel.receive()
+        if self._channel.closed:
+            raise SystemExit(0)  # the pool is gone, and with it everyone who knows this engine
+        self._channel.flush()
+        return frames
+
+    def decode(self, frames: Sequence[bytes]) -> list[Any]:
+        requests: list[Any] = []
+        for frame in frames:
+            match command_decoder.decode(frame):
+                case Submit() as work:
+                    requests += self._submit(work)
+                case AbortRequest(rid=rid):
+                    requests += self._abort(rid)
+                case SetKvLimit(limit_bytes=limit):
+                    self.apply_limit(limit)
+                case DeactivateModel():
+                    requests.append(ShutdownReq())
+                case Nudge():
+                    pass
+                case ActivateModel(model=model):
+                    raise RuntimeError(f"asked to activate {model} while a model is active")
+        if self.tracker.lost:
+            requests += [AbortReq(rid=rid) for rid in self.tracker.lost]
+            self.tracker.lost.clear()
+        return requests
+
+    def _submit(self, work: Submit) -> list[Any]:
+        if work.rid in self.tracker:
+            return []
+        self.tracker.take(work)
+        try:
+            request = decode_request(work.payload)
+        except InvalidValue as error:
+            self.reject(work.rid, str(error), 400)
+            return []
+        request.rid = work.rid
+        return [request]
+
+    def _abort(self, rid: str) -> list[Any]:
+        return [AbortReq(rid=rid)] if rid in self.tracker else []
+
+    def apply_limit(self, kv_limit_bytes: int | None) -> None:
+        """From now on KV memory may hold ``kv_limit_bytes`` beside the weights; None: what the account grants."""
+        limit = None if kv_limit_bytes is None else kv_limit_bytes + self.weights.held_bytes
+        self._device.set_limit(self.owner.id, limit)
+
+    def wait(self, timeout_s: float) -> None:
+        self._channel.flush()
+        self._poller.poll(timeout_s * 1000)
+
+    # --- outputs ---
+
+    def resumed(self, rid: str) -> Sequence[int]:
+        return self.tracker.resumed(rid)
+
+    def emit(self, output: Any) -> None:
+        if isinstance(output, BatchTokenIDOutput):
+            self.tracker.deliver(output, self._prefill_times)
+        elif isinstance(output, AbortReq) and output.rid is not None:
+            finish = output.finished_reason or {"type": "abort", "message": "Aborted", "status_code": None}
+            self.tracker.finish(output.rid, dict(finish))
+
+    def reject(self, rid: str, message: str, status: int) -> None:
+        if self.rank == 0:
+            self.tracker.fail(rid, message, int(status))
+
+    def report(self, report: Report) -> None:
+        if self.rank == 0:
+            self._channel.send(encode(report))
+
+    def _prefill_times(self, rid: str) -> tuple[float, float]:
+        for batch in (self.scheduler.cur_batch_for_debug, self.scheduler.running_batch):
+            for req in batch.reqs if batch is not None else ():
+                if req.rid == rid:
+                    times = req.time_stats
+                    queued_s = max(0.0, times.forward_entry_time - times.scheduler_recv_time)
+                    return queued_s, max(0.0, times.prefill_finished_time - times.forward_entry_time)
+        return 0.0, 0.0
+
+    # --- load ---
+
+    def stepped(self, scheduler: Any) -> None:
+        if self.rank != 0:
+            return
+        self._channel.flush()
+        now_s = time.monotonic()
+        if now_s - self._last_load_s < _LOAD_EVERY_S:
+            return
+        load = measure_load(scheduler, self.weights.held_bytes * self.world, self.world)
+        if load != self._last_load or now_s - self._last_load_s >= _LOAD_IDLE_S:
+            self._last_load, self._last_load_s = load, now_s
+            self.report(load)
+
+
+def measure_load(scheduler: Any, weight_bytes: int, world: int) -> Load:
+    """Where ``scheduler`` stands. Byte counts are over all ranks, which are alike."""
+    allocator = scheduler.token_to_kv_pool_allocator
+    pool = allocator.lease.pool
+    cached = int(scheduler.tree_cache.evictable_size())
+    in_batch = sum(1 for r in scheduler.running_batch.reqs if not r.finished())
+    queued = len(scheduler.waiting_queue) + len(scheduler.grammar_manager)
+    return Load(
+        running=in_batch + (scheduler.chunked_req is not None),
+        queued=queued,
+        free_kv_tokens=allocator.available_size() + cached,
+        used_kv_tokens=int(pool.used()) - cached,
+        cached_kv_tokens=cached,
+        kv_mapped_bytes=int(pool.stats()["mapped_bytes"]) * world,
+        weight_bytes=weight_bytes,
+        retractions=allocator.lease.retractions,
+    )
+
+
+def describe(scheduler: Any, weight_bytes: int, from_image: bool) -> EngineInfo:
+    """What schedulers must know about the engine that ``scheduler`` runs."""
+    return EngineInfo(
+        kv_bytes_per_token=scheduler.token_to_kv_pool_allocator.lease.token_bytes,
+        max_running=scheduler.max_running_requests,
+        chunk_tokens=scheduler.chunked_prefill_size or scheduler.max_prefill_tokens,
+        max_request_tokens=min(scheduler.max_req_len, scheduler.model_config.context_len),
+        weight_bytes=weight_bytes,
+        dtype_bytes=scheduler.model_config.dtype.itemsize,
+        from_image=from_image,
+    )

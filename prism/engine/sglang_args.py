@@ -1,0 +1,69 @@
+"""From a catalog model to the keyword arguments of SGLang's ``ServerArgs``. No SGLang import: the pool calls this."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any, Final
+
+from prism.config.engine_args import OWNED
+from prism.core.errors import InvalidValue
+from prism.core.specs import DeviceKind, ModelSpec
+
+COMMON: Final[dict[str, Any]] = {
+    "page_size": 1,
+    "sampling_backend": "pytorch",  # the others know no seeds
+    "grammar_backend": "xgrammar",
+    "log_level": "warning",
+    "random_seed": 1,
+    "sleep_on_idle": False,  # the worker sleeps on its own channel
+    "max_running_requests": 64,
+    "mem_fraction_static": 0.9,
+}
+HOST: Final[dict[str, Any]] = {
+    "device": "cpu",
+    "attention_backend": "torch_native",
+    "disable_cuda_graph": True,
+    "disable_overlap_schedule": True,
+    "chunked_prefill_size": 2048,
+}
+CUDA: Final[dict[str, Any]] = {
+    "device": "cuda",
+    "attention_backend": "triton",
+    "disable_overlap_schedule": True,  # pages are unmapped between steps; nothing may be in flight then
+}
+
+
+def server_arguments(spec: ModelSpec, kind: DeviceKind) -> dict[str, Any]:
+    """Keyword arguments for ``ServerArgs``. Raises :class:`InvalidValue` for an engine argument that is Prism's own."""
+    for name, value in spec.engine_args:
+        if name in OWNED:
+            raise InvalidValue(f"models.{spec.name}.engine_args.{name}", value, f"is set by {OWNED[name]}")
+    arguments = {
+        **COMMON,
+        **(CUDA if kind is DeviceKind.CUDA else HOST),
+        "model_path": spec.path,
+        "served_model_name": spec.name,
+        "tp_size": spec.tp,
+        "context_length": spec.context_tokens or None,
+    }
+    if (dtype := stored_dtype(Path(spec.path))) is not None:
+        arguments["dtype"] = dtype
+    arguments.update({name: thaw(value) for name, value in spec.engine_args})
+    return arguments
+
+
+def stored_dtype(folder: Path) -> str | None:
+    """The element type the model was saved in; None if its configuration does not say. SGLang's own choice would turn
+    float32 models into float16, which is another model and slow on CPUs."""
+    try:
+        config = json.loads((folder / "config.json").read_bytes())
+    except (OSError, ValueError):
+        return None
+    found = config.get("dtype") or config.get("torch_dtype") if isinstance(config, dict) else None
+    return found if found in ("float32", "bfloat16", "float16") else None
+
+
+def thaw(value: object) -> object:
+    """Frozen catalog values (tuples) as the lists JSON has."""
+    return [thaw(v) for v in value] if isinstance(value, tuple) else value

@@ -1,0 +1,47 @@
+"""What an engine worker has to do to SGLang's state of its process, before, after and at the end of one model."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+from prism import memory
+from prism.engine.commands import ActivateModel
+
+
+def prepare_ranks(command: ActivateModel) -> None:
+    """What SGLang reads from the environment when an engine spans several processes of this machine."""
+    os.environ["SGLANG_DISTRIBUTED_INIT_METHOD_OVERRIDE"] = command.rendezvous
+    cores = sorted(os.sched_getaffinity(0))
+    os.environ["SGLANG_CPU_OMP_THREADS_BIND"] = "|".join(str(cores[r % len(cores)]) for r in range(command.world))
+
+
+def seat_pool(scheduler: Any) -> memory.Pool:
+    """The KV pool under ``scheduler``."""
+    pool: memory.Pool = scheduler.token_to_kv_pool_allocator.lease.pool
+    return pool
+
+
+def suspects_of(scheduler: Any) -> list[str]:
+    """Requests of the batch that was being run when the loop failed."""
+    batch = scheduler.cur_batch_for_debug
+    return [] if batch is None else [req.rid for req in batch.reqs]
+
+
+def release_scheduler(scheduler: Any) -> None:
+    """End the threads and helpers a scheduler leaves behind when its loop is over."""
+    scheduler.metrics_reporter._shutdown_fpm()
+    backend = scheduler.grammar_manager.grammar_backend
+    if backend is not None:
+        backend.executor.shutdown(wait=False, cancel_futures=True)
+    scheduler.release_host_resources()
+
+
+def forget_globals() -> None:
+    """Drop what SGLang keeps per process that belongs to one model. Rotary tables are cached by shape, and their
+    tensors lie in the weight region that is about to go."""
+    from sglang.srt.layers.rotary_embedding import factory
+    from sglang.srt.runtime_context import Resources, get_context
+
+    factory._ROPE_DICT.clear()
+    get_context().resources = Resources()

@@ -1,0 +1,182 @@
+"""The zygote: one warm process with everything imported and patched, from which workers are forked in milliseconds.
+
+    python -m prism.engine.zygote --socket PATH [--kind host|cuda] [--parent-pid PID]
+
+It has one thread and serves a unix socket (:mod:`prism.engine.zygote_messages`). It outlives its clients; a child
+outlives the zygote but not the process it was told to watch. For GPUs nothing is imported before the fork: a CUDA
+context cannot be inherited, so each child imports for itself while it is parked.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import importlib
+import os
+import selectors
+import signal
+import socket
+import sys
+import time
+import traceback
+from pathlib import Path
+from typing import Any
+
+from prism.engine import boot
+from prism.engine.frames import BadFrame, FrameSocket
+from prism.engine.process import die_with_parent
+from prism.engine.zygote_messages import Exited, Fork, Forked, ForkFailed, Hello, encode, to_zygote
+
+
+def run_child(fork: Fork, kind: str) -> None:
+    """Life of a forked child; never returns."""
+    status = 1
+    try:
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+        signal.set_wakeup_fd(-1)
+        if fork.log_file is not None:
+            log = os.open(fork.log_file, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+            os.dup2(log, 1)
+            os.dup2(log, 2)
+            os.close(log)
+        from setproctitle import setproctitle
+
+        from prism.engine.process import die_with
+
+        setproctitle(fork.title)
+        die_with(fork.watch_pid)
+        if kind == "cuda":
+            boot.boot(kind)
+        module, _, function = fork.entry.partition(":")
+        getattr(importlib.import_module(module), function)(fork.args)
+        status = 0
+    except SystemExit as error:
+        status = error.code if isinstance(error.code, int) else 1
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(status)
+
+
+class Zygote:
+    """The fork server's loop. ``children`` maps each living child to the client that asked for it."""
+
+    def __init__(self, listener: socket.socket, kind: str, boot_s: float) -> None:
+        self._listener, self._kind = listener, kind
+        self._hello = Hello(pid=os.getpid(), kind=kind, boot_s=boot_s)
+        self._selector = selectors.DefaultSelector()
+        self._selector.register(listener, selectors.EVENT_READ, self._accept)
+        self._clients: list[FrameSocket] = []
+        self._sockets: dict[FrameSocket, socket.socket] = {}
+        self._children: dict[int, FrameSocket] = {}
+        self._wake_read, self._wake_write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+        signal.set_wakeup_fd(self._wake_write)
+        signal.signal(signal.SIGCHLD, lambda *_: None)
+        self._selector.register(self._wake_read, selectors.EVENT_READ, self._reap)
+
+    def serve(self) -> None:
+        """Answer clients until the process is ended."""
+        while True:
+            for key, _ in self._selector.select():
+                key.data(key.fileobj)
+
+    def _accept(self, _: Any) -> None:
+        sock, _address = self._listener.accept()
+        client = FrameSocket(sock)
+        self._clients.append(client)
+        self._sockets[client] = sock
+        self._selector.register(sock, selectors.EVENT_READ, lambda _: self._read(client))
+        client.send(encode(self._hello))
+
+    def _read(self, client: FrameSocket) -> None:
+        try:
+            for frame in client.receive():
+                self._fork(client, to_zygote.decode(frame))
+        except (BadFrame, ValueError) as error:
+            print(f"zygote: dropped a client: {error}", file=sys.stderr)
+            client.closed = True
+        if client.closed:
+            self._drop(client)
+
+    def _drop(self, client: FrameSocket) -> None:
+        sock = self._sockets.pop(client)
+        self._clients.remove(client)
+        self._selector.unregister(sock)
+        sock.close()
+
+    def _fork(self, client: FrameSocket, fork: Fork) -> None:
+        try:
+            pid = os.fork()
+        except OSError as error:
+            client.send(encode(ForkFailed(ask=fork.ask, error=str(error))))
+            return
+        if pid == 0:
+            self._close_inherited()
+            run_child(fork, self._kind)
+        self._children[pid] = client
+        client.send(encode(Forked(ask=fork.ask, pid=pid)))
+
+    def _close_inherited(self) -> None:
+        self._selector.close()
+        self._listener.close()
+        for sock in self._sockets.values():
+            sock.close()
+        os.close(self._wake_read)
+        os.close(self._wake_write)
+
+    def _reap(self, _: Any) -> None:
+        while True:
+            try:
+                if not os.read(self._wake_read, 4096):
+                    break
+            except BlockingIOError:
+                break
+        while self._children:
+            try:
+                pid, status = os.waitpid(-1, os.WNOHANG)
+            except ChildProcessError:
+                return
+            if pid == 0:
+                return
+            client = self._children.pop(pid, None)
+            if client in self._sockets:
+                client.send(encode(Exited(pid=pid, status=os.waitstatus_to_exitcode(status))))
+
+
+def listen(path: Path) -> socket.socket:
+    """The zygote's socket at ``path``, private to the user; a stale one is replaced."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.unlink(missing_ok=True)
+    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    listener.bind(str(path))
+    path.chmod(0o600)
+    listener.listen(64)
+    return listener
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="Fork server for engine and front-door workers.")
+    parser.add_argument("--socket", type=Path, required=True)
+    parser.add_argument("--kind", choices=["host", "cuda", "bare"], default="host", help="bare: import nothing")
+    parser.add_argument("--parent-pid", type=int, help="end when this parent process ends")
+    options = parser.parse_args()
+    if options.parent_pid is not None:
+        die_with_parent(options.parent_pid)
+    from setproctitle import setproctitle
+
+    setproctitle("prism: zygote")
+    listener = listen(options.socket)
+    start_s = time.perf_counter()
+    if options.kind != "bare":
+        boot.prepare_environment(options.kind)
+    if options.kind == "host":
+        boot.boot(options.kind)
+    gc.collect()
+    gc.freeze()
+    Zygote(listener, options.kind, time.perf_counter() - start_s).serve()
+
+
+if __name__ == "__main__":
+    main()

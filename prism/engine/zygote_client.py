@@ -1,0 +1,110 @@
+"""The asyncio end of the zygote's socket, for the engine pool and the supervisor."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import itertools
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from prism.engine.errors import EngineSetupError
+from prism.engine.frames import pack, read_frame
+from prism.engine.zygote_messages import Exited, Fork, Forked, ForkFailed, Hello, encode, from_zygote
+
+
+class ZygoteClient:
+    """Asks a zygote for children and hears when they end.
+
+    ``on_exit(pid, status)`` is called in the loop for each child of this client that ended (status: exit code, or minus
+    the signal). After the zygote is gone :attr:`alive` is False and :meth:`fork` raises.
+    """
+
+    def __init__(self, path: Path, on_exit: Callable[[int, int], None] = lambda pid, status: None) -> None:
+        self._path, self._on_exit = path, on_exit
+        self._asks: dict[int, asyncio.Future[int]] = {}
+        self._numbers = itertools.count(1)
+        self._task: asyncio.Task[None] | None = None
+        self._writer: asyncio.StreamWriter | None = None
+        self.hello: Hello | None = None
+        self.alive = False
+
+    async def connect(self, timeout_s: float = 120.0) -> Hello:
+        """Connect and wait until the zygote is warm. Raises :class:`EngineSetupError` after ``timeout_s``."""
+        try:
+            async with asyncio.timeout(timeout_s):
+                reader = await self._open()
+                frame = await read_frame(reader)
+        except (TimeoutError, asyncio.CancelledError) as error:
+            await self.close()
+            if isinstance(error, asyncio.CancelledError):
+                raise
+            raise EngineSetupError(f"the zygote at {self._path} did not answer within {timeout_s:.0f} s") from None
+        if frame is None:
+            raise EngineSetupError(f"the zygote at {self._path} ended while it started; see its log")
+        hello = from_zygote.decode(frame)
+        assert isinstance(hello, Hello)
+        self.hello, self.alive = hello, True
+        self._task = asyncio.create_task(self._listen(reader))
+        return hello
+
+    async def _open(self) -> asyncio.StreamReader:
+        while True:
+            try:
+                reader, self._writer = await asyncio.open_unix_connection(self._path)
+                return reader
+            except (FileNotFoundError, ConnectionRefusedError):
+                await asyncio.sleep(0.05)
+
+    async def fork(
+        self,
+        entry: str,
+        args: dict[str, Any],
+        *,
+        watch_pid: int | None = None,
+        title: str = "prism: worker",
+        log_file: Path | None = None,
+    ) -> int:
+        """Fork a child that calls ``entry`` (``package.module:function``) with the plain dict ``args`` and ends with
+        process ``watch_pid`` (default: this one). Returns its pid. Raises :class:`EngineSetupError`."""
+        if not self.alive or self._writer is None:
+            raise EngineSetupError(f"the zygote at {self._path} is gone")
+        ask = next(self._numbers)
+        answer: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+        self._asks[ask] = answer
+        request = Fork(
+            ask=ask,
+            entry=entry,
+            args=args,
+            watch_pid=os.getpid() if watch_pid is None else watch_pid,
+            title=title,
+            log_file=None if log_file is None else str(log_file),
+        )
+        self._writer.write(pack(encode(request)))
+        return await answer
+
+    async def _listen(self, reader: asyncio.StreamReader) -> None:
+        while (frame := await read_frame(reader)) is not None:
+            match from_zygote.decode(frame):
+                case Forked(ask=ask, pid=pid):
+                    self._asks.pop(ask).set_result(pid)
+                case ForkFailed(ask=ask, error=error):
+                    self._asks.pop(ask).set_exception(EngineSetupError(f"the zygote could not fork: {error}"))
+                case Exited(pid=pid, status=status):
+                    self._on_exit(pid, status)
+        self.alive = False
+        for answer in self._asks.values():
+            answer.set_exception(EngineSetupError(f"the zygote at {self._path} is gone"))
+        self._asks.clear()
+
+    async def close(self) -> None:
+        """Leave the zygote; it and the children go on."""
+        self.alive = False
+        if self._writer is not None:
+            self._writer.close()
+            with contextlib.suppress(ConnectionError):
+                await self._writer.wait_closed()
+        if self._task is not None:
+            await self._task

@@ -1,0 +1,59 @@
+"""What the zygote and its clients say to each other (MessagePack in length-prefixed frames on a unix socket)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+
+class _Message(msgspec.Struct, tag=True, frozen=True, kw_only=True):
+    pass
+
+
+class Fork(_Message, frozen=True, kw_only=True):
+    """Client to zygote: fork a child that calls ``entry`` (``package.module:function``) with ``args``."""
+
+    ask: int
+    """Chosen by the client; the answer carries it."""
+    entry: str
+    args: dict[str, Any]
+    watch_pid: int
+    """The child ends when this process ends."""
+    title: str = "prism: worker"
+    log_file: str | None = None
+    """The child's stdout and stderr are appended here; None: they stay the zygote's."""
+
+
+class Forked(_Message, frozen=True, kw_only=True):
+    ask: int
+    pid: int
+
+
+class ForkFailed(_Message, frozen=True, kw_only=True):
+    ask: int
+    error: str
+
+
+class Exited(_Message, frozen=True, kw_only=True):
+    """Zygote to the client that asked for the child."""
+
+    pid: int
+    status: int
+    """Exit code, or minus the signal that ended it."""
+
+
+class Hello(_Message, frozen=True, kw_only=True):
+    """Zygote to a new client, once it is warm."""
+
+    pid: int
+    kind: str
+    boot_s: float
+
+
+ToZygote = Fork
+FromZygote = Hello | Forked | ForkFailed | Exited
+
+to_zygote = msgspec.msgpack.Decoder(ToZygote)
+from_zygote = msgspec.msgpack.Decoder(FromZygote)
+encode = msgspec.msgpack.Encoder().encode

@@ -1,0 +1,36 @@
+"""Elastic device memory shared by many engines: the Python face of ``csrc/kvcached``. See ``docs/memory.md``."""
+
+from prism.memory._kvcached import Fence, Pool, stream_copy
+from prism.memory.arena import Arena
+from prism.memory.device import Device, default_account_dir, open_device
+from prism.memory.layout import KvLayout
+from prism.memory.owner import Owner
+from prism.memory.region import ImportedRegion, WeightRegion
+from prism.memory.stats import Audit, DeviceStats, OwnerStats
+from prism.memory.table3 import alloc_kv, alloc_kvcache, free_kv, free_kvcache
+from prism.memory.tensors import cupy_views, numpy_views, row_views, torch_views
+
+__all__ = [
+    "Arena",
+    "Audit",
+    "Device",
+    "DeviceStats",
+    "Fence",
+    "ImportedRegion",
+    "KvLayout",
+    "Owner",
+    "OwnerStats",
+    "Pool",
+    "WeightRegion",
+    "alloc_kv",
+    "alloc_kvcache",
+    "cupy_views",
+    "default_account_dir",
+    "free_kv",
+    "free_kvcache",
+    "numpy_views",
+    "open_device",
+    "row_views",
+    "stream_copy",
+    "torch_views",
+]

@@ -1,0 +1,106 @@
+"""Owners: what one process holds on one device."""
+
+from __future__ import annotations
+
+from types import TracebackType
+from typing import Literal
+
+from prism.memory import _kvcached
+from prism.memory.arena import Arena
+from prism.memory.region import GPU_REGION_PAGE_BYTES, ImportedRegion, WeightRegion
+
+Klass = Literal["weights", "kv", "staging"]
+
+
+class Owner:
+    """An entry in a device's account, and the maker of arenas and weight regions that are charged to it.
+
+    Arenas, pools and regions account for themselves; ``reserve`` and ``release`` are for memory that something else
+    allocates (activations, staging buffers, weights that a framework loads itself).
+    """
+
+    def __init__(self, name: str, core: _kvcached.Owner) -> None:
+        self.name = name
+        self._core = core
+
+    @property
+    def id(self) -> int:
+        """Names this owner for ``Device.set_limit`` in any process; never reused while the account exists."""
+        return self._core.id
+
+    @property
+    def leased_bytes(self) -> int:
+        """Held in the books, over all classes."""
+        return self._core.held_bytes
+
+    @property
+    def floor_bytes(self) -> int:
+        """Guaranteed bytes."""
+        return self._core.floor_bytes
+
+    @property
+    def limit_bytes(self) -> int | None:
+        """The most it may hold, ``None`` without a limit."""
+        return self._core.limit_bytes
+
+    @property
+    def spare_bytes(self) -> int:
+        """Physical pages without an address, kept for the next map."""
+        return self._core.spare_bytes
+
+    def held(self, klass: Klass) -> int:
+        """Bytes held in the books for one class."""
+        return self._core.held(klass)
+
+    def reserve(self, nbytes: int, klass: Klass, timeout_s: float = 0.0) -> None:
+        """Add to the books, atomically and exclusively: ``OutOfMemory`` or ``LimitExceeded``, and then nothing changed.
+
+        With a timeout it waits for memory to come back, and meanwhile other owners feel ``pressure()``.
+        """
+        self._core.reserve(nbytes, klass, timeout_s)
+
+    def release(self, nbytes: int, klass: Klass) -> None:
+        """Take off the books and wake those who wait; ``OverRelease`` for more than is held."""
+        self._core.release(nbytes, klass)
+
+    def pressure(self) -> int:
+        """Bytes this owner should give back now: over its limit, or others wait and it holds more than its floor."""
+        return self._core.pressure()
+
+    def excess(self) -> int:
+        """The part of it above this owner's own limit."""
+        return self._core.excess()
+
+    def arena(self, virtual_bytes: int) -> Arena:
+        """Reserve address space for KV caches; it costs no memory."""
+        return Arena(_kvcached.Arena(self._core, virtual_bytes))
+
+    @property
+    def page_bytes(self) -> int:
+        """The device's granule: 2 MiB on a GPU."""
+        return self._core.page_bytes
+
+    def weight_region(self, nbytes: int, *, page_bytes: int | None = None) -> WeightRegion:
+        """Reserve address space for weights; ``commit()`` puts memory behind it, in pages of ``page_bytes``.
+
+        By default these are the granule on a host device and 32 MiB on a GPU, where every page costs driver calls.
+        """
+        if page_bytes is None:
+            page_bytes = self.page_bytes if self._core.device.startswith("host:") else GPU_REGION_PAGE_BYTES
+        return WeightRegion(_kvcached.WeightRegion(self._core, nbytes, min(page_bytes, nbytes)))
+
+    def import_region(self, pages: list[tuple[int, int, int]]) -> ImportedRegion:
+        """Map pages that another process exported (``WeightRegion.export_pages``; descriptors sent over a socket)."""
+        return ImportedRegion(_kvcached.ImportedRegion(self._core, pages))
+
+    def close(self) -> None:
+        """Close arenas and regions, stop the helper thread, give everything back. Safe to call again."""
+        self._core.close()
+
+    def __enter__(self) -> Owner:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, where: TracebackType | None
+    ) -> None:
+        self.close()

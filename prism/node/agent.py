@@ -1,0 +1,290 @@
+"""The node agent's main loop: mailbox, heartbeat, reports."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import time
+import uuid
+from collections.abc import Callable, Mapping, Sequence
+from typing import Final
+
+import msgspec
+
+from prism.core.ids import DeviceId, NodeId
+from prism.core.settings import GpuSettings
+from prism.core.specs import DeviceSpec
+from prism.engine.api import Pool
+from prism.node.device import DeviceShell
+from prism.node.instances import Instances
+from prism.node.live import Live
+from prism.node.measures import NodeMeasures
+from prism.node.weights import NodeWeights
+from prism.obs.metrics import Metrics
+from prism.store.interface import Store, consumer_name
+from prism.store.values import AgentRecord, StoreUnavailable
+from prism.wire import keys
+from prism.wire.mailbox import Inbox, Outbox
+from prism.wire.messages import (
+    Activate,
+    AgentReport,
+    Cancel,
+    CommandResult,
+    Deactivate,
+    DeviceState,
+    Distribute,
+    ResumeReply,
+)
+
+log = logging.getLogger(__name__)
+
+HEARTBEAT_S: Final = 1.0
+ARRIVING_S: Final = 0.25
+"""Reports while weights arrive, so that they can be watched."""
+SETTLE_S: Final = 0.02
+"""A burst of changes makes one report."""
+
+
+SHOWN_REQUESTS: Final = 1_000
+LEAVE_S: Final = 60.0
+LEAVE_LOOK_S: Final = 0.05
+
+
+class NodeAgent:
+    """One per machine. Build it, then :meth:`run` until cancelled.
+
+    ``free_bytes`` reads a device's account; ``detail`` is announced in the store with the agent. ``weights`` is there
+    when there are other machines.
+    """
+
+    def __init__(
+        self,
+        node: NodeId,
+        devices: Sequence[DeviceSpec],
+        pool: Pool,
+        store: Store,
+        inbox: Inbox,
+        settings: GpuSettings,
+        free_bytes: Mapping[DeviceId, Callable[[], int]],
+        metrics: Metrics,
+        detail: Mapping[str, object] | None = None,
+        weights: NodeWeights | None = None,
+    ) -> None:
+        self.node, self.devices, self.pool, self.store, self.inbox = node, tuple(devices), pool, store, inbox
+        self.consumer = consumer_name(f"agent-{node}")
+        self.incarnation = uuid.uuid4().hex[:12]
+        self.outbox = Outbox(keys=inbox.keys)
+        self._free_bytes = free_bytes
+        self.measures = NodeMeasures(metrics, self.devices)
+        self.shells = {
+            d.id: DeviceShell(
+                d.id,
+                settings,
+                store,
+                self.outbox,
+                inbox.address,
+                self.consumer,
+                self._spendable(d.id),
+                time.time,
+                self.measures,
+            )
+            for d in self.devices
+        }
+        self._changed = asyncio.Event()
+        self.weights = weights
+        if weights is not None:
+            weights.changed = self._changed.set
+        self.instances = Instances(pool, self.shells, self._changed.set, self.measures, weights)
+        self._commands: set[asyncio.Task[None]] = set()
+        self._detail = dict(detail or {})
+        self._leaving = self._left = False
+
+    async def leave(self) -> None:
+        """Lets models and requests go to other machines, and returns when nothing is left here (or it takes too long;
+        the controller then takes what stands in the queues). Cancel :meth:`run` afterwards."""
+        log.info("leaving the fleet")
+        self._leaving = True
+        self._changed.set()
+        for _ in range(int(LEAVE_S / LEAVE_LOOK_S)):
+            if not self.instances.all() and not any(shell.live for shell in self.shells.values()):
+                break
+            await asyncio.sleep(LEAVE_LOOK_S)
+        self._left = True
+        with contextlib.suppress(StoreUnavailable):
+            if (controller := await self.store.controller()) is not None:
+                self.outbox.send(controller.mailbox, self.report())
+            await self.store.remove_agent(self.node)
+
+    def _spendable(self, device: DeviceId) -> Callable[[], int]:
+        """Free memory as a scheduler counts it: caches that are given back on demand included."""
+        return lambda: self._free_bytes[device]() + self.instances.idle_bytes(device)
+
+    async def run(self) -> None:
+        """Serves until cancelled; then engines are closed and what runs is left in the queues for the next agent."""
+        await self.pool.start()
+        try:
+            async with asyncio.TaskGroup() as group:
+                for shell in self.shells.values():
+                    group.create_task(shell.run())
+                group.create_task(self._mail())
+                group.create_task(self._beat())
+                group.create_task(self._report())
+                if self.weights is not None:
+                    group.create_task(self.weights.run())
+        finally:
+            if self.weights is not None:
+                self.weights.close()
+            for task in self._commands:
+                task.cancel()
+            self.instances.close()
+            await self.pool.close()
+            self.outbox.close()
+
+    async def _mail(self) -> None:
+        async for message in self.inbox:
+            match message:
+                case ResumeReply():
+                    for shell in self.shells.values():
+                        shell.fronts.answer(message)
+                case Cancel(id=request_id):
+                    for shell in self.shells.values():
+                        shell.cancel(request_id)
+                case Distribute(part=part) if self.weights is not None:
+                    self.weights.distribute(part)
+                case Activate() | Deactivate():
+                    task = asyncio.create_task(self._obey(message))
+                    self._commands.add(task)
+                    task.add_done_callback(self._commands.discard)
+                case _:
+                    log.warning("unexpected message %s", type(message).__name__)
+
+    async def _obey(self, message: Activate | Deactivate) -> None:
+        try:
+            result = await self.instances.command(message)
+        except Exception as error:
+            log.exception("command %s failed", message.command)
+            result = CommandResult(command=message.command, ok=False, error="internal", detail={"detail": str(error)})
+        self.outbox.send(message.reply_to, result)
+
+    async def _beat(self) -> None:
+        """Announces the node, keeps its queue entries alive and notices dead front doors."""
+        while True:
+            try:
+                if not self._left:
+                    await self.store.announce_agent(self._record())
+                for device, shell in self.shells.items():
+                    await self._keep(device, shell)
+                await self.store.put_doc(f"node:{self.node}", self._document())
+                fronts = await self.store.fronts()
+                await self._measure()
+            except StoreUnavailable as error:
+                log.warning("the store is away: %s", error)
+            else:
+                for shell in self.shells.values():
+                    shell.fronts.refresh(fronts, time.time())
+                    shell.drop_dead_fronts(time.time())
+            await asyncio.sleep(HEARTBEAT_S)
+
+    async def _keep(self, device: DeviceId, shell: DeviceShell) -> None:
+        """Keeps the device's queue entries alive, and lets go of requests whose entries somebody else owns by now:
+        this node was taken for dead and they run elsewhere."""
+        before = list(shell.live)
+        count = await self.store.beat(keys.device_queue(device), self.consumer)
+        held = [request_id for request_id in before if request_id in shell.live]
+        if count >= len(held):  # entries that are being acknowledged count too: fewer means that some are another's
+            return
+        owned = set(await self.store.owned(keys.device_queue(device), self.consumer))
+        for request_id in held:
+            if request_id not in owned:
+                shell.disown(request_id)
+
+    async def _measure(self) -> None:
+        self.measures.state(self.instances.reports(), self._free_bytes)
+        self.measures.workers(self.pool.counts())
+        lengths = await self.store.lengths([keys.device_queue(d) for d in self.shells])
+        for device, length in zip(self.shells, lengths, strict=True):
+            self.measures.queue(device, length)
+
+    async def _report(self) -> None:
+        while True:
+            try:
+                controller = await self.store.controller()
+            except StoreUnavailable:
+                controller = None
+            if controller is not None:
+                self.outbox.send(controller.mailbox, self.report())
+            with contextlib.suppress(TimeoutError):
+                arriving = self.weights is not None and self.weights.busy
+                async with asyncio.timeout(ARRIVING_S if arriving else HEARTBEAT_S):
+                    await self._changed.wait()
+                    await asyncio.sleep(SETTLE_S)
+            self._changed.clear()
+
+    def report(self) -> AgentReport:
+        """The node's state for the controller; takes the arrivals counted since the last report."""
+        arrivals: dict[str, int] = {}
+        for shell in self.shells.values():
+            for model, count in shell.arrivals.items():
+                arrivals[model] = arrivals.get(model, 0) + count
+            shell.arrivals.clear()
+        weights = self.weights
+        return AgentReport(
+            weights="" if weights is None else weights.server.address,
+            packs=[] if weights is None else weights.packs,
+            arriving=[] if weights is None else weights.arriving(),
+            disk_bytes_s=0.0 if weights is None else weights.disk_bytes_s,
+            link_bytes_s=0.0 if weights is None else weights.link_bytes_s,
+            node=self.node,
+            incarnation=self.incarnation,
+            mailbox=self.inbox.address,
+            devices=[
+                DeviceState(
+                    id=d.id,
+                    kind=d.kind.value,
+                    domain=d.domain,
+                    capacity_bytes=d.memory_bytes,
+                    free_bytes=self._free_bytes[d.id](),
+                    page_bytes=d.page_bytes,
+                    weight_page_bytes=d.weight_page_bytes,
+                )
+                for d in self.devices
+            ],
+            instances=self.instances.reports(),
+            arrivals=arrivals,
+            leaving=self._leaving,
+            left=self._left,
+        )
+
+    def _document(self) -> str:
+        """What operators' views show of this node, requests included (the oldest first, bounded)."""
+        live = sorted((x for shell in self.shells.values() for x in shell.live.values()), key=_arrival_s)
+        requests = [
+            {
+                "id": x.id,
+                "model": x.model,
+                "state": x.stage.name.lower(),
+                "device": x.entry.queue.removeprefix(keys.device_queue("")),
+                "arrival_s": x.submission.arrival_s,
+                "attempt": x.attempt,
+                "prompt_tokens": x.submission.prompt_tokens,
+            }
+            for x in live[:SHOWN_REQUESTS]
+        ]
+        node = {"node": self.node, "pid": os.getpid(), "at_s": time.time(), "instances": self.instances.reports()}
+        return msgspec.json.encode({**node, "requests": requests, "requests_total": len(live)}).decode()
+
+    def _record(self) -> AgentRecord:
+        return AgentRecord(
+            node=self.node,
+            mailbox=self.inbox.address,
+            devices=[d.id for d in self.devices],
+            seen_s=time.time(),
+            pid=os.getpid(),
+            detail={"consumer": self.consumer, "incarnation": self.incarnation, **self._detail},
+        )
+
+
+def _arrival_s(live: Live) -> float:
+    return live.submission.arrival_s

@@ -1,0 +1,401 @@
+"""The shell around one device's scheduler: reads its queue, feeds events in, carries effects out.
+
+All methods run on the agent's loop; nothing here blocks. Requests never vanish: each ends in exactly one of
+*acknowledged* (its client has everything, or is gone), *refused* (its client got an error) or *moved* to another queue.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections import Counter, OrderedDict
+from collections.abc import Callable
+from typing import Final
+
+import msgspec
+
+from prism.core.effects import Abort, Dispatch, GpuEffect, Refuse, SendBack
+from prism.core.events import (
+    AttemptLost,
+    DispatchRejected,
+    EngineDown,
+    EngineDraining,
+    EngineLoad,
+    EngineUp,
+    Finished,
+    FirstToken,
+    GpuEvent,
+    MemoryReport,
+    RequestArrived,
+    RequestCancelled,
+    Tick,
+)
+from prism.core.ids import DeviceId, Generation, ModelName, RequestId
+from prism.core.reasons import ReasonCode
+from prism.core.settings import GpuSettings
+from prism.engine import events as engine_events
+from prism.engine.api import Handle
+from prism.engine.errors import EngineGone
+from prism.node.fronts import Fronts
+from prism.node.live import Live, Stage
+from prism.node.measures import NodeMeasures
+from prism.scheduler.gpu import GpuScheduler
+from prism.store.interface import Queues
+from prism.store.ledger import Ledger
+from prism.store.values import Entry, StoreUnavailable
+from prism.wire import keys
+from prism.wire.mailbox import Outbox
+from prism.wire.messages import Failed, Finish, ResumeQuery, ResumeReply, encode
+
+log = logging.getLogger(__name__)
+
+READ_COUNT: Final = 256
+BLOCK_S: Final = 1.0
+TICK_S: Final = 0.05
+MAX_HOPS: Final = 50
+"""A request that was moved this often is refused: something places its model and loses it again and again."""
+MAX_SUSPICIONS: Final = 3
+"""A request in whose steps this many engines died by themselves is refused: it would take down the next one too."""
+SUPERSEDED_S: Final = 5.0
+"""Within this time whoever runs a request instead has asked its front door."""
+REMEMBERED_CANCELS: Final = 10_000
+
+
+class DeviceShell:
+    """One device's queue, scheduler and requests. :meth:`run` serves until cancelled."""
+
+    def __init__(
+        self,
+        device: DeviceId,
+        settings: GpuSettings,
+        store: Queues,
+        outbox: Outbox,
+        mailbox: str,
+        consumer: str,
+        free_bytes: Callable[[], int],
+        now: Callable[[], float],
+        measures: NodeMeasures,
+    ) -> None:
+        self.device = device
+        self.scheduler = GpuScheduler(device, settings)
+        self.fronts = Fronts(outbox, self._replied)
+        self.ledger = Ledger(store, consumer)
+        self.arrivals: Counter[ModelName] = Counter()
+        """Requests per model that came straight from a front door; the agent takes and clears it."""
+        self.live: dict[RequestId, Live] = {}
+        self.served: dict[ModelName, int] = {}
+        """Requests that got a first token from the current engine of each model."""
+        self._engines: dict[ModelName, tuple[Generation, Handle]] = {}
+        self._store, self._outbox, self._mailbox, self._consumer = store, outbox, mailbox, consumer
+        self._queue = keys.device_queue(device)
+        self._free_bytes, self._now, self._measures = free_bytes, now, measures
+        self._last_free: int | None = None
+        self._cancelled: OrderedDict[str, None] = OrderedDict()
+        self._drained: dict[ModelName, asyncio.Event] = {}
+
+    # --- what the agent calls ---
+
+    async def run(self) -> None:
+        """Takes over what an earlier agent of this device left, then serves."""
+        await self._take_over()
+        async with asyncio.TaskGroup() as group:
+            group.create_task(self._intake())
+            group.create_task(self._clock())
+
+    def engine_up(self, generation: Generation, handle: Handle, up: EngineUp) -> None:
+        """``handle`` serves; its events are consumed by :meth:`consume`."""
+        self._engines[up.model] = (generation, handle)
+        self.served[up.model] = 0
+        self.feed(up)
+
+    def stop_admitting(self, model: ModelName) -> None:
+        """The model leaves: what waits goes back to the inactive queue, what runs may finish."""
+        self.feed(EngineDraining(model))
+
+    async def drained(self, model: ModelName, hurry: asyncio.Event, timeout_s: float) -> None:
+        """Returns when no request of ``model`` runs here any more, when ``hurry`` is set, or after ``timeout_s``."""
+        if not self._running(model) or hurry.is_set():
+            return
+        empty = self._drained.setdefault(model, asyncio.Event())
+        waits = [asyncio.create_task(event.wait()) for event in (empty, hurry)]
+        try:
+            done, _ = await asyncio.wait(waits, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
+            if not done:
+                log.info("%s: %s still runs requests after %.0f s, carrying them over", self.device, model, timeout_s)
+        finally:
+            for wait in waits:
+                wait.cancel()
+            self._drained.pop(model, None)
+
+    def engine_down(self, model: ModelName) -> None:
+        """The engine is gone. Its requests' front doors are asked what they have; the answers decide what follows."""
+        self._engines.pop(model, None)
+        self.feed(EngineDown(model))
+        for live in [x for x in self.live.values() if x.model == model and x.stage is Stage.RUNNING]:
+            self._ask(live)
+
+    def cancel(self, request_id: str) -> bool:
+        """The client is gone. False when this device does not have the request (it may be on its way: remembered)."""
+        live = self.live.get(RequestId(request_id))
+        if live is None:
+            self._cancelled[request_id] = None
+            if len(self._cancelled) > REMEMBERED_CANCELS:
+                self._cancelled.popitem(last=False)
+            return False
+        self._drop(live)
+        return True
+
+    def disown(self, request_id: RequestId) -> None:
+        """Another consumer owns the request: say nothing more about it. Its engine is stopped a little later, when the
+        front door takes the end of this attempt for what it is: one that was superseded."""
+        live = self.live.get(request_id)
+        if live is None:
+            return
+        log.warning("%s: %s belongs to somebody else by now", self.device, request_id)
+        if live.handle is not None:
+            asyncio.get_running_loop().call_later(SUPERSEDED_S, self._stop_disowned, request_id, live.handle)
+        self._forget(live, acknowledge=False)
+
+    def _stop_disowned(self, request_id: RequestId, handle: Handle) -> None:
+        if request_id not in self.live:  # else it came back, and the engine may have its next attempt
+            handle.abort(request_id)
+
+    def feed(self, event: GpuEvent) -> None:
+        """One event into the scheduler, its effects out."""
+        began_s = time.perf_counter()
+        effects = self.scheduler.on_event(event, self._now())
+        self._measures.decided(time.perf_counter() - began_s)
+        for effect in effects:
+            self._carry_out(effect)
+            self._measures.decision(effect)
+
+    async def consume(self, model: ModelName, handle: Handle) -> str:
+        """Feeds the engine's events in until it is gone; returns the reason of its death, "" after a deactivation."""
+        retractions = 0
+        async for event in handle.events():
+            match event:
+                case engine_events.FirstToken(rid=rid):
+                    self.served[model] += 1
+                    self.feed(FirstToken(RequestId(rid)))
+                case engine_events.Finished():
+                    self._finished(event)
+                case engine_events.Lost(rid=rid):
+                    if live := self._running_as(rid, event.attempt):
+                        self._ask(live)
+                case engine_events.Load():
+                    self.feed(EngineLoad(model, event.running, event.queued, event.free_kv_tokens))
+                    self._measures.retracted(model, self.device, event.retractions - retractions)
+                    retractions = event.retractions
+                    self._report_memory()
+                case engine_events.Died(reason=reason):
+                    for rid in event.suspects:
+                        if live := self.live.get(RequestId(rid)):
+                            live.suspicions += 1
+                    return reason
+        return ""
+
+    # --- intake ---
+
+    async def _take_over(self) -> None:
+        while True:
+            try:
+                entries = await self._store.take_over(self._queue, self._consumer, idle_s=0.0)
+            except StoreUnavailable:
+                await asyncio.sleep(0.5)
+                continue
+            if not entries:
+                return
+            log.info("%s: took over %d requests", self.device, len(entries))
+            for entry in entries:
+                self._admit(entry)
+
+    async def _intake(self) -> None:
+        while True:
+            try:
+                entries = await self._store.read_new([self._queue], self._consumer, READ_COUNT, BLOCK_S)
+            except StoreUnavailable as error:
+                log.warning("%s: cannot read the queue: %s", self.device, error)
+                await asyncio.sleep(0.2)
+                continue
+            for entry in entries:
+                self._admit(entry)
+
+    def _admit(self, entry: Entry) -> None:
+        try:
+            submission = entry.submission
+        except (msgspec.ValidationError, msgspec.DecodeError) as error:
+            log.error("%s: dropped an unreadable entry %s: %s", self.device, entry.entry_id, error)
+            self.ledger.done(entry)
+            return
+        live = Live(entry, submission)
+        if live.id in self.live:
+            return  # redelivered while in hand
+        self.live[live.id] = live
+        if submission.id in self._cancelled:
+            self._drop(live)
+        elif submission.hops > MAX_HOPS:
+            self._refuse(live, 503, "model_unstable", f"{live.model} keeps leaving its devices", 5.0)
+        elif entry.deliveries > 1 or submission.hops > 0:
+            self._ask(live)
+        else:
+            self.arrivals[live.model] += 1
+            self._enter(live)
+
+    def _enter(self, live: Live) -> None:
+        live.stage = Stage.WAITING
+        self.feed(RequestArrived(live.request()))
+
+    # --- answers of front doors ---
+
+    def _ask(self, live: Live) -> None:
+        live.stage, live.handle = Stage.ASKING, None
+        query = ResumeQuery(id=live.id, reply_to=self._mailbox)
+        self.fronts.ask(live.submission.front, query, self._now())
+
+    def _replied(self, reply: ResumeReply) -> None:
+        live = self.live.get(RequestId(reply.id))
+        if live is None:
+            return
+        if not reply.known or reply.complete:
+            self._forget(live, acknowledge=True)
+            return
+        if live.suspicions >= MAX_SUSPICIONS:
+            self._refuse(
+                live, 500, "engine_failure", f"{live.model} failed {live.suspicions} times on this request", None
+            )
+            return
+        live.attempt, live.tokens = reply.attempt, tuple(reply.token_ids)
+        if self.scheduler.owns(live.id):
+            live.stage = Stage.WAITING
+            self.feed(AttemptLost(live.id, len(live.tokens)))
+        else:
+            self._enter(live)
+
+    def _finished(self, event: engine_events.Finished) -> None:
+        live = self._running_as(event.rid, event.attempt)
+        if live is None:
+            return
+        live.stage = Stage.CLOSING
+        self.feed(Finished(live.id))
+        closing = Finish(
+            id=live.id,
+            reply_to=self._mailbox,
+            attempt=event.attempt,
+            total_tokens=event.total_tokens,
+            final=event.final,
+        )
+        self.fronts.ask(live.submission.front, closing, self._now())
+        self._note_drained(live.model)
+
+    # --- effects ---
+
+    def _carry_out(self, effect: GpuEffect) -> None:
+        live = self.live.get(effect.id)
+        if live is None:
+            return
+        match effect:
+            case Dispatch(generation=generation):
+                self._dispatch(live, generation)
+            case SendBack():
+                self._send_back(live)
+            case Refuse(reason=reason, retry_after_s=retry_after_s):
+                status, code = _refusal(reason.code)
+                self._refuse(live, status, code, f"{live.model}: {reason}", retry_after_s)
+            case Abort():
+                if live.handle is not None:
+                    live.handle.abort(live.id)
+
+    def _dispatch(self, live: Live, generation: Generation) -> None:
+        current = self._engines.get(live.model)
+        if current is None or current[0] != generation:
+            asyncio.get_running_loop().call_soon(self.feed, DispatchRejected(live.id))
+            return
+        live.stage, live.handle = Stage.RUNNING, current[1]
+        try:
+            current[1].submit(live.work())
+        except EngineGone:
+            # Its Died event is on the way and engine_down() then asks for this request like for all others.
+            log.info("%s: %s went to an engine that just died", self.device, live.id)
+
+    def _send_back(self, live: Live) -> None:
+        moved = msgspec.structs.replace(live.submission, hops=live.submission.hops + 1)
+        self.ledger.move(live.entry, keys.INACTIVE_QUEUE, encode(moved))
+        self._forget(live, acknowledge=False)
+
+    def _refuse(self, live: Live, status: int, code: str, message: str, retry_after_s: float | None) -> None:
+        kind = "rate_limit_error" if status == 429 else "server_error" if status >= 500 else "invalid_request_error"
+        failed = Failed(id=live.id, status=status, type=kind, code=code, message=message, retry_after_s=retry_after_s)
+        self._outbox.send(live.submission.front, failed)
+        self._forget(live, acknowledge=True)
+
+    def _drop(self, live: Live) -> None:
+        """The client is gone: stop the request wherever it stands."""
+        self.feed(RequestCancelled(live.id))
+        self._forget(live, acknowledge=True)
+
+    def _forget(self, live: Live, *, acknowledge: bool) -> None:
+        self.fronts.forget(live.id)
+        self.live.pop(live.id, None)
+        if acknowledge:
+            self.ledger.done(live.entry)
+        if self.scheduler.owns(live.id):
+            self.feed(Finished(live.id))
+        self._note_drained(live.model)
+
+    # --- time ---
+
+    async def _clock(self) -> None:
+        while True:
+            await asyncio.sleep(TICK_S)
+            now_s = self._now()
+            self.fronts.tick(now_s)
+            self._report_memory()
+            wake_s = self.scheduler.wake_s
+            if wake_s is not None and wake_s <= now_s:
+                self.feed(Tick())
+
+    def _report_memory(self) -> None:
+        free = self._free_bytes()
+        if free != self._last_free:
+            self._last_free = free
+            self.feed(MemoryReport(free))
+
+    def drop_dead_fronts(self, now_s: float) -> None:
+        """Ends the requests whose front door is dead: nobody is left to read their tokens. Should it live after all,
+        its clients get an error instead of silence."""
+        for live in list(self.live.values()):
+            if self.fronts.is_dead(live.submission.front, now_s, live.submission.arrival_s):
+                log.info("%s: dropping %s, its front door is gone", self.device, live.id)
+                why = "the front door was silent for too long and was taken for dead"
+                failed = Failed(id=live.id, status=503, type="server_error", code="front_silent", message=why)
+                self._outbox.send(live.submission.front, failed)
+                self._drop(live)
+
+    # --- small questions ---
+
+    def _running(self, model: ModelName) -> int:
+        return sum(1 for x in self.live.values() if x.model == model and x.stage is Stage.RUNNING)
+
+    def _running_as(self, rid: str, attempt: int) -> Live | None:
+        """The request if it runs as this attempt; an event of an older one is late news."""
+        live = self.live.get(RequestId(rid))
+        if live is None or live.stage is not Stage.RUNNING or live.attempt != attempt:
+            return None
+        return live
+
+    def _note_drained(self, model: ModelName) -> None:
+        event = self._drained.get(model)
+        if event is not None and not self._running(model):
+            event.set()
+
+
+def _refusal(code: ReasonCode) -> tuple[int, str]:
+    """HTTP status and OpenAI error code of a refusal by the scheduler."""
+    if code is ReasonCode.PROMPT_TOO_LARGE:
+        return 400, "context_length_exceeded"
+    if code is ReasonCode.LATE_REJECTED:
+        return 429, "deadline_unreachable"
+    if code is ReasonCode.QUEUE_FULL:
+        return 429, "queue_full"
+    return 503, code.value

@@ -1,0 +1,141 @@
+"""Entry point of the node agent: ``python -m prism.node.main CONFIG.json`` (the supervisor writes the file)."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import signal
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import msgspec
+
+from prism import memory
+from prism.core.ids import NodeId, local_name
+from prism.core.settings import GpuSettings
+from prism.core.specs import DeviceKind, DeviceSpec
+from prism.engine.pool import EnginePool
+from prism.engine.process import die_with_parent
+from prism.memory.region import GPU_REGION_PAGE_BYTES
+from prism.node.agent import NodeAgent
+from prism.node.weights import NodeWeights
+from prism.obs.logs import setup_logging
+from prism.obs.metrics import Metrics
+from prism.store.connect import open_store
+from prism.weights.store import WeightStore
+from prism.wire.mailbox import Inbox
+from prism.wire.secret import FleetSecret, read_secret
+
+
+class EngineSettings(msgspec.Struct, frozen=True, kw_only=True):
+    """The engine pool's part of the catalog."""
+
+    parked_per_device: int
+    max_per_device: int
+    start_timeout_s: float
+    threads: int
+
+
+class NodeConfig(msgspec.Struct, frozen=True, kw_only=True):
+    """What a node agent needs to know."""
+
+    node: str
+    devices: list[DeviceSpec]
+    redis_url: str
+    mailbox: str
+    run_dir: str
+    store_dir: str
+    log_dir: str
+    log_level: str
+    zygote_socket: str
+    engines: EngineSettings
+    settings: GpuSettings
+    parent_pid: int
+    """The process that started this one; the agent ends with it."""
+    secret_file: str | None = None
+    """The fleet's secret; None: there are no other machines."""
+    weights: str = ""
+    """``HOST:PORT`` to serve packed weights to other machines at; "": not at all."""
+    leaves: bool = False
+    """On SIGTERM models and requests go to other machines first. False: what runs is left to the next agent here."""
+    state_dir: str = ""
+
+
+async def serve(config: NodeConfig) -> None:
+    """Runs the agent until SIGTERM or SIGINT."""
+    accounts = Path(config.run_dir) / "accounts"
+    devices = {d.id: memory.open_device(local_name(d.id), d.memory_bytes, account_dir=accounts) for d in config.devices}
+    pool = EnginePool(
+        config.devices,
+        run_dir=Path(config.run_dir),
+        account_dir=accounts,
+        log_dir=Path(config.log_dir),
+        zygote_socket=Path(config.zygote_socket),
+        parked_per_device=config.engines.parked_per_device,
+        max_per_device=config.engines.max_per_device,
+        start_timeout_s=config.engines.start_timeout_s,
+        threads=config.engines.threads,
+        store_dir=Path(config.store_dir),
+        secret_file=None if config.secret_file is None else Path(config.secret_file),
+    )
+    store = open_store(config.redis_url)
+    secret = None if config.secret_file is None else read_secret(Path(config.secret_file))
+    with Inbox(config.mailbox, keys=None if secret is None else secret.mail_keys()) as inbox:
+        free = {id: device.free_bytes for id, device in devices.items()}
+        specs = [_paged(spec, devices[spec.id]) for spec in config.devices]
+        node, detail = NodeId(config.node), {"state_dir": config.state_dir}
+        weights = None if secret is None else _weights(config, secret)
+        agent = NodeAgent(node, specs, pool, store, inbox, config.settings, free, Metrics(), detail, weights)
+        task = asyncio.create_task(agent.run())
+        ending = _end_on_signal(agent, task, leaves=config.leaves)
+        try:
+            with contextlib.suppress(asyncio.CancelledError):
+                await task
+            await asyncio.gather(*ending)
+        finally:
+            await store.aclose()
+
+
+def _weights(config: NodeConfig, secret: FleetSecret) -> NodeWeights:
+    store, models = WeightStore(Path(config.store_dir)), Path(config.state_dir) / "models"
+    return NodeWeights(config.node, store, config.weights, secret.weights, models, lambda: None)
+
+
+def _end_on_signal(agent: NodeAgent, task: asyncio.Task[None], *, leaves: bool) -> list[asyncio.Task[None]]:
+    """SIGTERM and SIGINT end ``task``; the first one after the node has left, if it ``leaves``."""
+    ending: list[asyncio.Task[None]] = []
+    loop = asyncio.get_running_loop()
+
+    async def leave() -> None:
+        try:
+            await agent.leave()
+        finally:
+            task.cancel()
+
+    def end() -> None:
+        if leaves and not ending:
+            ending.append(loop.create_task(leave()))
+        else:
+            task.cancel()
+
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, end)
+    return ending
+
+
+def _paged(spec: DeviceSpec, device: memory.Device) -> DeviceSpec:
+    """``spec`` with the sizes of the pages that its memory comes in."""
+    weight_page_bytes = GPU_REGION_PAGE_BYTES if spec.kind is DeviceKind.CUDA else device.page_bytes
+    return replace(spec, page_bytes=device.page_bytes, weight_page_bytes=weight_page_bytes)
+
+
+def main() -> None:
+    config = msgspec.json.decode(Path(sys.argv[1]).read_bytes(), type=NodeConfig)
+    die_with_parent(config.parent_pid)
+    setup_logging("agent", config.log_level, Path(config.log_dir) / f"agent-{config.node}.jsonl", console=None)
+    asyncio.run(serve(config))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,82 @@
+"""The node agent's metrics: gauges from its own state once a second, counters as things happen."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+
+from prism.core.effects import GpuEffect, Route
+from prism.core.ids import DeviceId
+from prism.core.specs import DeviceSpec
+from prism.obs import names
+from prism.obs.metrics import Metrics
+from prism.wire.messages import InstanceReport
+
+
+class NodeMeasures:
+    """Writes what operators' dashboards show of one machine."""
+
+    def __init__(self, metrics: Metrics, devices: Sequence[DeviceSpec]) -> None:
+        self._metrics, self._devices = metrics, tuple(devices)
+        self._shown: set[tuple[str, str]] = set()
+
+    def decision(self, effect: GpuEffect) -> None:
+        """A device's scheduler decided ``effect`` and it was carried out."""
+        if not isinstance(effect, Route):
+            self._metrics.decision(effect)
+
+    def decided(self, seconds: float) -> None:
+        self._metrics.observe(names.DECISION_SECONDS, seconds, scheduler="device")
+
+    def engine_died(self, devices: Sequence[DeviceId]) -> None:
+        for device in devices:
+            self._metrics.inc(names.ENGINE_DEATHS, device=device)
+
+    def retracted(self, model: str, device: DeviceId, count: int) -> None:
+        """``count`` running requests gave their memory up."""
+        if count > 0:
+            self._metrics.inc(names.RETRACTIONS, count, model=model, device=device)
+
+    def activation(
+        self, model: str, devices: Sequence[str], source: str, phases: Mapping[str, float], outcome: str
+    ) -> None:
+        """An activation ended; ``source`` says where the weights came from."""
+        for device in devices:
+            self._metrics.inc(names.ACTIVATIONS, model=model, device=device, source=source, outcome=outcome)
+        if outcome == "ok":
+            self._metrics.observe(names.ACTIVATION_SECONDS, phases["total"], model=model, source=source)
+            for phase, seconds in phases.items():
+                self._metrics.observe(names.ACTIVATION_PHASE_SECONDS, seconds, phase=phase)
+
+    def state(self, instances: Sequence[InstanceReport], free_bytes: Mapping[DeviceId, Callable[[], int]]) -> None:
+        """Sets the gauges; models that left a device are set to zero there."""
+        for device in self._devices:
+            here = [i for i in instances if device.id in i.devices]
+            self._metrics.set(names.CAPACITY_BYTES, device.memory_bytes, device=device.id)
+            used = device.memory_bytes - free_bytes[device.id]()
+            weights = sum(i.weight_bytes for i in here)
+            self._metrics.set(names.MAPPED_BYTES, weights, device=device.id, use="weights")
+            self._metrics.set(names.MAPPED_BYTES, max(0, used - weights), device=device.id, use="kv")
+            for instance in here:
+                self._instance(instance, device.id)
+        now = {(i.model, d) for i in instances for d in i.devices}
+        for model, gone in self._shown - now:
+            nothing = InstanceReport(model=model, generation=0, devices=[gone], state="")
+            self._instance(nothing, gone)
+        self._shown = now
+
+    def workers(self, counts: Mapping[DeviceId, Mapping[str, int]]) -> None:
+        """Engine workers by device and state."""
+        for device, states in counts.items():
+            for state, count in states.items():
+                self._metrics.set(names.ENGINES, count, device=device, state=state)
+
+    def queue(self, device: DeviceId, length: int) -> None:
+        self._metrics.set(names.QUEUE_LENGTH, length, queue=device)
+
+    def _instance(self, i: InstanceReport, device: str) -> None:
+        labels = {"model": i.model, "device": device}
+        self._metrics.set(names.MODEL_ACTIVE, float(i.state == "active"), **labels)
+        self._metrics.set(names.MODEL_BYTES, i.weight_bytes, use="weights", **labels)
+        self._metrics.set(names.MODEL_BYTES, i.kv_bytes, use="kv", **labels)
+        self._metrics.set(names.DEVICE_RUNNING, i.running, **labels)
+        self._metrics.set(names.DEVICE_WAITING, i.waiting, **labels)

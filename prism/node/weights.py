@@ -1,0 +1,263 @@
+"""A machine's weights as its agent handles them: what is here, what comes from other machines, what others may have.
+
+Before an activation the agent makes sure that the weights are here or on their way: an engine uses blocks as they
+arrive, so nothing waits for the last one. Receiving and serving run in threads of :mod:`prism.weights`; this class
+belongs to the agent's loop.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable, Coroutine
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+import msgspec
+
+from prism.weights.errors import SourceLost, WeightsError
+from prism.weights.fetch import Fetch
+from prism.weights.folders import Folders, borrow_folder, pack_elsewhere
+from prism.weights.format import PackKey
+from prism.weights.hostcopy import open_copy
+from prism.weights.movers import available_movers
+from prism.weights.readrate import read_rate
+from prism.weights.server import WeightServer
+from prism.weights.session import NodePlan
+from prism.weights.store import WeightStore
+from prism.weights.whereabouts import Tier
+from prism.wire.messages import Activate, ArrivalReport, PackReport
+
+log = logging.getLogger(__name__)
+
+LOOK_S: Final = 2.0
+"""How often the store is looked through."""
+SHOWN_S: Final = 10.0
+"""So long a finished arrival is still reported."""
+KEPT_S: Final = 60.0
+"""So long after its end a session is still served: a receiver may have been slower than this node."""
+JOINED_PIECES: Final = 16
+
+
+@dataclass(slots=True)
+class _Arriving:
+    model: str
+    plan: NodePlan
+    fetch: Fetch
+    error: str = ""
+    ended_s: float | None = None
+
+    def report(self) -> ArrivalReport:
+        progress, key = self.fetch.progress, self.plan.key
+        pieces = progress.pieces_by_source
+        return ArrivalReport(
+            session=self.plan.session,
+            model=self.model,
+            mark=key.model,
+            layout=key.layout,
+            bytes_all=progress.bytes_all,
+            bytes_done=progress.bytes_done,
+            pieces_all=progress.pieces_all,
+            pieces_done=progress.pieces_done,
+            sources={n: (pieces.get(n, 0), b, s) for n, (b, s) in progress.by_source.items()},
+            rerouted=len(progress.reroutes),
+            took_s=progress.took_s,
+            error=self.error,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """What an engine is given: the model's ``folder`` and, where that has no weights in it, their fingerprint."""
+
+    folder: str
+    mark: str = ""
+    remote: bool = False
+    """Weights come from another machine."""
+
+
+class NodeWeights:
+    """``changed`` is called when there is something to report.
+    ``models_dir`` takes what is borrowed of model folders."""
+
+    def __init__(
+        self,
+        node: str,
+        store: WeightStore,
+        bind: str,
+        secret: bytes,
+        models_dir: Path,
+        changed: Callable[[], None],
+    ) -> None:
+        self._store, self._models_dir, self._secret, self._node = store, models_dir, secret, node
+        self.server = WeightServer(store, bind, secret, node, available_movers(node), folders=Folders(store))
+        self.changed = changed
+        self.packs: list[PackReport] = []
+        self.disk_bytes_s = self.link_bytes_s = 0.0
+        self._arriving: dict[str, _Arriving] = {}
+        self._complete: set[tuple[Path, int]] = set()
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    async def run(self) -> None:
+        """Keeps :attr:`packs` up to date, until cancelled."""
+        self.disk_bytes_s = await asyncio.to_thread(read_rate, self._store.directory)
+        while True:
+            packs = await asyncio.to_thread(self._look)
+            if packs != self.packs:
+                self.packs = packs
+                self.changed()
+            await asyncio.sleep(LOOK_S)
+
+    def close(self) -> None:
+        for arriving in self._arriving.values():
+            arriving.fetch.cancel()
+        for task in self._tasks:
+            task.cancel()
+        self.server.close()
+
+    def arriving(self) -> list[ArrivalReport]:
+        now_s = time.monotonic()
+        shown = [a for a in self._arriving.values() if a.ended_s is None or now_s - a.ended_s < SHOWN_S]
+        return [a.report() for a in shown]
+
+    @property
+    def busy(self) -> bool:
+        """Something is on its way."""
+        return any(a.ended_s is None for a in self._arriving.values())
+
+    def distribute(self, part: bytes) -> None:
+        """Take part in a multicast as a source."""
+        plan = msgspec.msgpack.decode(part, type=NodePlan)
+        self._start(self._join(plan))
+
+    async def prepare(self, order: Activate) -> Prepared:
+        """Weights and files of an activation: here, or on their way, when this returns. Raises
+        :class:`WeightsError` when they can be had nowhere; an order with a folder that is here never fails."""
+        path = order.spec.path
+        here = not Path(path).is_absolute() or (Path(path) / "config.json").is_file()
+        plans = [msgspec.msgpack.decode(part, type=NodePlan) for part in order.parts]
+        fetched = [await self._fetch(order.model, plan) for plan in plans]
+        if here:
+            return Prepared(path, remote=any(fetched))
+        if not order.mark:
+            raise SourceLost(f"{path} is not on this machine, and its weights have no fingerprint to be found by")
+        borrowed = await asyncio.to_thread(
+            borrow_folder, path, order.mark, self._models_dir, order.peers, self._secret, self._node
+        )
+        if not plans and not self._holds_image(order.mark):
+            fetched = [await self._fetch_files(order)]
+        return Prepared(str(borrowed), order.mark, any(fetched))
+
+    def _holds_image(self, mark: str) -> bool:
+        where = self._store.where(mark)
+        return bool(where.host or where.disk)
+
+    async def _fetch_files(self, order: Activate) -> bool:
+        """No engine left an image: the weights as they are in the folder of a machine that has it."""
+        found = await asyncio.to_thread(
+            pack_elsewhere, order.spec.path, order.mark, order.peers, self._secret, self._node
+        )
+        if found is None:
+            raise SourceLost(f"{order.spec.path} is not on this machine, and no other one has its weights")
+        source, header = found
+        plan = NodePlan(
+            session=f"files-{order.command}",
+            key=header.key,
+            node=self._node,
+            addresses={**order.peers, self._node: self.server.address},
+            sources=(source,),
+            pieces=min(JOINED_PIECES, header.leaves),
+        )
+        return await self._fetch(order.model, plan)
+
+    async def _fetch(self, model: str, plan: NodePlan) -> bool:
+        """Begins to receive; False when that is not possible (the engine then looks for itself)."""
+        if plan.session in self._arriving:
+            return True
+        if self.server.movers:  # used with those who offer the same; the others send over TCP
+            plan = msgspec.structs.replace(plan, mover=next(iter(self.server.movers)))
+        try:
+            fetch = await asyncio.to_thread(Fetch, self.server, plan)
+        except (WeightsError, OSError) as error:
+            log.warning("%s does not come from another machine: %s", model, error)
+            return False
+        arriving = self._arriving[plan.session] = _Arriving(model, plan, fetch)
+        self.changed()
+        self._start(self._receive(arriving))
+        return True
+
+    async def _receive(self, arriving: _Arriving) -> None:
+        key, session = arriving.plan.key, arriving.plan.session
+        try:
+            await asyncio.to_thread(arriving.fetch.wait)
+        except (WeightsError, OSError) as error:
+            arriving.error = str(error)
+            log.error("%s did not arrive: %s", arriving.model, error)
+            self._store.rm(key, (Tier.HOST,))  # what came of it would keep the next activation waiting
+        else:
+            progress = arriving.fetch.progress
+            rates = [nbytes / took_s for nbytes, took_s in progress.by_source.values() if took_s > 0]
+            self.link_bytes_s = max([self.link_bytes_s, *rates])
+            log.info("%s arrived in %.3f s from %s", arriving.model, progress.took_s, ", ".join(progress.by_source))
+            await self._keep(arriving.model, key)
+        arriving.ended_s = time.monotonic()
+        self.packs = await asyncio.to_thread(self._look)
+        self.changed()
+        await asyncio.sleep(KEPT_S)
+        self.server.leave(session)
+        del self._arriving[session]
+
+    async def _keep(self, model: str, key: PackKey) -> None:
+        try:
+            await asyncio.to_thread(self._store.keep_on_disk, key)
+        except (WeightsError, OSError, KeyError) as error:
+            log.warning("%s stays in memory only: %s", model, error)
+
+    async def _join(self, plan: NodePlan) -> None:
+        try:
+            await asyncio.to_thread(self.server.join, plan)
+        except (WeightsError, OSError) as error:
+            log.warning("cannot serve %s: %s", plan.key, error)
+            return
+        await asyncio.sleep(KEPT_S + plan.piece_s * plan.pieces * len(plan.addresses))
+        self.server.leave(plan.session)
+
+    def _start(self, work: Coroutine[None, None, None]) -> None:
+        task = asyncio.get_running_loop().create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    def _look(self) -> list[PackReport]:
+        """The packs that are here as a whole."""
+        found: dict[PackKey, PackReport] = {}
+        for info in self._store.ls():
+            in_memory = info.tier is Tier.HOST
+            if in_memory and not self._whole(info.path):
+                continue
+            before = found.get(info.key)
+            found[info.key] = PackReport(
+                model=info.key.model,
+                layout=info.key.layout,
+                nbytes=info.nbytes,
+                in_memory=in_memory or (before is not None and before.in_memory),
+            )
+        return list(found.values())
+
+    def _whole(self, path: Path) -> bool:
+        try:
+            mark = (path, path.stat().st_ino)
+            if mark not in self._complete:
+                copy = open_copy(path)
+                if copy is None:
+                    return False
+                try:
+                    if not copy.complete:
+                        return False
+                finally:
+                    copy.close()
+                self._complete.add(mark)
+        except (OSError, WeightsError):
+            return False
+        return True

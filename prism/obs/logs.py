@@ -1,0 +1,114 @@
+"""Structured logs: one JSON object per line, with the request's id wherever it is known.
+
+``extra={"model": ..., "device": ...}`` adds fields; :func:`log_context` adds them to everything logged inside it,
+across ``await``. Field names are part of the interface: ``ts``, ``level``, ``process``, ``pid``, ``logger``, ``msg``,
+``request_id``, ``model``, ``device``, ``error``.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
+from datetime import UTC, datetime
+from logging.handlers import RotatingFileHandler
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any, Final, TextIO
+
+_NOTHING: Final[Mapping[str, object]] = MappingProxyType({})
+_context: ContextVar[Mapping[str, object]] = ContextVar("prism_log_context", default=_NOTHING)
+
+_STANDARD: Final = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName", "color_message"}
+"""Attributes every record has; all others came in through ``extra``."""
+
+LEVELS: Final = {name: getattr(logging, name.upper()) for name in ("debug", "info", "warning", "error")}
+
+
+@contextmanager
+def log_context(**fields: object) -> Iterator[None]:
+    """Add ``fields`` to every record logged inside, by this task and those it starts."""
+    token = _context.set({**_context.get(), **fields})
+    try:
+        yield
+    finally:
+        _context.reset(token)
+
+
+class JsonFormatter(logging.Formatter):
+    """One JSON object per record; values that are no JSON are shown as text, line breaks never leave a record."""
+
+    def __init__(self, process: str) -> None:
+        super().__init__()
+        self.process = process
+
+    def format(self, record: logging.LogRecord) -> str:
+        fields = fields_of(record)
+        at = datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+        line: dict[str, Any] = {"ts": at, "level": record.levelname.lower(), "process": self.process}
+        line |= {"pid": record.process, "logger": record.name, "msg": record.getMessage(), **fields}
+        if record.exc_info and record.exc_info[0] is not None:
+            line["error"] = f"{record.exc_info[0].__name__}: {record.exc_info[1]}"
+            line["traceback"] = self.formatException(record.exc_info)
+        return json.dumps(line, ensure_ascii=False, default=str)
+
+
+class ConsoleFormatter(logging.Formatter):
+    """One short line per record, for a person at a terminal."""
+
+    def __init__(self, process: str) -> None:
+        super().__init__()
+        self.process = process
+
+    def format(self, record: logging.LogRecord) -> str:
+        at = datetime.fromtimestamp(record.created).strftime("%H:%M:%S")
+        fields = " ".join(f"{key}={value}" for key, value in fields_of(record).items())
+        text = f"{at} {record.levelname[:4]} {self.process:<10} {record.getMessage()}  {fields}".rstrip()
+        return text + (f"\n{self.formatException(record.exc_info)}" if record.exc_info else "")
+
+
+def fields_of(record: logging.LogRecord) -> dict[str, object]:
+    """The record's own fields: those of the surrounding :func:`log_context`, then those of ``extra``."""
+    extra = {key: value for key, value in vars(record).items() if key not in _STANDARD}
+    return {**_context.get(), **extra}
+
+
+def setup_logging(
+    process: str,
+    level: str = "info",
+    file: Path | None = None,
+    *,
+    max_bytes: int = 64 << 20,
+    backups: int = 3,
+    console: TextIO | None = sys.stderr,
+) -> None:
+    """Send this process's logs to ``file`` as JSON and to ``console`` (JSON too, unless it is a terminal).
+
+    Replaces whatever handlers there were; may be called again after a fork with another name and file.
+    """
+    root = logging.getLogger()
+    for old in list(root.handlers):
+        root.removeHandler(old)
+        old.close()
+    if file is not None:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        _add(
+            root,
+            RotatingFileHandler(file, maxBytes=max_bytes, backupCount=backups, encoding="utf-8"),
+            JsonFormatter(process),
+        )
+    if console is not None:
+        pretty = console.isatty() and "NO_COLOR" not in os.environ
+        _add(root, logging.StreamHandler(console), ConsoleFormatter(process) if pretty else JsonFormatter(process))
+    root.setLevel(LEVELS[level])
+    for chatty in ("httpx", "httpcore", "asyncio", "urllib3", "filelock"):
+        logging.getLogger(chatty).setLevel(max(LEVELS[level], logging.WARNING))
+
+
+def _add(root: logging.Logger, handler: logging.Handler, formatter: logging.Formatter) -> None:
+    handler.setFormatter(formatter)
+    root.addHandler(handler)

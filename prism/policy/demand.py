@@ -1,0 +1,125 @@
+"""What is known about a model's demand: its sliding-window request rate and the distribution of its idle intervals."""
+
+from __future__ import annotations
+
+import math
+
+_BUCKETS = 12
+
+
+class SlidingRate:
+    """Requests per second over the last ``window_s`` seconds, in O(1) time and memory."""
+
+    __slots__ = ("_bucket", "_counts", "_total", "_width_s")
+
+    def __init__(self, window_s: float) -> None:
+        self._width_s = window_s / _BUCKETS
+        self._counts: list[int] | None = None  # most models of a large catalog never see a request
+        self._bucket = 0
+        self._total = 0
+
+    def add(self, count: int, now_s: float) -> None:
+        counts = self._advance(now_s)
+        counts[self._bucket % _BUCKETS] += count
+        self._total += count
+
+    def per_s(self, now_s: float) -> float:
+        if self._counts is None:
+            return 0.0
+        self._advance(now_s)
+        return self._total / (self._width_s * _BUCKETS)
+
+    def _advance(self, now_s: float) -> list[int]:
+        bucket = int(now_s // self._width_s)
+        if self._counts is None:
+            self._counts, self._bucket = [0] * _BUCKETS, bucket
+        for old in range(self._bucket + 1, min(bucket, self._bucket + _BUCKETS) + 1):
+            self._total -= self._counts[old % _BUCKETS]
+            self._counts[old % _BUCKETS] = 0
+        self._bucket = max(bucket, self._bucket)
+        return self._counts
+
+
+_SHORTEST_S = 0.05
+_BINS = 48
+"""Bin ``i`` holds intervals of ``_SHORTEST_S * 2 ** (i / 2)`` seconds: up to about eleven days."""
+_DECAY = 0.995
+"""What one further interval takes from the weight of all earlier ones."""
+_SCALE_LIMIT = 1e6
+
+
+class IdleIntervals:
+    """Histogram of the gaps between a model's busy times, older ones fading; answers how long an idle time will go on.
+
+    Bins are logarithmic (factor sqrt 2); means inside a bin are kept exactly.
+    """
+
+    __slots__ = ("_beyond", "_scale", "_sums_s", "_weights")
+
+    def __init__(self) -> None:
+        self._scale = 1.0
+        self._beyond: dict[int, tuple[float, float]] = {}
+        """Weight and length in the bins after bin ``i``, until the next observation: one eviction asks hundreds of
+        times."""
+        self._weights: list[float] | None = None
+        self._sums_s: list[float] | None = None
+
+    def observe(self, interval_s: float) -> None:
+        """O(1): the newcomer weighs more instead of everything else less, until the weights are scaled down."""
+        if self._weights is None or self._sums_s is None:
+            self._weights, self._sums_s = [0.0] * _BINS, [0.0] * _BINS
+        self._beyond.clear()
+        i = _bin(interval_s)
+        self._weights[i] += self._scale
+        self._sums_s[i] += interval_s * self._scale
+        self._scale /= _DECAY
+        if self._scale > _SCALE_LIMIT:
+            self._weights = [w / self._scale for w in self._weights]
+            self._sums_s = [s / self._scale for s in self._sums_s]
+            self._scale = 1.0
+
+    def longer_than(self, idle_s: float) -> tuple[float, float]:
+        """Weight (the newest interval has about 1) and summed length of the intervals longer than ``idle_s``.
+
+        The bin of ``idle_s`` itself counts when its mean is longer."""
+        if self._weights is None or self._sums_s is None:
+            return 0.0, 0.0
+        first = _bin(idle_s)
+        beyond = self._beyond.get(first)
+        if beyond is None:
+            beyond = self._beyond[first] = sum(self._weights[first + 1 :]), sum(self._sums_s[first + 1 :])
+        weight, total_s = beyond
+        own = self._weights[first]
+        if own > 0.0 and self._sums_s[first] / own > idle_s:
+            weight, total_s = weight + own, total_s + self._sums_s[first]
+        return weight / self._scale, total_s / self._scale
+
+
+def expected_remaining_s(idle_s: float, own: IdleIntervals, pool: IdleIntervals, pool_weight: float = 3.0) -> float:
+    """How much longer an idle time that has lasted ``idle_s`` goes on, on average.
+
+    Mean residual life of the model's own intervals, mixed with those of all models as if ``pool_weight`` of them had
+    been its own. Beyond everything ever seen: as long again as it has lasted (the scale-free guess).
+    """
+    weight, total_s = own.longer_than(idle_s)
+    all_weight, all_total_s = pool.longer_than(idle_s)
+    if all_weight > 0.0:
+        weight, total_s = weight + pool_weight, total_s + pool_weight * all_total_s / all_weight
+    if weight <= 0.0:
+        return max(idle_s, _SHORTEST_S)
+    return max(total_s / weight - idle_s, 0.0)
+
+
+def idle_threshold_s(activation_s: float, own: IdleIntervals, pool: IdleIntervals) -> float:
+    """The shortest idle time after which the expected remaining one exceeds twice the activation time."""
+    for i in range(_BINS):
+        idle_s = 0.0 if i == 0 else _SHORTEST_S * math.pow(2.0, i / 2)
+        if expected_remaining_s(idle_s, own, pool) > 2.0 * activation_s:
+            return idle_s
+    return _SHORTEST_S * math.pow(2.0, _BINS / 2)
+
+
+def _bin(interval_s: float) -> int:
+    if interval_s <= _SHORTEST_S:
+        return 0
+    return min(_BINS - 1, int(2.0 * math.log2(interval_s / _SHORTEST_S)))

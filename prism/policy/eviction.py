@@ -1,0 +1,79 @@
+"""Which idle models leave a device when another needs the memory (Prism, section 6.2; ALGORITHMS section 2)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from prism.core.ids import Generation, ModelName
+from prism.core.settings import EvictionOrder
+
+
+@dataclass(frozen=True, slots=True)
+class EvictionCandidate:
+    """An instance that may leave. Pinned ones and ones that have not served never become one."""
+
+    model: ModelName
+    generation: Generation
+    frees_bytes: int
+    """Memory its leaving gives back on the device in question: weights and promised KV."""
+    idle_s: float
+    slo_ttft_s: float
+    expected_remaining_s: float
+    """How much longer it will stay idle, on average."""
+    activation_s: float
+    """What bringing it back takes."""
+    in_use: bool = False
+    """It has requests: leaves only for a model that reached its starvation bound."""
+    requests: int = 0
+    """Requests that it has."""
+    leaving: bool = False
+    """It is on its way out already: counting on its memory costs nothing."""
+
+    @property
+    def regret(self) -> float:
+        """Expected cost per second of having evicted it: late tokens for its requests (the next one, when it is idle),
+        in units of its objective, over the time until that happens. None for one that leaves anyway."""
+        if self.leaving:
+            return 0.0
+        harm = (self.activation_s / self.slo_ttft_s) * max(1, self.requests)
+        return harm / max(self.expected_remaining_s, 1e-3)
+
+
+def choose_evictions(
+    candidates: Sequence[EvictionCandidate], need_bytes: int, order: EvictionOrder
+) -> tuple[EvictionCandidate, ...] | None:
+    """Fewest-regret candidates whose leaving frees ``need_bytes``, in the order in which they should go.
+
+    ``paper``: larger SLO first, then longer idle. ``expected_idle``: least regret per byte first. In both, those that
+    leave anyway come first, idle ones before those in use, and a chosen one that turns out not to be needed stays.
+    Empty when nothing is needed, None when all together do not free enough.
+    """
+    if need_bytes <= 0:
+        return ()
+    chosen: list[EvictionCandidate] = []
+    freed_bytes = 0
+    for candidate in sorted(candidates, key=lambda c: _rank(c, order)):
+        chosen.append(candidate)
+        freed_bytes += candidate.frees_bytes
+        if freed_bytes >= need_bytes:
+            return _without_needless(chosen, freed_bytes - need_bytes)
+    return None
+
+
+def _rank(candidate: EvictionCandidate, order: EvictionOrder) -> tuple[bool, bool, float, float, str, int]:
+    by_regret = candidate.regret / max(1, candidate.frees_bytes)
+    first = -candidate.slo_ttft_s if order is EvictionOrder.PAPER else by_regret
+    stays, in_use = not candidate.leaving, candidate.in_use
+    return (stays, in_use, first, -candidate.idle_s, candidate.model, candidate.generation)
+
+
+def _without_needless(chosen: list[EvictionCandidate], spare_bytes: int) -> tuple[EvictionCandidate, ...]:
+    """Spare those whose bytes are not needed, the dearest (last chosen) first."""
+    kept: list[EvictionCandidate] = []
+    for candidate in reversed(chosen):
+        if candidate.frees_bytes <= spare_bytes:
+            spare_bytes -= candidate.frees_bytes
+        else:
+            kept.append(candidate)
+    return tuple(reversed(kept))

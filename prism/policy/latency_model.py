@@ -1,0 +1,64 @@
+"""What the schedulers believe about time: prefill speed measured online, and when a refused client should come back."""
+
+from __future__ import annotations
+
+_PRIOR_S = 0.25
+"""The first guess weighs as much as this many seconds of measured prefill."""
+_MEMORY_S = 5.0
+"""Measured prefill older than about this many busy seconds is forgotten."""
+
+
+class PrefillSpeed:
+    """Prefill speed ``c`` of one engine in tokens/s: a ratio of decaying sums of tokens and busy seconds.
+
+    A ratio of sums stays right when several prompts share one prefill step: the first brings the step's whole time, the
+    others bring tokens and no time.
+    """
+
+    __slots__ = ("_busy_s", "_tokens")
+
+    def __init__(self, guess_tokens_per_s: float) -> None:
+        self._tokens = max(guess_tokens_per_s, 1e-3) * _PRIOR_S
+        self._busy_s = _PRIOR_S
+
+    @property
+    def tokens_per_s(self) -> float:
+        return self._tokens / self._busy_s
+
+    def observe(self, tokens: int, busy_s: float) -> None:
+        """``tokens`` were prefilled in ``busy_s`` seconds of the device."""
+        keep = _MEMORY_S / (_MEMORY_S + busy_s)
+        self._tokens = self._tokens * keep + tokens
+        self._busy_s = max(self._busy_s * keep + busy_s, 1e-9)
+
+    def seconds(self, tokens: int) -> float:
+        """Expected seconds of device time to prefill ``tokens``."""
+        return tokens * self._busy_s / self._tokens
+
+
+class SharedClock:
+    """Seconds of device time that each engine gets while several prefill at once: real time over the number of them.
+
+    The single-machine model of admission adds up execution times, so a speed measured under sharing must not count the
+    neighbours' time as its own.
+    """
+
+    __slots__ = ("_at_s", "_value_s", "sharers")
+
+    def __init__(self) -> None:
+        self._at_s = 0.0
+        self._value_s = 0.0
+        self.sharers = 0
+
+    def read(self, now_s: float) -> float:
+        """The clock's value; call before ``sharers`` changes."""
+        if now_s > self._at_s:
+            self._value_s += (now_s - self._at_s) / max(1, self.sharers)
+            self._at_s = now_s
+        return self._value_s
+
+
+def retry_after_s(work_s: float, slo_s: float = 0.0, least_s: float = 1.0, most_s: float = 120.0) -> float:
+    """When a refused client should come back: when the queued work (seconds of prefill) has shrunk so far that a
+    newcomer can be on time. Bounded, because an estimate beyond minutes is worth nothing."""
+    return min(max(work_s - slo_s, least_s), most_s)

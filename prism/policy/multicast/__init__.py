@@ -1,0 +1,1 @@
+"""Sending the blocks of one model to many machines: schedules and the choice between them. Pure."""

@@ -1,0 +1,72 @@
+"""k sources at once (lambda-Scale 4.2, Algorithm 1) and the pipelines that run while blocks arrive (Algorithm 2)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+
+from prism.policy.multicast.schedule import Schedule, build
+
+
+def transfer_orders(sources: int, blocks: int) -> list[list[int]]:
+    """Algorithm 1: the blocks are cut into ``sources`` chunks of ceil(blocks / sources); sub-group i sends chunk i
+    first, then i+1, ... cyclically. After about blocks / sources steps the groups together hold the model."""
+    size = -(-blocks // sources)
+    chunks = [list(range(size * i, min(size * (i + 1), blocks))) for i in range(sources)]
+    return [[b for j in range(sources) for b in chunks[(i + j) % sources]] for i in range(sources)]
+
+
+def sub_groups(nodes: int, sources: int) -> list[list[int]]:
+    """Nodes dealt to sub-groups of nearly equal size: group i is source i followed by its receivers, in node order.
+    Raises ``ValueError`` unless 1 <= sources < nodes."""
+    if not 1 <= sources < nodes:
+        raise ValueError(f"a multicast to {nodes} nodes needs 1..{nodes - 1} sources, got {sources}")
+    base, extra = divmod(nodes - sources, sources)
+    groups: list[list[int]] = []
+    start = sources
+    for i in range(sources):
+        size = base + (1 if i < extra else 0)
+        groups.append([i, *range(start, start + size)])
+        start += size
+    return groups
+
+
+def k_way(
+    one_source: Callable[[int, int], Schedule], nodes: int, sources: int, blocks: int, shift: bool = True
+) -> Schedule:
+    """Nodes 0..sources-1 send to all others: each sub-group runs ``one_source`` by itself, with the blocks in its own
+    order (``shift``) or all in the same one. A sub-group without receivers is idle."""
+    orders = transfer_orders(sources, blocks) if shift else [list(range(blocks))] * sources
+    parts: list[Schedule] = []
+    name = ""
+    for members, order in zip(sub_groups(nodes, sources), orders, strict=True):
+        if len(members) < 2:
+            continue
+        part = one_source(len(members), blocks)
+        name = part.algorithm
+        node = np.array(members, dtype=np.int32)
+        relabel = np.array(order, dtype=np.int32)
+        parts.append(
+            Schedule(name, nodes, sources, blocks, part.step, node[part.src], node[part.dst], relabel[part.block])
+        )
+    columns = [np.concatenate([getattr(p, field) for p in parts]) for field in ("step", "src", "dst", "block")]
+    return build(name, nodes, sources, blocks, *columns)
+
+
+def pipelines(groups: Sequence[Sequence[int]]) -> list[list[int]]:
+    """Algorithm 2: execution pipelines over the receivers of the sub-groups (sources left out by the caller).
+
+    While several sub-groups have unassigned nodes, the t-th of each form one pipeline; when one sub-group remains,
+    its nodes in order form the last.
+    """
+    left = [list(g) for g in groups if g]
+    made: list[list[int]] = []
+    while left:
+        if len(left) == 1:
+            made.append(left[0])
+            break
+        rounds = min(len(g) for g in left)
+        made += [[g[t] for g in left] for t in range(rounds)]
+        left = [g[rounds:] for g in left if len(g) > rounds]
+    return made

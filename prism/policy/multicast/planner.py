@@ -1,0 +1,151 @@
+"""Which multicast to run: algorithm, order of nodes and number of blocks, from what is where and how fast links are.
+
+Every candidate is built and its time computed (:mod:`prism.policy.multicast.estimate`), so the choice is as good as
+that model; nothing is decided by rules of thumb.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Final
+
+import numpy as np
+
+from prism.policy.multicast.binomial import binomial, binomial_steps
+from prism.policy.multicast.estimate import Link, finish_times
+from prism.policy.multicast.groups import k_way
+from prism.policy.multicast.schedule import Schedule
+from prism.policy.multicast.simple import (
+    binary_tree,
+    chain,
+    chain_steps,
+    one_to_all,
+    one_to_all_steps,
+    tree_steps,
+)
+
+Algorithm = Callable[[int, int], Schedule]
+
+STEPS: Final[Mapping[str, Callable[[int, int], int]]] = {
+    "binomial": binomial_steps,
+    "chain": chain_steps,
+    "tree": tree_steps,
+    "one-to-all": one_to_all_steps,
+}
+"""Steps of each algorithm's schedule, ``(nodes, blocks) -> steps``, without building it."""
+
+ALGORITHMS: Final[Mapping[str, Algorithm]] = {
+    "binomial": binomial,
+    "chain": chain,
+    "tree": binary_tree,
+    "one-to-all": one_to_all,
+}
+"""Every algorithm: ``(nodes, blocks) -> Schedule`` from node 0 to all others."""
+
+TEN_GIGABIT: Final = Link(1.25e9, 1.25e9)
+DEFAULT_BLOCKS: Final = 16
+"""lambda-Scale's elbow; ``blocks=None`` lets the planner look for this system's own."""
+_BLOCK_CHOICES: Final = (4, 8, 16, 32, 64)
+MAX_SIMULATED: Final = 4096
+BOUNDLESS: Final = "binomial"
+"""Its nodes may run ahead of the steps where links allow it, so steps give no bound; comes first in ALGORITHMS."""
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """What is to be sent where. ``sources`` hold all of it; ``receivers`` none."""
+
+    sources: tuple[str, ...]
+    receivers: tuple[str, ...]
+    nbytes: int
+    links: Mapping[str, Link] = field(default_factory=dict)
+    """By node; nodes that are missing here have ``default_link``."""
+    default_link: Link = TEN_GIGABIT
+    overhead_s: float = 0.001
+    """Lost per block and hop."""
+    blocks: int | None = None
+    """Fixed number of blocks; None: the planner chooses."""
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """A chosen multicast. ``nodes[i]`` is the node that the schedule calls i, sources first."""
+
+    nodes: tuple[str, ...]
+    schedule: Schedule
+    expected_s: float
+    considered: Mapping[str, float]
+    """Expected seconds of the best candidate of every algorithm: the reason of the choice. For one that cannot win this
+    is a lower bound."""
+
+
+def plan(request: Request) -> Plan:
+    """The fastest candidate by the model. Raises ``ValueError`` without a source or a receiver, or when a node is named
+    twice."""
+    _check(request)
+    order = _by_speed(request)
+    links = [request.links.get(n, request.default_link) for n in order]
+    sources = min(len(request.sources), len(request.receivers))
+    choices = (request.blocks,) if request.blocks else _BLOCK_CHOICES
+    equal = len(set(links)) == 1
+    candidates: dict[tuple[str, int], Timed] = {}
+    best_s = float("inf")
+    for name in ALGORITHMS:
+        for blocks in choices:
+            timed = _by_steps(name, sources, blocks, links, request)
+            if not equal and (name == BOUNDLESS or timed[0] < best_s):
+                timed = _by_simulation(name, sources, blocks, links, request)
+            candidates[name, blocks] = timed
+            best_s = min(best_s, timed[0])
+    name, blocks = min(candidates, key=lambda c: candidates[c][0])
+    considered = {name: min(candidates[name, b][0] for b in choices) for name in ALGORITHMS}
+    expected_s, schedule = candidates[name, blocks]
+    schedule = schedule or build_schedule(ALGORITHMS[name], len(order), sources, blocks)
+    return Plan(tuple(order), schedule, expected_s, considered)
+
+
+def build_schedule(algorithm: Algorithm, nodes: int, sources: int, blocks: int) -> Schedule:
+    """``algorithm`` from ``sources`` nodes: by itself for one source, in sub-groups with shifted chunks for several."""
+    return algorithm(nodes, blocks) if sources == 1 else k_way(algorithm, nodes, sources, blocks)
+
+
+Timed = tuple[float, Schedule | None]
+"""Expected seconds, and the schedule if it had to be built for them."""
+
+
+def _by_steps(name: str, sources: int, blocks: int, links: Sequence[Link], request: Request) -> Timed:
+    """The steps of the largest sub-group, all at the rate of the fastest link: what is expected when links are equal,
+    and never more than :func:`_by_simulation` finds, except for :data:`BOUNDLESS`."""
+    rate = min(max(link.out_bytes_s for link in links), max(link.in_bytes_s for link in links))
+    group = 1 + -(-(len(links) - sources) // sources)
+    return STEPS[name](group, blocks) * (request.nbytes / blocks / rate + request.overhead_s), None
+
+
+def _by_simulation(name: str, sources: int, blocks: int, links: Sequence[Link], request: Request) -> Timed:
+    """On links of different speed."""
+    if name == "one-to-all" and len(links) * blocks > MAX_SIMULATED:
+        return float("inf"), None  # hopeless, and its many steps would take the planning budget
+    schedule = build_schedule(ALGORITHMS[name], len(links), sources, blocks)
+    times = finish_times(schedule, links, request.nbytes / blocks, request.overhead_s)
+    return float(np.max(times)), schedule
+
+
+def _by_speed(request: Request) -> list[str]:
+    """Sources in the given order of preference, fastest first; receivers likewise, so that slow ones forward least.
+    (BlitzScale orders groups by decreasing link speed for the same reason.)"""
+
+    def speed(node: str) -> float:
+        link = request.links.get(node, request.default_link)
+        return -min(link.out_bytes_s, link.in_bytes_s)
+
+    usable = sorted(request.sources, key=speed)[: len(request.receivers)]
+    return usable + sorted(request.receivers, key=speed)
+
+
+def _check(request: Request) -> None:
+    names = [*request.sources, *request.receivers]
+    if not request.sources or not request.receivers or len(set(names)) != len(names):
+        raise ValueError(
+            f"a multicast needs distinct sources and receivers, got {request.sources} -> {request.receivers}"
+        )

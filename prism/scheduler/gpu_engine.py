@@ -1,0 +1,131 @@
+"""What the scheduler of a device knows about one engine: can a request start there at once, and what does it take."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from prism.core.events import EngineLoad, EngineUp
+from prism.core.ids import RequestId
+from prism.core.request import Request
+from prism.policy.latency_model import PrefillSpeed
+
+
+@dataclass(slots=True)
+class InFlight:
+    """A dispatched request."""
+
+    request: Request
+    dispatched_clock_s: float
+    """Shared device clock at dispatch."""
+    has_token: bool = False
+
+
+@dataclass(slots=True)
+class EngineState:
+    """One engine that is up. All token counts are the engine's own tokens."""
+
+    up: EngineUp
+    speed: PrefillSpeed
+    draining: bool = False
+    in_flight: dict[RequestId, InFlight] = field(default_factory=dict)
+    no_token_yet: int = 0
+    backlog_tokens: int = 0
+    """Of dispatched requests without a first token, whole prompts."""
+    free_tokens: int | None = None
+    """Last report; None before the first."""
+    claims: dict[RequestId, int] = field(default_factory=dict)
+    """Tokens that dispatched requests will take and that no report contains yet."""
+    claimed_tokens: int = 0
+    settled: list[RequestId] = field(default_factory=list)
+    """Requests whose prefill is done: the next report contains their memory."""
+    extra_waiting: int = 0
+    reported_backlog_tokens: int | None = None
+    since_report_tokens: int = 0
+    last_token_clock_s: float = 0.0
+    shares_device: bool = False
+    """It is counted among the engines that prefill."""
+
+    def can_start(self) -> bool:
+        """A request dispatched now would be in the next prefill step: no queue inside, room in batch and chunk."""
+        return (
+            not self.draining
+            and self.extra_waiting == 0
+            and len(self.in_flight) < self.up.max_running
+            and self.step_backlog_tokens() < self.up.chunk_tokens
+        )
+
+    def step_backlog_tokens(self) -> int:
+        """Tokens that stand before a newly dispatched prompt."""
+        if self.reported_backlog_tokens is None:
+            return self.backlog_tokens
+        return min(self.backlog_tokens, self.reported_backlog_tokens + self.since_report_tokens)
+
+    def spare_tokens(self) -> int:
+        """Slots that the engine has without new device memory and that nobody has claimed (may be negative)."""
+        return (self.free_tokens or 0) - self.claimed_tokens
+
+    def device_claim_bytes(self) -> int:
+        """Device memory that already dispatched requests will still take."""
+        if not self.up.elastic:
+            return 0
+        return max(0, -self.spare_tokens()) * self.up.kv_bytes_per_token
+
+    def need_bytes(self, tokens: int) -> int | None:
+        """Device memory that ``tokens`` more would take now; None when a fixed share has no room for them."""
+        missing = tokens - max(0, self.spare_tokens())
+        if missing <= 0:
+            return 0
+        if self.up.elastic:
+            return missing * self.up.kv_bytes_per_token
+        return 0 if self.free_tokens is None else None
+
+    def dispatched(self, request: Request, claim_tokens: int, clock_s: float) -> None:
+        self.in_flight[request.id] = InFlight(request, clock_s)
+        self.no_token_yet += 1
+        self.backlog_tokens += request.prefill_tokens
+        self.since_report_tokens += request.prefill_tokens
+        self.claims[request.id] = claim_tokens
+        self.claimed_tokens += claim_tokens
+
+    def first_token(self, id: RequestId, clock_s: float) -> bool:
+        """Its prefill is done: learn the speed. False if the request is not in its prefill here."""
+        entry = self.in_flight.get(id)
+        if entry is None or entry.has_token:
+            return False
+        entry.has_token = True
+        self._leave_backlog(entry)
+        busy_s = clock_s - max(entry.dispatched_clock_s, self.last_token_clock_s)
+        self.speed.observe(entry.request.prefill_tokens, max(0.0, busy_s))
+        self.last_token_clock_s = clock_s
+        self.settled.append(id)
+        return True
+
+    def gone(self, id: RequestId) -> InFlight | None:
+        """The request left the engine, finished or not."""
+        entry = self.in_flight.pop(id, None)
+        if entry is None:
+            return None
+        if not entry.has_token:
+            self._leave_backlog(entry)
+        self._drop_claim(id)
+        return entry
+
+    def report(self, load: EngineLoad) -> None:
+        self.free_tokens = load.free_kv_tokens
+        self.extra_waiting = max(0, load.waiting - self.no_token_yet)
+        self.reported_backlog_tokens = load.prefill_backlog_tokens
+        self.since_report_tokens = 0
+        self.settle()
+
+    def settle(self) -> None:
+        """A report came that contains the memory of all finished prefills."""
+        for id in self.settled:
+            self._drop_claim(id)
+        self.settled.clear()
+
+    def _leave_backlog(self, entry: InFlight) -> None:
+        self.no_token_yet -= 1
+        self.backlog_tokens -= entry.request.prefill_tokens
+
+    def _drop_claim(self, id: RequestId) -> None:
+        self.claimed_tokens -= self.claims.pop(id, 0)

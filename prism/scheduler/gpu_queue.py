@@ -1,0 +1,253 @@
+"""The one queue of a device: waiting requests of all its models, ranked by the admission policy.
+
+The ranking is kept as one deque per model, so that a model whose engine is busy costs nothing while others dispatch,
+and is made anew at most so often that planning stays a small share of one core however long the queue is.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+
+from prism.core.ids import ModelName, RequestId
+from prism.core.reasons import ReasonCode
+from prism.core.request import Request
+from prism.core.settings import Admission
+from prism.core.specs import LatePolicy
+from prism.policy.admission import moore_hodgson
+
+_PLAN_PAUSE_S_PER_REQUEST = 100e-6
+"""A plan over n requests holds for about n times this long; planning one request takes about a fiftieth of it, and one
+node agent plans for all devices of its machine."""
+_PLAN_AT_WILL = 32
+"""Up to this many requests a plan costs so little that every event may make one."""
+
+_LATE_SLACK_SHARE = 0.125
+"""Part of the least slack of the on-time requests that late ones may use."""
+_SHORT_SHARE = 0.25
+"""A late request is short if it takes at most this part of the mean on-time one's time."""
+
+_NOTHING_S = 1e-9
+"""Rounding error of sums of seconds."""
+
+PrefillSeconds = Callable[[Request], float]
+
+
+@dataclass(slots=True)
+class _ModelLine:
+    """The waiting requests of one model: ``(rank, id, code)`` by rank; entries of requests that left are skipped."""
+
+    ranked: deque[tuple[int, RequestId, ReasonCode]] = field(default_factory=deque)
+    count: int = 0
+    tokens: int = 0
+
+
+class WaitingQueue:
+    """Owned by one :class:`prism.scheduler.gpu.GpuScheduler`."""
+
+    def __init__(self, admission: Admission, overdue_share: float) -> None:
+        self._admission = admission
+        self._overdue_share = overdue_share
+        self._overdue_lead_s = 0.0
+        """How far overdue requests are ahead of their share of the time."""
+        self._requests: dict[RequestId, Request] = {}
+        self._lines: dict[ModelName, _ModelLine] = {}
+        self._next_rank = 0
+        self._first_rank = 0
+        self._rejectable = 0
+        self._changed = False
+        self._planned_at_s = float("-inf")
+
+    def __len__(self) -> int:
+        return len(self._requests)
+
+    def __contains__(self, id: RequestId) -> bool:
+        return id in self._requests
+
+    def models(self) -> Iterable[ModelName]:
+        """Models with waiting requests."""
+        return self._lines.keys()
+
+    def counts(self) -> dict[ModelName, int]:
+        return {model: line.count for model, line in self._lines.items()}
+
+    def tokens(self) -> Iterable[tuple[ModelName, int]]:
+        """Prompt tokens that wait, by model."""
+        return ((model, line.tokens) for model, line in self._lines.items())
+
+    def of_model(self, model: ModelName) -> list[Request]:
+        """In order of arrival at this device."""
+        return [r for r in self._requests.values() if r.model == model]
+
+    def add(self, request: Request) -> None:
+        """The request waits; until the next plan it stands behind the others (a resumed one before them)."""
+        self._requests[request.id] = request
+        line = self._lines.setdefault(request.model, _ModelLine())
+        line.count += 1
+        line.tokens += request.prefill_tokens
+        self._rejectable += request.late is LatePolicy.REJECT
+        self._changed = True
+        if request.is_resumed:
+            self._first_rank -= 1
+            line.ranked.appendleft((self._first_rank, request.id, ReasonCode.RESUMED))
+        else:
+            self._next_rank += 1
+            line.ranked.append((self._next_rank, request.id, ReasonCode.ARRIVAL_ORDER))
+
+    def remove(self, id: RequestId) -> Request:
+        request = self._requests.pop(id)
+        line = self._lines[request.model]
+        line.count -= 1
+        line.tokens -= request.prefill_tokens
+        self._rejectable -= request.late is LatePolicy.REJECT
+        if line.count == 0:
+            del self._lines[request.model]
+        return request
+
+    def head(self, model: ModelName) -> tuple[int, Request, ReasonCode] | None:
+        """The model's next request with its rank among all models."""
+        line = self._lines.get(model)
+        while line is not None and line.ranked:
+            rank, id, code = line.ranked[0]
+            request = self._requests.get(id)
+            if request is not None:
+                return rank, request, code
+            line.ranked.popleft()
+        return None
+
+    def ranking(self) -> list[RequestId]:
+        """All waiting requests in the order in which they stand now."""
+        entries = [e for line in self._lines.values() for e in line.ranked if e[1] in self._requests]
+        return [id for _, id, _ in sorted(entries)]
+
+    # --- planning ---
+
+    @property
+    def wants_plan_for_refusals(self) -> bool:
+        """Some request may have to be refused for being late, whether or not an engine is free."""
+        return self._rejectable > 0 and self._changed
+
+    def _plan_due_s(self) -> float:
+        return self._planned_at_s + max(0, len(self._requests) - _PLAN_AT_WILL) * _PLAN_PAUSE_S_PER_REQUEST
+
+    def plan_held_until_s(self, now_s: float) -> float | None:
+        """When a plan that is wanted now may be made; None: none is wanted, or it can be made at once."""
+        wanted = self._changed and self._admission is Admission.MOORE_HODGSON
+        return self._plan_due_s() if wanted and now_s < self._plan_due_s() else None
+
+    def plan(self, now_s: float, busy_s: float, seconds: PrefillSeconds) -> list[Request]:
+        """Rank all requests anew if that is due; ``busy_s`` is the prefill work that engines have already accepted.
+
+        Returns the late requests of models with ``late: reject``; they stay in the queue until :meth:`remove`.
+        """
+        if self._admission is not Admission.MOORE_HODGSON or now_s < self._plan_due_s():
+            return []
+        self._planned_at_s, self._changed = now_s, False
+        if len(self._requests) == 1:
+            return self._plan_one(next(iter(self._requests.values())), now_s, busy_s, seconds)
+        resumed, overdue, rest = self._classes(now_s)
+        slower = 1.0 / (1.0 - self._overdue_share) if overdue else 1.0
+        start_s = now_s + busy_s + sum(map(seconds, resumed))
+        execs_s = [seconds(r) * slower for r in rest]
+        schedule = moore_hodgson([r.deadline_s for r in rest], execs_s, start_s)
+        late = [rest[i] for i in schedule.late]
+        on_time = [(rest[i], execs_s[i]) for i in schedule.on_time]
+        ahead = _late_within_slack(late, on_time, start_s, seconds) if on_time and not overdue else []
+        ranking = [(r, ReasonCode.RESUMED) for r in resumed] + [(r, ReasonCode.LATE) for r in ahead]
+        ranking += self._interleaved([(r, seconds(r)) for r in overdue], on_time)
+        gone_ahead = {r.id for r in ahead}
+        ranking += [(r, ReasonCode.LATE) for r in late if r.id not in gone_ahead]
+        self._rank(ranking)
+        return [r for r in late if r.late is LatePolicy.REJECT]
+
+    def _classes(self, now_s: float) -> tuple[list[Request], list[Request], list[Request]]:
+        """Requests whose stream has begun, requests beyond their starvation bound (each by arrival), and the others."""
+        resumed: list[Request] = []
+        overdue: list[Request] = []
+        rest: list[Request] = []
+        for request in self._requests.values():
+            if request.generated_tokens:
+                resumed.append(request)
+            elif now_s >= request.arrival_s + request.max_wait_s:
+                overdue.append(request)
+            else:
+                rest.append(request)
+        resumed.sort(key=_arrival)
+        overdue.sort(key=_arrival)
+        return resumed, overdue, rest
+
+    def _interleaved(
+        self, overdue: list[tuple[Request, float]], on_time: list[tuple[Request, float]]
+    ) -> list[tuple[Request, ReasonCode]]:
+        """Both lists of ``(request, seconds)`` in one order in which the overdue ones get their share of the time."""
+        result: list[tuple[Request, ReasonCode]] = []
+        share, lead_s = self._overdue_share, self._overdue_lead_s
+        next_overdue = next_on_time = 0
+        while next_overdue < len(overdue) and next_on_time < len(on_time):
+            if lead_s <= _NOTHING_S:
+                request, exec_s = overdue[next_overdue]
+                next_overdue += 1
+                lead_s += exec_s * (1.0 - share)
+                result.append((request, ReasonCode.OVERDUE))
+            else:
+                request, exec_s = on_time[next_on_time]
+                next_on_time += 1
+                lead_s -= exec_s * (1.0 - share) * share
+                result.append((request, ReasonCode.ON_TIME))
+        result += [(r, ReasonCode.OVERDUE) for r, _ in overdue[next_overdue:]]
+        result += [(r, ReasonCode.ON_TIME) for r, _ in on_time[next_on_time:]]
+        return result
+
+    def dispatched(self, code: ReasonCode, exec_s: float) -> None:
+        """A request of this class went to its engine: overdue ones use up the lead that on-time ones give them."""
+        if code is ReasonCode.OVERDUE:
+            self._overdue_lead_s += exec_s * (1.0 - self._overdue_share)
+        elif code is ReasonCode.ON_TIME and self._overdue_lead_s > 0.0:
+            self._overdue_lead_s = max(0.0, self._overdue_lead_s - exec_s * self._overdue_share)
+
+    def _plan_one(self, request: Request, now_s: float, busy_s: float, seconds: PrefillSeconds) -> list[Request]:
+        """The plan for the most frequent queue, without the machinery."""
+        code = ReasonCode.ON_TIME
+        if request.generated_tokens:
+            code = ReasonCode.RESUMED
+        elif now_s >= request.must_run_s:
+            code = ReasonCode.OVERDUE
+        elif now_s + busy_s + seconds(request) > request.deadline_s:
+            code = ReasonCode.LATE
+        ranked = self._lines[request.model].ranked
+        ranked.clear()
+        ranked.append((1, request.id, code))
+        self._next_rank, self._first_rank = 1, 0
+        return [request] if code is ReasonCode.LATE and request.late is LatePolicy.REJECT else []
+
+    def _rank(self, ranking: list[tuple[Request, ReasonCode]]) -> None:
+        for line in self._lines.values():
+            line.ranked.clear()
+        for rank, (request, code) in enumerate(ranking, 1):
+            self._lines[request.model].ranked.append((rank, request.id, code))
+        self._next_rank, self._first_rank = len(ranking), 0
+
+
+def _arrival(request: Request) -> float:
+    return request.arrival_s
+
+
+def _late_within_slack(
+    late: list[Request], on_time: list[tuple[Request, float]], start_s: float, seconds: PrefillSeconds
+) -> list[Request]:
+    """Late requests that run ahead of the on-time ones: short ones, within a small part of the least slack. What missed
+    its objective by little should not wait behind long prompts with loose ones; but most of the slack is needed by
+    requests that are still to come."""
+    least_slack_s, short_s = float("inf"), _SHORT_SHARE * sum(exec_s for _, exec_s in on_time) / len(on_time)
+    for request, exec_s in on_time:
+        start_s += exec_s
+        least_slack_s = min(least_slack_s, request.deadline_s - start_s)
+    budget_s = least_slack_s * _LATE_SLACK_SHARE
+    ahead: list[Request] = []
+    for request in late:
+        exec_s = seconds(request)
+        if exec_s <= min(short_s, budget_s):
+            budget_s -= exec_s
+            ahead.append(request)
+    return ahead

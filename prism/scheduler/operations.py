@@ -1,0 +1,207 @@
+"""What happens to the fleet from outside: reports, losses, a changed catalog, operators."""
+
+from __future__ import annotations
+
+from prism.core.effects import Deactivate
+from prism.core.events import ActivationError, DeviceReport, InstanceFound, OperatorDrain, OperatorLoad, OperatorUnload
+from prism.core.ids import DeviceId, ModelName
+from prism.core.reasons import ReasonCode, because
+from prism.core.specs import ModelSpec
+from prism.core.views import InstanceState
+from prism.policy.demand import SlidingRate
+from prism.scheduler.fleet import Instance, ModelState
+from prism.scheduler.lifecycle import NoRoom, Room
+from prism.scheduler.wanting import Wanting
+
+
+class Operations(Wanting):
+    """Takes in what owners of devices, the catalog's file and operators say."""
+
+    def catalog_changed(self, now_s: float) -> None:
+        """Called when a change of the catalog has been taken in."""
+
+    def device_reported(self, device: DeviceId, now_s: float) -> None:
+        """Called when a device's report has been taken in."""
+
+    def became_idle(self, instance: Instance) -> None:
+        """Called when an active instance has no requests any more."""
+
+    def _device_report(self, event: DeviceReport, now_s: float) -> None:
+        if not self.fleet.report(event, now_s):
+            return
+        for load in event.models:
+            instance = self.loaded.get((load.model, load.generation))
+            if instance is None or instance.devices[0] != event.device:
+                continue
+            instance.running, instance.waiting, instance.kv_bytes = load.running, load.waiting, load.kv_bytes
+            if instance.state is not InstanceState.ACTIVE:
+                continue
+            rested = now_s - instance.since_s >= self.settings.min_residency_s
+            instance.served = instance.served or load.served > 0 or load.running > 0 or rested
+            model = self.models[load.model]
+            if instance.busy or model.waiting:
+                self.fleet.mark_busy(instance)
+                model.idle_since_s = None
+            elif instance.idle_since_s is None:
+                self.fleet.mark_idle(instance, now_s)
+                model.idle_since_s = now_s
+                self.became_idle(instance)
+        self.device_reported(event.device, now_s)
+
+    def _lost(self, instance: Instance, now_s: float) -> None:
+        """It is gone without having been told to: replace it if anybody needs it."""
+        if instance.state is InstanceState.ACTIVATING:
+            self._activation_failed(instance, ActivationError.ENGINE_DIED, "the engine was lost while loading", now_s)
+            return
+        model = self.models[instance.model]
+        served = instance.state is InstanceState.ACTIVE
+        needed = served and (instance.busy or instance.idle_since_s is None)
+        self.gone(instance, now_s)
+        if model.removed:
+            return
+        if needed or model.pinned:
+            model.want = model.want or because(ReasonCode.LOST, devices=",".join(instance.devices))
+        if model.want is not None or model.waiting:
+            self.want(model, now_s)
+
+    def _devices_lost(self, devices: list[DeviceId], now_s: float) -> None:
+        for instance in self.fleet.leave(devices):
+            if instance.state is InstanceState.ACTIVATING:
+                instance.state = InstanceState.WAITING_FOR_ROOM  # not the model's fault: no failure is counted
+            if instance.key in self.loaded:
+                self._lost(instance, now_s)
+
+    def _instance_found(self, event: InstanceFound, now_s: float) -> None:
+        model = self.models.get(event.model)
+        if (event.model, event.generation) in self.loaded:
+            return
+        here = all(d in self.fleet.devices for d in event.devices)
+        if model is None or model.removed or not here or len(event.devices) != model.spec.tp:
+            reason = because(ReasonCode.STALE)
+            self._out.append(Deactivate(event.model, event.devices, event.generation, False, reason))
+            return
+        self.adopt(model, event, now_s)
+
+    # --- catalog and operators ---
+
+    def _upsert(self, spec: ModelSpec, now_s: float) -> None:
+        model = self.models.get(spec.name)
+        if model is None:
+            model = ModelState(spec, spec.pinned, SlidingRate(self.settings.rate_window_s))
+            self.models[spec.name] = model
+        old, model.spec, model.removed = model.spec, spec, False
+        self._clear_failure(model)
+        if _loads_differently(old, spec):
+            for instance in list(model.instances):
+                self.stop(instance, because(ReasonCode.CATALOG), now_s)
+        if spec.pinned != old.pinned:
+            model.pinned = spec.pinned
+        self._want_pinned(model)
+
+    def _want_pinned(self, model: ModelState) -> None:
+        if model.pinned and not model.coming_or_here:
+            model.want = model.want or because(ReasonCode.PINNED)
+            self._wanting[model.name] = None
+            self._next_retry_s = float("-inf")
+
+    def _catalog_changed(self, upserted: tuple[ModelSpec, ...], removed: tuple[ModelName, ...], now_s: float) -> None:
+        for spec in upserted:
+            self._upsert(spec, now_s)
+            if self.models[spec.name].waiting:
+                self.want(self.models[spec.name], now_s)
+        for name in removed:
+            if (model := self.models.get(name)) is not None:
+                self._remove(model, now_s)
+        self.catalog_changed(now_s)
+
+    def _remove(self, model: ModelState, now_s: float) -> None:
+        model.removed, model.want = True, None
+        self._wanting.pop(model.name, None)
+        self._failed.pop(model.name, None)
+        self._refuse(model, because(ReasonCode.UNKNOWN_MODEL), None, now_s)
+        if not model.instances:
+            del self.models[model.name]
+        for instance in list(model.instances):
+            self.stop(instance, because(ReasonCode.CATALOG), now_s)
+
+    def _pin_changed(self, name: ModelName, pinned: bool, now_s: float) -> None:
+        if (model := self.models.get(name)) is not None:
+            model.pinned = pinned
+            self._want_pinned(model)
+
+    def _operator_load(self, event: OperatorLoad, now_s: float) -> None:
+        model = self.models.get(event.model)
+        if model is None or model.removed:
+            return
+        self._clear_failure(model)
+        if event.instances > 1:
+            self._operator_instances(model, event.instances, now_s)
+            return
+        model.want, model.wanted_devices = because(ReasonCode.OPERATOR), event.devices
+        active = model.in_state(InstanceState.ACTIVE)
+        if active and (not event.devices or active[0].devices == event.devices):
+            model.want, model.wanted_devices = None, ()
+        elif active and isinstance(room := self.find_room(model, now_s), Room):
+            self.start(model, room, because(ReasonCode.OPERATOR), now_s, active[0].key)  # a migration by hand
+        else:
+            self.want(model, now_s)
+
+    def _operator_instances(self, model: ModelState, instances: int, now_s: float) -> None:
+        """As many as there is room for, all ordered at once, so that their weights can be sent together."""
+        model.least_instances = instances
+        model.want, model.wanted_devices = because(ReasonCode.OPERATOR), ()
+        if not model.coming_or_here:
+            self.want(model, now_s)  # the first may drive others out
+        model.want = None if model.coming_or_here else model.want
+        while model.coming_or_here and sum(i.state is not InstanceState.DRAINING for i in model.instances) < instances:
+            room = self.find_room(model, now_s)
+            if not isinstance(room, Room) or room.evict or self._holds(model, room):
+                return
+            self.start(model, room, because(ReasonCode.OPERATOR, instances=instances), now_s)
+
+    @staticmethod
+    def _holds(model: ModelState, room: Room) -> bool:
+        return any(set(i.devices) & set(room.devices) for i in model.instances)
+
+    def _operator_unload(self, event: OperatorUnload, now_s: float) -> None:
+        if (model := self.models.get(event.model)) is None:
+            return
+        leaving = [i for i in model.instances if not event.devices or set(i.devices) & set(event.devices)]
+        if len(leaving) == len(model.instances):
+            model.pinned, model.want, model.least_instances = False, None, 1
+            if not model.waiting:
+                self._wanting.pop(model.name, None)
+        for instance in leaving:
+            self.stop(instance, because(ReasonCode.OPERATOR), now_s, event.carry)
+
+    def _operator_drain(self, event: OperatorDrain, now_s: float) -> None:
+        device = event.device
+        if device not in self.fleet.devices:
+            return
+        self.fleet.set_draining(device, event.on)
+        if not event.on:
+            self._retry(now_s)
+            return
+        for instance in list(self.fleet.devices[device].instances.values()):
+            model = self.models[instance.model]
+            needed = instance.busy or model.pinned or instance.state is not InstanceState.ACTIVE
+            room = self.find_room(model, now_s) if needed and instance.state is InstanceState.ACTIVE else NoRoom()
+            if isinstance(room, Room) and not room.evict:
+                self.start(model, room, because(ReasonCode.DRAIN, device=device), now_s, instance.key)
+                continue
+            self.stop(instance, because(ReasonCode.DRAIN, device=device), now_s, event.carry)
+            if needed and not model.coming_or_here:
+                model.want = model.want or because(ReasonCode.DRAIN, device=device)
+                self.want(model, now_s)
+
+
+def _loads_differently(old: ModelSpec, new: ModelSpec) -> bool:
+    """Whether what is loaded for ``old`` cannot serve as ``new``."""
+    return (old.path, old.tp, old.weight_bytes, old.shape, old.context_tokens, old.engine_args) != (
+        new.path,
+        new.tp,
+        new.weight_bytes,
+        new.shape,
+        new.context_tokens,
+        new.engine_args,
+    )

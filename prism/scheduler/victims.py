@@ -1,0 +1,86 @@
+"""Who may leave a device for a waiting model, and what that costs (Prism, section 6.2; ALGORITHMS section 2)."""
+
+from __future__ import annotations
+
+from enum import IntEnum
+
+from prism.core.ids import DeviceId, ModelName
+from prism.core.settings import ClusterSettings
+from prism.core.views import InstanceState
+from prism.policy.demand import IdleIntervals, expected_remaining_s, idle_threshold_s
+from prism.policy.eviction import EvictionCandidate
+from prism.scheduler.fleet import Fleet, Instance, ModelState
+
+_SPARE_LASTS_S = 60.0
+"""A replica is not missed for about this long: its model serves on."""
+
+
+class Pressing(IntEnum):
+    """How far the search for room may go."""
+
+    CAN_WAIT = 0
+    """Only models idle beyond their threshold leave."""
+    WOULD_BE_LATE = 1
+    """Any idle model leaves."""
+    STARVING = 2
+    """Models in use leave too; their requests are carried over."""
+
+
+class Victims:
+    """Looks at instances; changes nothing."""
+
+    def __init__(
+        self, settings: ClusterSettings, fleet: Fleet, models: dict[ModelName, ModelState], pool_idle: IdleIntervals
+    ) -> None:
+        self._settings, self._fleet, self._models, self._pool_idle = settings, fleet, models, pool_idle
+
+    def on(self, device: DeviceId, pressing: Pressing, now_s: float) -> list[EvictionCandidate]:
+        """Everybody on the device who may leave it now."""
+        instances = self._fleet.devices[device].instances.values()
+        return [c for i in instances if (c := self.candidate(device, i, pressing, now_s)) is not None]
+
+    def candidate(
+        self, device: DeviceId, instance: Instance, pressing: Pressing, now_s: float
+    ) -> EvictionCandidate | None:
+        """The instance as one that may leave ``device``, or None if it may not."""
+        model = self._models[instance.model]
+        leaving = instance.state is InstanceState.DRAINING
+        idle_s = 0.0 if instance.idle_since_s is None else now_s - instance.idle_since_s
+        activation_s = model.activation_s if model.activation_s is not None else self._settings.activation_guess_s
+        spare = not leaving and self._is_spare(model, pressing)
+        in_use = instance.busy if leaving else instance.idle_since_s is None and not spare
+        if in_use and pressing < Pressing.STARVING:
+            return None
+        if not leaving and not self._may_leave(model, instance, in_use, now_s):
+            return None
+        if pressing is Pressing.CAN_WAIT and not leaving and idle_s < self._threshold_s(model, activation_s):
+            return None
+        return EvictionCandidate(
+            model=instance.model,
+            generation=instance.generation,
+            frees_bytes=self._fleet.frees_bytes(device, instance),
+            idle_s=idle_s,
+            slo_ttft_s=model.spec.slo_ttft_s,
+            expected_remaining_s=_SPARE_LASTS_S if spare else expected_remaining_s(idle_s, model.idle, self._pool_idle),
+            activation_s=activation_s,
+            in_use=in_use,
+            requests=instance.running + instance.waiting if in_use else 0,
+            leaving=leaving,
+        )
+
+    def _may_leave(self, model: ModelState, instance: Instance, in_use: bool, now_s: float) -> bool:
+        """Not pinned, not waited for, has served; one in use has also been there for the least residency."""
+        if instance.state is not InstanceState.ACTIVE or model.pinned or model.waiting or not instance.served:
+            return False
+        return not in_use or now_s - instance.since_s >= self._settings.min_residency_s
+
+    def _is_spare(self, model: ModelState, pressing: Pressing) -> bool:
+        """The model serves on without one of its instances."""
+        if len(model.instances) < 2 or pressing is Pressing.CAN_WAIT:
+            return False
+        return len(model.in_state(InstanceState.ACTIVE)) > 1
+
+    def _threshold_s(self, model: ModelState, activation_s: float) -> float:
+        if self._settings.idle_threshold_s is not None:
+            return self._settings.idle_threshold_s
+        return idle_threshold_s(activation_s, model.idle, self._pool_idle)

@@ -1,0 +1,269 @@
+"""``/v1/chat/completions`` and ``/v1/completions``: from the socket to the queue and back."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import time
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from typing import Any, Final, TypeVar
+
+from pydantic import BaseModel
+from starlette.datastructures import Headers
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
+
+from prism.obs import names
+from prism.server.auth import Caller
+from prism.server.errors import ApiError, internal, invalid, unavailable
+from prism.server.front import Front
+from prism.server.http import read_body
+from prism.server.models import ServedModel
+from prism.server.recorder import Record
+from prism.server.requests import check_text_only, check_token_ids, parse, read_json
+from prism.server.sse import ClientGone, EventStream, Timing
+
+log = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+LONG_BODY_BYTES: Final = 32_000
+"""Bodies above are converted (template, tokens) on a thread."""
+
+BAD_INPUT: Final = (AttributeError, IndexError, KeyError, OverflowError, RecursionError, TypeError, ValueError)
+"""What templates and converters raise on input nobody thought of: the client's fault, not a failure of the server."""
+
+
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """One endpoint."""
+
+    route: str
+    request: type[BaseModel]
+    prefix: str
+    """Of the response's id."""
+    param: str
+    """The field that holds the prompt."""
+    serving: Callable[[ServedModel], Any]
+
+
+class Completions:
+    """The ASGI endpoint of one kind."""
+
+    def __init__(self, front: Front, kind: Kind) -> None:
+        self._front, self._kind = front, kind
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        headers = Headers(scope=scope)
+        record = Record(scope["state"]["request_id"], self._kind.route, time.time())
+        record.client_id = headers.get("x-client-request-id", "")[:128]
+        try:
+            await self._serve(headers, record, scope, receive, send)
+        except ClientGone:
+            record.cancelled = True
+        except ApiError as error:
+            record.error = error
+            raise
+        except asyncio.CancelledError:
+            record.cancelled = True
+            raise
+        except Exception as error:
+            log.exception("a request failed", extra={"request_id": record.request_id})
+            record.error = internal()
+            raise record.error from error
+        finally:
+            self._front.recorder.ended(record)
+
+    async def _serve(self, headers: Headers, record: Record, scope: Scope, receive: Receive, send: Send) -> None:
+        front = self._front
+        front.check_open()
+        caller = front.gate.caller(headers)
+        record.key = caller.name
+        body = await read_body(receive, headers, int(front.catalog.server.max_body_bytes))
+        request, served = await self._request(body, caller, record)
+        serving = self._kind.serving(served)
+        from prism.server.sglang_manager import new_call
+
+        call = new_call(record.request_id, self._kind.prefix, served.objectives, self._kind.param)
+        record.streams = call.streams
+        call.piecewise = bool(getattr(request, "tools", None) or served.config.reasoning_parser)
+        adapted = await _convert(serving, request, body)
+        _check_size(adapted, self._kind.param)
+        tokens = _tokens(adapted, served)
+        try:
+            await front.gate.admit(caller, tokens)
+        except ApiError as error:
+            error.limits = caller.headers
+            raise
+        adapted.prism_call = call
+        try:
+            await unless_gone(receive, served.manager.submit(adapted, call))
+            await self._respond(serving, adapted, request, record, headers, caller, scope, receive, send)
+        except BAD_INPUT as error:
+            raise invalid(str(error)) from error
+        finally:
+            served.manager.abandon(call)
+            front.gate.settle(caller, tokens - _used(record))
+
+    async def _request(self, body: bytes, caller: Caller, record: Record) -> tuple[Any, ServedModel]:
+        front, data = self._front, read_json(body)
+        if not isinstance(data.get("model"), str):
+            raise invalid("'model' must be the name of a model.", "model", "missing_parameter")
+        model = await front.find(data["model"])
+        front.gate.check_model(caller, model)
+        record.model = model
+        if front.catalog.log.prompts:
+            record.prompt = data.get(self._kind.param)
+        request = parse(self._kind.request, data)
+        check_text_only(request)
+        front.check_backlog(model)
+        served = await front.models.get(model)
+        record.objectives = served.objectives
+        check_token_ids(request, served.manager.vocab_size)
+        return request, served
+
+    async def _respond(
+        self,
+        serving: Any,
+        adapted: Any,
+        request: Any,
+        record: Record,
+        headers: Headers,
+        caller: Caller,
+        scope: Scope,
+        receive: Receive,
+        send: Send,
+    ) -> None:
+        if not request.stream:
+            answer = await self._timed(unless_gone(receive, serving.answer(adapted, request)))
+            response = Response(answer.model_dump_json(), media_type="application/json", headers=caller.headers)
+            await response(scope, receive, send)
+            return
+        record.streaming = True
+        follow = headers.get("x-prism-progress", "").lower() in ("1", "true", "yes")
+        timing = self._front.timing
+        if follow:
+            for stream in record.streams:
+                await self._front.broker.follow(stream)
+            timing = Timing(0.0, min(1.0, timing.keepalive_s), timing.write_s)
+        events = EventStream(
+            serving.events(adapted, request),
+            timing,
+            lambda: _comment(self._front, record, follow),
+            caller.headers,
+            _as_error,
+        )
+        await events.start(receive)
+        await self._timed(events(scope, receive, send))
+        record.error = events.error
+
+    async def _timed(self, work: Awaitable[T]) -> T:
+        limit_s = self._front.catalog.server.request_timeout_s
+        if limit_s is None:
+            return await work
+        try:
+            async with asyncio.timeout(float(limit_s)):
+                return await work
+        except TimeoutError:
+            raise unavailable(f"The request did not finish within {limit_s:g} s.", None, "request_timeout") from None
+
+
+async def unless_gone(receive: Receive, work: Awaitable[T]) -> T:
+    """``work``, cancelled when the client leaves; then raises :class:`ClientGone`."""
+    task = asyncio.ensure_future(work)
+    gone = asyncio.ensure_future(_gone(receive))
+    try:
+        await asyncio.wait({task, gone}, return_when=asyncio.FIRST_COMPLETED)
+        if not task.done():
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
+            raise ClientGone
+        return task.result()
+    finally:
+        gone.cancel()
+        if not task.done():
+            task.cancel()
+
+
+async def _gone(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass
+
+
+async def _convert(serving: Any, request: Any, body: bytes) -> Any:
+    try:
+        if len(body) > LONG_BODY_BYTES:
+            return await asyncio.to_thread(serving.convert, request)
+        return serving.convert(request)
+    except ApiError:
+        raise
+    except BAD_INPUT as error:
+        log.info("a request could not be converted", exc_info=True)
+        raise invalid(f"The request cannot be processed: {error}.") from error
+    except Exception as error:
+        if type(error).__module__.startswith("jinja2"):
+            raise invalid(f"The model's chat template refuses the messages: {error}.", "messages") from error
+        raise
+
+
+def _check_size(adapted: Any, param: str) -> None:
+    prompts = adapted.text if adapted.text is not None else adapted.input_ids
+    rows = prompts if isinstance(prompts, list) and prompts and not isinstance(prompts[0], int) else [prompts]
+    if not all(rows):
+        raise invalid("The prompt is empty.", param)
+
+
+def _tokens(adapted: Any, served: ServedModel) -> int:
+    """An upper bound of the tokens a request will use, for the key's limit (given back in part afterwards)."""
+    ids = adapted.input_ids
+    rows = ids if ids and isinstance(ids[0], list) else [ids] if ids else adapted.text
+    rows = [rows] if isinstance(rows, str) else rows
+    params = adapted.sampling_params if isinstance(adapted.sampling_params, dict) else {}
+    answer = params.get("max_new_tokens") or served.context_tokens
+    copies = params.get("n") or 1
+    return sum(len(row) if not isinstance(row, str) else len(row) // 3 + 1 for row in rows) + answer * copies * len(
+        rows
+    )
+
+
+def _used(record: Record) -> int:
+    return sum(stream.prompt_tokens + len(stream.log.tokens) for stream in record.streams)
+
+
+def _comment(front: Front, record: Record, follow: bool) -> str:
+    """A comment line for a silent stream: where the request stands."""
+    stream = next((s for s in record.streams if s.first_token_s is None), None)
+    if stream is None:
+        return ": keep-alive\n\n"
+    progress = stream.progress
+    state = progress.state if progress is not None else front.placements.state(stream.model)
+    if not follow:
+        return f": {state}\n\n"
+    fields: dict[str, object] = {
+        "state": state,
+        "model": record.model,
+        "placement": front.placements.state(stream.model),
+    }
+    if progress is not None:
+        fields |= {"position": progress.position, "note": progress.note}
+    fields["waited_s"] = round(time.time() - record.arrival_s, 3)
+    return f": prism {json.dumps({k: v for k, v in fields.items() if v not in (None, '')})}\n\n"
+
+
+def _as_error(error: BaseException) -> ApiError:
+    if isinstance(error, ApiError):
+        return error
+    log.error("a stream failed", exc_info=error)
+    return internal()
+
+
+def refusal_reason(error: ApiError) -> str | None:
+    """Label of :data:`prism.obs.names.REFUSED`; None when the error is no refusal at the door."""
+    by_code = {"queue_full": "queue_full", "rate_limit_exceeded": "rate_limit", "shutting_down": "draining"}
+    by_status = {401: "unauthorized", 403: "forbidden", 413: "too_large"}
+    return by_code.get(error.code) or by_status.get(error.status)
+
+
+__all__ = ["Completions", "Kind", "names", "refusal_reason", "unless_gone"]

@@ -1,0 +1,102 @@
+"""What anybody may ask: the models, and whether the server is well."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+from fastapi import APIRouter, Request, Response
+
+from prism.config.sections import ModelConfig
+from prism.core.ids import ModelName
+from prism.obs import names
+from prism.obs.metrics import CONTENT_TYPE, render
+from prism.server.errors import unavailable
+from prism.server.front import Front
+from prism.store.values import StoreError
+
+AGENT_SILENT_S = 10.0
+
+
+def public_router(front: Front) -> APIRouter:
+    router = APIRouter()
+    _models(router, front)
+    _wellness(router, front)
+    return router
+
+
+def _models(router: APIRouter, front: Front) -> None:
+    @router.get("/v1/models", tags=["openai"])
+    async def models(request: Request) -> dict[str, Any]:
+        """Every model the caller may use, loaded or not (``state``)."""
+        caller = front.gate.caller(request.headers)
+        usable = [m for m in front.catalog.models if front.catalog.may_use(caller.key, m.name)]
+        return {"object": "list", "data": [_model(front, model) for model in usable]}
+
+    @router.get("/v1/models/{name:path}", tags=["openai"])
+    async def model(name: str, request: Request) -> dict[str, Any]:
+        caller = front.gate.caller(request.headers)
+        known = await front.find(name)
+        front.gate.check_model(caller, known)
+        return _model(front, front.catalog.model(known))
+
+
+def _model(front: Front, model: ModelConfig) -> dict[str, Any]:
+    return {
+        "id": model.name,
+        "object": "model",
+        "created": int(front.started_s),
+        "owned_by": "prism",
+        "state": front.placements.state(ModelName(model.name)),
+        "aliases": list(model.aliases),
+        "context_length": front.models.context_tokens(ModelName(model.name)),
+    }
+
+
+def _wellness(router: APIRouter, front: Front) -> None:
+    @router.get("/health", tags=["operation"])
+    async def health() -> dict[str, str]:
+        """200 while this worker's loop turns."""
+        return {"status": "ok"}
+
+    @router.get("/readiness", tags=["operation"], responses={503: {"description": "Something is missing"}})
+    async def readiness(response: Response) -> dict[str, Any]:
+        """200 when requests can be served: the store answers, a controller leads, an agent lives."""
+        missing = await _missing(front)
+        response.status_code = 503 if missing else 200
+        return {"ready": not missing, "missing": missing}
+
+    @router.get("/metrics", tags=["operation"])
+    async def metrics() -> Response:
+        """Prometheus text of all processes of this server."""
+        _gauges(front)
+        return Response(render(front.metrics), media_type=CONTENT_TYPE)
+
+
+async def _missing(front: Front) -> list[str]:
+    if front.draining:
+        return ["the server is stopping"]
+    try:
+        await front.store.ping()
+        controller = await front.store.controller()
+        agents = await front.store.agents()
+    except StoreError:
+        return ["the store does not answer"]
+    alive = [agent for agent in agents if time.time() - agent.seen_s < AGENT_SILENT_S]
+    found = [] if controller is not None else ["no controller holds the lease"]
+    return found if alive else [*found, "no node agent is alive"]
+
+
+def _gauges(front: Front) -> None:
+    """Counts of open requests, set when somebody looks."""
+    streaming: dict[str, int] = {}
+    for stream in front.broker.streams.values():
+        if stream.first_token_s is not None:
+            streaming[stream.model] = streaming.get(stream.model, 0) + 1
+    for model in front.catalog.models:
+        name = ModelName(model.name)
+        front.metrics.set(names.WAITING, front.broker.waiting.get(name, 0), model=name)
+        front.metrics.set(names.STREAMING, streaming.get(name, 0), model=name)
+
+
+__all__ = ["public_router", "unavailable"]

@@ -1,0 +1,192 @@
+"""From bytes to a checked request. Whatever a client can get wrong ends here as a 400 that names the field."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Final, TypeVar
+
+import orjson
+from pydantic import BaseModel, ValidationError
+
+from prism.server.errors import ApiError, invalid
+
+R = TypeVar("R", bound=BaseModel)
+
+IGNORED: Final = frozenset(
+    {"metadata", "prediction", "prompt_cache_key", "safety_identifier", "service_tier", "store", "verbosity"}
+)
+"""OpenAI's fields that change nothing here; clients send them by default."""
+
+UNSUPPORTED: Final = frozenset(
+    {
+        "audio", "functions", "function_call", "modalities", "web_search_options", "suffix", "best_of",
+        "bootstrap_host", "bootstrap_port", "bootstrap_room", "custom_labels", "custom_logit_processor",
+        "custom_params", "stop_regex",
+        "data_parallel_rank", "disagg_prefill_dp_rank", "images_config", "lora_path", "max_dynamic_patch",
+        "min_dynamic_patch", "priority", "return_hidden_states", "return_routed_experts", "rid", "routed_dp_rank",
+        "routed_experts_start_len", "session_id", "session_params", "task", "use_audio_in_video",
+    }
+)  # fmt: skip
+"""Fields that are refused when they are set: OpenAI's that this server cannot honour, and SGLang's internals."""
+
+MAX_CHOICES: Final = 128
+MAX_PROMPTS: Final = 256
+MAX_STOPS: Final = 16
+MAX_TOP_LOGPROBS: Final = 20
+MAX_NAME_BYTES: Final = 64
+MAX_GRAMMAR_CHARS: Final = 65_536
+MAX_TEMPERATURE: Final = 100.0
+_INT32: Final = 2**31 - 1
+
+
+def read_json(body: bytes) -> dict[str, Any]:
+    """The body as an object. Raises :class:`ApiError`."""
+    try:
+        data = orjson.loads(body)
+    except orjson.JSONDecodeError as error:
+        raise invalid(f"The body is not valid JSON: {error}.", code="invalid_json") from None
+    if not isinstance(data, dict):
+        raise invalid("The body must be a JSON object.", code="invalid_json")
+    return data
+
+
+def parse(kind: type[R], data: dict[str, Any]) -> R:
+    """``data`` as ``kind`` (one of SGLang's request models). Raises :class:`ApiError` naming the first wrong field."""
+    check_fields(kind, data)
+    check_values(data)
+    try:
+        return kind.model_validate(data)
+    except ValidationError as error:
+        raise _first_problem(error, data) from None
+    except (AttributeError, KeyError, TypeError, ValueError, RecursionError) as error:
+        raise invalid(f"The request is malformed: {error}.") from None
+
+
+def check_fields(kind: type[BaseModel], data: dict[str, Any]) -> None:
+    """Drops what is ignored, refuses what is unknown or unsupported. Changes ``data``."""
+    known = kind.model_fields
+    for name in list(data):
+        if name in IGNORED:
+            del data[name]
+        elif name in UNSUPPORTED:
+            if data[name] not in (None, False, ["text"], 0):
+                raise invalid(f"{name!r} is not supported by this server.", name, "unsupported_parameter")
+            del data[name]
+        elif name not in known and name != "reasoning":
+            raise invalid(f"Unknown field {name!r}.", name[:100], "unknown_parameter")
+
+
+def check_values(data: Mapping[str, Any]) -> None:
+    """Bounds that the request models do not know, and shapes that their validators stumble over."""
+    _whole(data, "n", 1, MAX_CHOICES)
+    _whole(data, "max_tokens", 1, _INT32)
+    _whole(data, "max_completion_tokens", 1, _INT32)
+    _whole(data, "min_tokens", 0, _INT32)
+    _whole(data, "top_logprobs", 0, MAX_TOP_LOGPROBS)
+    _whole(data, "top_k", -1, _INT32)
+    _whole(data, "seed", -(2**63), 2**63 - 1 - MAX_CHOICES)
+    if not isinstance(data.get("logprobs"), bool):
+        _whole(data, "logprobs", 0, MAX_TOP_LOGPROBS)
+    if data.get("top_logprobs") is not None and not data.get("logprobs"):
+        raise invalid("'top_logprobs' needs 'logprobs' to be true.", "top_logprobs")
+    for name in ("response_format", "stream_options", "chat_template_kwargs", "custom_params", "reasoning"):
+        if not isinstance(data.get(name), dict | None):
+            raise invalid(f"{name!r} must be an object.", name, "invalid_type")
+    if data.get("stream_options") is not None and not data.get("stream"):
+        raise invalid("'stream_options' needs 'stream' to be true.", "stream_options")
+    for name in ("regex", "ebnf", "json_schema"):
+        if isinstance(data.get(name), str) and len(data[name]) > MAX_GRAMMAR_CHARS:
+            raise invalid(f"{name!r} may have {MAX_GRAMMAR_CHARS} characters.", name)
+    if isinstance(data.get("temperature"), int | float) and data["temperature"] > MAX_TEMPERATURE:
+        raise invalid(f"'temperature' may be {MAX_TEMPERATURE:g} at most.", "temperature")
+    _stops(data.get("stop"))
+    _bias(data.get("logit_bias"))
+    prompt = data.get("prompt")
+    if isinstance(prompt, list) and prompt and not isinstance(prompt[0], int) and len(prompt) > MAX_PROMPTS:
+        raise invalid(f"At most {MAX_PROMPTS} prompts in one request.", "prompt")
+
+
+def _whole(data: Mapping[str, Any], name: str, low: int, high: int) -> None:
+    value = data.get(name)
+    if value is None:
+        return
+    if isinstance(value, bool) or not isinstance(value, int | float) or value != value // 1:
+        raise invalid(f"{name!r} must be a whole number (got {_shown(value)}).", name, "invalid_type")
+    if not low <= value <= high:
+        raise invalid(f"{name!r} must be between {low} and {high} (got {_shown(value)}).", name)
+
+
+def _stops(stop: Any) -> None:
+    stops = [stop] if isinstance(stop, str) else stop
+    if stops is None:
+        return
+    if not isinstance(stops, list) or not all(isinstance(s, str) for s in stops):
+        raise invalid("'stop' must be a string or a list of strings.", "stop", "invalid_type")
+    if len(stops) > MAX_STOPS or not all(stops):
+        raise invalid(f"'stop' takes up to {MAX_STOPS} strings that are not empty.", "stop")
+
+
+def _bias(bias: Any) -> None:
+    if bias is None:
+        return
+    if not isinstance(bias, dict):
+        raise invalid("'logit_bias' must be an object.", "logit_bias", "invalid_type")
+    for token, value in bias.items():
+        if not (token.isascii() and token.isdigit()):
+            raise invalid(f"'logit_bias' needs token ids as keys (got {_shown(token)}).", "logit_bias")
+        if isinstance(value, bool) or not isinstance(value, int | float) or not -100 <= value <= 100:
+            raise invalid(f"'logit_bias' values go from -100 to 100 (got {_shown(value)}).", "logit_bias")
+
+
+def check_text_only(request: Any) -> None:
+    """Raises :class:`ApiError` when a chat message has a part that is not text."""
+    for index, message in enumerate(getattr(request, "messages", None) or ()):
+        content = getattr(message, "content", None)
+        for part in content if isinstance(content, list) else ():
+            kind = getattr(part, "type", None)
+            if kind != "text":
+                where = f"messages.{index}.content"
+                raise invalid(f"This server takes text only, not {kind!r}.", where, "unsupported_content")
+
+
+def check_token_ids(request: Any, vocab_size: int) -> None:
+    """Token ids of ``logit_bias`` and ``stop_token_ids`` must exist in the model (an engine would index with them)."""
+    for token in getattr(request, "logit_bias", None) or ():
+        if int(token) >= vocab_size:
+            raise invalid(f"'logit_bias' has token {token}, the model has {vocab_size}.", "logit_bias")
+    for token in getattr(request, "stop_token_ids", None) or ():
+        if not 0 <= token < vocab_size:
+            raise invalid(f"'stop_token_ids' has token {token}, the model has {vocab_size}.", "stop_token_ids")
+
+
+def _first_problem(error: ValidationError, data: Mapping[str, Any]) -> ApiError:
+    problems = error.errors(include_url=False, include_context=False)
+    # A union complains once per branch; branches of another role or type say nothing about the one that was meant.
+    meant = [p for p in problems if p["loc"] and p["loc"][-1] not in ("role", "type")]
+    problem = (meant or problems)[0]
+    path = [str(part) for part in problem["loc"]]
+    field = path[0] if path else None
+    # The parts of a path below a union are names of its branches: only those that lead into the client's data are
+    # shown.
+    shown: list[str] = []
+    value: Any = data
+    for part in path:
+        if isinstance(value, dict) and part in value:
+            value = value[part]
+        elif isinstance(value, list) and part.isdigit() and int(part) < len(value):
+            value = value[int(part)]
+        elif (shown and part != path[-1]) or (shown and not _is_field(part)):
+            continue
+        shown.append(part)
+    param = ".".join(shown) or field
+    code = "missing_parameter" if problem["type"] == "missing" else "invalid_value"
+    return invalid(f"{param}: {problem['msg']}." if param else f"{problem['msg']}.", param, code)
+
+
+def _is_field(part: str) -> bool:
+    return part.replace("_", "").isalpha() and part.islower() and part not in {"str", "int", "float", "bool", "list"}
+
+
+def _shown(value: object) -> str:
+    text = repr(value)
+    return text if len(text) <= MAX_NAME_BYTES else text[:MAX_NAME_BYTES] + "..."

@@ -1,0 +1,88 @@
+"""Makes SGLang's front-side objects for one model of the catalog."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Final
+
+from sglang.srt.managers.tokenizer_manager import TokenizerManager  # noqa: F401  (its import order matters to SGLang)
+from sglang.srt.parser.template_manager import TemplateManager
+from sglang.srt.server_args import PortArgs, ServerArgs
+
+from prism.config.catalog import Catalog
+from prism.config.model_files import model_folder
+from prism.config.sections import ModelConfig
+from prism.core.ids import ModelName
+from prism.server.broker import Broker
+from prism.server.models import ServedModel
+from prism.server.objectives import Objectives
+from prism.server.sglang_manager import FrontManager
+from prism.server.sglang_serving import ChatServing, TextServing
+
+FRONT_ARGS: Final = (
+    "tokenizer_path",
+    "tokenizer_mode",
+    "trust_remote_code",
+    "json_model_override_args",
+    "completion_template",
+    "default_chat_template_kwargs",
+    "preferred_sampling_params",
+    "sampling_defaults",
+    "allow_auto_truncate",
+    "dtype",
+)
+"""Engine arguments that mean something on this side."""
+
+
+def builder(broker: Broker) -> Callable[[Catalog, ModelConfig], ServedModel]:
+    """What :class:`prism.server.models.Models` calls."""
+
+    def build(catalog: Catalog, model: ModelConfig) -> ServedModel:
+        folder = model_folder(model.path, catalog.base, model.revision)
+        args = ServerArgs(**server_args(model, folder, catalog.base))
+        ports = PortArgs(**dict.fromkeys(PortArgs.__dataclass_fields__))
+        manager = FrontManager(ModelName(model.name), args, ports, broker)
+        templates = TemplateManager()
+        templates.initialize_templates(
+            tokenizer_manager=manager,
+            model_path=str(folder),
+            chat_template=args.chat_template,
+            completion_template=args.completion_template,
+        )
+        return ServedModel(
+            config=model,
+            objectives=Objectives.of(model),
+            context_tokens=manager.context_len,
+            manager=manager,
+            chat=ChatServing(manager, templates),
+            text=TextServing(manager, templates),
+        )
+
+    return build
+
+
+def server_args(model: ModelConfig, folder: Path, base: Path) -> dict[str, Any]:
+    """Arguments of SGLang's ``ServerArgs`` for the front side of ``model``."""
+    args: dict[str, Any] = {
+        "model_path": str(folder),
+        "served_model_name": model.name,
+        "device": "cpu",
+        "attention_backend": "torch_native",
+        "disable_cuda_graph": True,
+        "skip_server_warmup": True,
+        "enable_cache_report": True,
+        "log_level": "warning",
+        "mem_fraction_static": 0.5,
+        "random_seed": 1,
+    }
+    args |= {name: value for name, value in model.engine_args.items() if name in FRONT_ARGS}
+    if model.context_tokens is not None:
+        args["context_length"] = model.context_tokens
+    if model.chat_template is not None:
+        file = base / model.chat_template
+        args["chat_template"] = str(file) if file.is_file() else model.chat_template
+    for option in ("reasoning_parser", "tool_call_parser"):
+        if getattr(model, option) is not None:
+            args[option] = getattr(model, option)
+    return args

@@ -1,0 +1,103 @@
+"""SGLang's handlers for chat and text completions, used in parts: conversion, streaming generator, response builder.
+
+Only their error rendering and LoRA syntax are replaced: a failure is an :class:`ApiError`, and a colon in a model's
+name is part of the name.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import AsyncIterator
+from typing import Any, NoReturn, Protocol
+
+from pydantic import BaseModel
+from sglang.srt.entrypoints.openai.protocol import ChatCompletionRequest, CompletionRequest
+from sglang.srt.entrypoints.openai.serving_chat import OpenAIServingChat
+from sglang.srt.entrypoints.openai.serving_completions import OpenAIServingCompletion
+from sglang.srt.managers.io_struct import GenerateReqInput
+
+from prism.server.errors import ApiError, internal, invalid
+from prism.server.sglang_manager import Call, FrontManager
+
+
+class Serving(Protocol):
+    """One endpoint of one model."""
+
+    def convert(self, request: Any) -> GenerateReqInput:
+        """SGLang's request for the client's; renders the chat template. May raise nearly anything on odd input."""
+
+    async def answer(self, adapted: GenerateReqInput, request: Any) -> BaseModel:
+        """The whole response. Raises :class:`ApiError`."""
+
+    def events(self, adapted: GenerateReqInput, request: Any) -> AsyncIterator[str]:
+        """Server-sent events up to ``[DONE]``. Raises :class:`ApiError` when the request fails, before or after the
+        first event."""
+
+
+class _Shared:
+    """What both handlers change in SGLang's base class."""
+
+    tokenizer_manager: FrontManager
+
+    def _resolve_lora_path(self, request_model: str, explicit_lora_path: Any) -> None:
+        return None
+
+    def create_error_response(
+        self, message: str, err_type: str = "", status_code: int = 400, param: str | None = None
+    ) -> NoReturn:
+        raise invalid(message, param) if status_code < 500 else internal(message)
+
+    def convert(self, request: Any) -> GenerateReqInput:
+        problem = self._validate_request(request)  # type: ignore[attr-defined]
+        if problem:
+            raise invalid(problem)
+        adapted, _ = self._convert_to_internal_request(request, None)  # type: ignore[attr-defined]
+        return adapted
+
+    async def _results(self, adapted: GenerateReqInput) -> list[Any]:
+        steps = self.tokenizer_manager.generate_request(adapted)
+        try:
+            result = await anext(steps)
+        finally:
+            await steps.aclose()  # type: ignore[attr-defined]
+        return result if isinstance(result, list) else [result]
+
+
+class ChatServing(_Shared, OpenAIServingChat):  # type: ignore[misc]
+    async def answer(self, adapted: GenerateReqInput, request: ChatCompletionRequest) -> BaseModel:
+        return _model(self._build_chat_response(request, await self._results(adapted), int(time.time())))
+
+    def events(self, adapted: GenerateReqInput, request: ChatCompletionRequest) -> AsyncIterator[str]:
+        return _raising(self._generate_chat_stream(adapted, request, None), adapted.prism_call)
+
+
+class TextServing(_Shared, OpenAIServingCompletion):  # type: ignore[misc]
+    async def answer(self, adapted: GenerateReqInput, request: CompletionRequest) -> BaseModel:
+        return _model(self._build_completion_response(request, await self._results(adapted), int(time.time())))
+
+    def events(self, adapted: GenerateReqInput, request: CompletionRequest) -> AsyncIterator[str]:
+        return _raising(self._generate_completion_stream(adapted, request, None), adapted.prism_call)
+
+
+def _model(response: Any) -> BaseModel:
+    if isinstance(response, BaseModel):
+        return response
+    raise internal("The answer could not be rendered.")
+
+
+async def _raising(events: AsyncIterator[str], call: Call) -> AsyncIterator[str]:
+    """``events``, except that a failure of the request is raised: SGLang's text handler would render it itself, without
+    code and status, and end the stream as if all were well."""
+    try:
+        async for event in events:
+            error = failure_of(call)
+            if error is not None:
+                raise error
+            yield event
+    finally:
+        await events.aclose()  # type: ignore[attr-defined]
+
+
+def failure_of(call: Call) -> ApiError | None:
+    """The error of the first choice that failed."""
+    return next((stream.error for stream in call.streams if stream.error is not None), None)

@@ -1,0 +1,142 @@
+"""What operators see: the catalog joined with what the controller, the agents and the front doors published."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from prism.config.sections import ModelConfig
+from prism.core.ids import ModelName
+from prism.server.front import Front
+from prism.server.usage import ModelUse, merged
+from prism.store.values import Replica
+
+NO_ROOM_YET = "waiting_for_room"
+"""State of an instance that is decided and not ordered: in the controller's document, not in the placement."""
+
+
+async def models_view(front: Front, only: str | None = None) -> list[dict[str, Any]]:
+    """Every model of the catalog (or ``only`` one), loaded or not. Where a model is comes from the placement, which is
+    written at every change; the documents add numbers and may be a second old."""
+    cluster = await document(front, "cluster")
+    placed = await front.store.placement()
+    use = (await merged(front.store, front.catalog.server.front_workers)).models
+    seen = {model["name"]: model for model in cluster.get("models", ())}
+    measured = {(i["model"], i["generation"]): i for i in cluster.get("instances", ())}
+    arriving = {(a["model"], a["node"]): a for a in cluster.get("arriving", ())}
+    waiting = cluster.get("inactive", {})
+    return [
+        _model(
+            model,
+            _replicas(model.name, placed.get(ModelName(model.name), []), seen.get(model.name, {}), measured, arriving),
+            {**seen.get(model.name, {}), "held": cluster.get("held", {}).get(model.name, {})},
+            waiting.get(model.name, 0),
+            use.get(model.name, ModelUse()),
+        )
+        for model in front.catalog.models
+        if only in (None, model.name)
+    ]
+
+
+def _model(
+    model: ModelConfig, replicas: list[dict[str, Any]], seen: dict[str, Any], inactive: int, use: ModelUse
+) -> dict[str, Any]:
+    states = [replica["state"] for replica in replicas]
+    state = next((s for s in ("ready", "loading", "draining", "waiting") if s in states), "inactive")
+    if state == "inactive" and (inactive or seen.get("failure")):
+        state = "failed" if seen.get("failure") else "waiting"
+    return {
+        "name": model.name,
+        "aliases": list(model.aliases),
+        "path": model.path,
+        "state": state,
+        "pinned": bool(seen.get("pinned", model.pinned)),
+        "tp": model.tp,
+        "slo": {"ttft_s": float(model.slo.ttft_s), "tpot_s": float(model.slo.tpot_s)},
+        "context_tokens": model.context_tokens,
+        "weight_bytes": seen.get("weight_bytes"),
+        "kv_bytes": sum(replica["kv_bytes"] for replica in replicas),
+        "running": sum(replica["running"] for replica in replicas),
+        "waiting": inactive + sum(replica["waiting"] for replica in replicas),
+        "ttft_attainment": _share(use.ttft_met, use.ttft_missed),
+        "tpot_attainment": _share(use.tpot_met, use.tpot_missed),
+        "last_used_s": use.last_used_s or None,
+        "rate_per_s": seen.get("rate_per_s", 0.0),
+        "failure": seen.get("failure", ""),
+        "held": seen["held"],
+        "replicas": replicas,
+    }
+
+
+def _replicas(
+    model: str,
+    placed: list[Replica],
+    seen: dict[str, Any],
+    measured: dict[tuple[str, int], dict[str, Any]],
+    arriving: dict[tuple[str, str], dict[str, Any]],
+) -> list[dict[str, Any]]:
+    known = {instance["generation"]: instance for instance in seen.get("instances", ())}
+    unordered = [i for i in known.values() if i["state"] == NO_ROOM_YET]
+    rows = [(r.generation, r.devices, r.state, r.since_s, r.reason) for r in placed]
+    there = {r.generation for r in placed}
+    rows += [
+        (i["generation"], i["devices"], "waiting", i["since_s"], "") for i in unordered if i["generation"] not in there
+    ]
+    return [
+        {
+            "devices": list(devices),
+            "state": state,
+            "generation": generation,
+            "since_s": since_s,
+            **_load(len(devices), known.get(generation, {}), measured.get((model, generation), {})),
+            "arriving": arriving.get((model, devices[0].partition("/")[0])),
+            "reason": reason,
+        }
+        for generation, devices, state, since_s, reason in rows
+    ]
+
+
+def _load(ranks: int, known: dict[str, Any], measured: dict[str, Any]) -> dict[str, int]:
+    """What a replica holds and does: as its agent measured it, else as the scheduler counts it."""
+    counted = {key: measured.get(key, known.get(key, 0)) for key in ("kv_bytes", "running", "waiting")}
+    return {"weight_bytes": measured.get("weight_bytes", 0) * ranks, **counted}
+
+
+def _share(met: int, missed: int) -> float | None:
+    return met / (met + missed) if met + missed else None
+
+
+async def devices_view(front: Front) -> list[dict[str, Any]]:
+    """Every device that is up, with what its models hold."""
+    cluster = await document(front, "cluster")
+    return [_device(device, cluster) for device in cluster.get("devices", ())]
+
+
+def _device(device: dict[str, Any], cluster: dict[str, Any]) -> dict[str, Any]:
+    here = [i for i in cluster.get("instances", ()) if device["id"] in i["devices"]]
+    states = [i["state"] for i in here]
+    shared = device["capacity_bytes"] - device["weight_bytes"]
+    return {
+        "id": device["id"],
+        "node": device["node"],
+        "kind": device["id"].rpartition("/")[2].partition(":")[0],
+        "capacity_bytes": device["capacity_bytes"],
+        "free_bytes": device["free_bytes"],
+        "weight_bytes": sum(i.get("weight_bytes", 0) for i in here),
+        "kv_bytes": sum(i.get("kv_bytes", 0) // max(1, len(i["devices"])) for i in here),
+        "draining": device["draining"],
+        "engines": {"active": states.count("active"), "starting": states.count("activating")},
+        "kvpr": device["weighted_rate"] / shared if shared > 0 else None,
+    }
+
+
+def config_view(front: Front, name: str) -> dict[str, Any]:
+    """The model's section of the catalog, defaults filled in."""
+    return front.catalog.describe(name)
+
+
+async def document(front: Front, name: str) -> dict[str, Any]:
+    """A published document; empty when nobody published it yet."""
+    text = await front.store.doc(name)
+    found = json.loads(text) if text else {}
+    return found if isinstance(found, dict) else {}

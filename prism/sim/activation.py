@@ -1,0 +1,138 @@
+"""An instance on its way to serving: memory, a parked engine, weights over the links, ready.
+
+::
+
+    command, take memory --+--> parked engine, relayout -----------------------------------+--> ready --> serves
+                           +--> (remote memory or SSD) --> PCIe [--> NVLink] --> weights --+
+
+The engine takes the model's layout while the weights are loaded; both must be done. Where devices are played by the
+host's cores that is work for these cores (constructing the model's objects), so that it slows down the engines beside
+it and several activations slow down each other. Weights that are not in the node's memory come in :data:`BLOCKS`
+blocks, each of which goes on to the device while the next one arrives.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import TYPE_CHECKING, Final
+
+from prism.core.effects import Activate
+from prism.core.ids import DeviceId, NodeId
+from prism.core.specs import ModelSpec
+from prism.sim.fetch import Fetch
+from prism.sim.links import Flow, Link, evenly
+from prism.sim.roofline import Load
+from prism.sim.stint import Stint
+
+if TYPE_CHECKING:
+    from prism.sim.world import World
+
+BLOCKS: Final = 16
+
+
+class Activation:
+    """Runs the phases of one ``Activate`` whose memory is taken; calls ``on_ready(self)`` at the end, once."""
+
+    def __init__(self, world: World, effect: Activate, spec: ModelSpec, on_ready: Callable[[Activation], None]) -> None:
+        self.effect, self.spec = effect, spec
+        self.started_s = world.queue.now_s
+        self.loaded_s: float | None = None
+        self._world = world
+        self._on_ready = on_ready
+        self._flows: dict[DeviceId, Flow] = {}
+        self._fetches: dict[NodeId, Fetch] = {}
+        self._engine_ready = self._weights_here = False
+        self._stint = Stint(world.queue, (world.devices[effect.devices[0]].pool,), self._engine_taken)
+        self._alarm = world.queue.alarm(self._take_layout)
+        self._alarm.set(world.queue.now_s + self._parked_s())
+        self._load()
+
+    def cancel(self) -> None:
+        """Stop where it is."""
+        self._alarm.clear()
+        self._stint.rest()
+        for flow in self._flows.values():
+            self._world.network.cancel(flow)
+        for node, fetch in self._fetches.items():
+            self._world.machines.fetcher(node).cancel(fetch)
+        self._flows.clear()
+        self._fetches.clear()
+
+    # --- the engine ---
+
+    def _parked_s(self) -> float:
+        """Until there is an engine on every device."""
+        return max([self._world.nodes.take_parked(device) for device in self.effect.devices])
+
+    def _take_layout(self, _: object) -> None:
+        gpu, seconds = self._world.devices[self.effect.devices[0]].gpu, float(self._world.cluster.timing.relayout)
+        if gpu.overhead_is_compute:
+            self._stint.begin(seconds, Load(gpu.engine_share, 0.0))
+        else:
+            self._alarm.fn = self._engine_taken
+            self._alarm.set(self._world.queue.now_s + seconds)
+
+    def _engine_taken(self, _: object) -> None:
+        self._engine_ready = True
+        self._stint.rest()
+        self._maybe_ready()
+
+    # --- the weights ---
+
+    def _load(self) -> None:
+        """Bring the weights to the node(s), then to the devices."""
+        world, spec = self._world, self.spec
+        nodes = {world.topology.devices[device].node: None for device in self.effect.devices}
+        for node in nodes:
+            path = source_path(world, node, spec)
+            if path:
+                self._fetches[node] = world.machines.fetcher(node).fetch(
+                    path, spec.weight_bytes, partial(self._fetched, node)
+                )
+        if not self._fetches:
+            self._load_devices(1.0)
+
+    def _fetched(self, node: NodeId) -> None:
+        """The last block came; those before it are on the devices already."""
+        del self._fetches[node]
+        self._world.host_cache.keep(node, self.spec.name, self.spec.weight_bytes)
+        if not self._fetches:
+            self._load_devices(1.0 / BLOCKS)
+
+    def _load_devices(self, part: float) -> None:
+        """Start one flow per shard, split over its helpers, for ``part`` of the weights."""
+        world, load = self._world, self._world.cluster.load
+        nbytes = self.spec.shard_weight_bytes * part / (load.naive_share if load.mode == "naive" else 1.0)
+        for device in self.effect.devices:
+            node = world.topology.devices[device].node
+            helpers = world.topology.helpers(device) if load.mode == "parallel" else [device]
+            shares = evenly([world.topology.load_path(node, helper, device) for helper in helpers])
+            flow = world.network.start(shares, max(1.0, nbytes), partial(self._loaded, device))
+            self._flows[device] = flow
+
+    def _loaded(self, device: DeviceId) -> None:
+        del self._flows[device]
+        if self._flows:
+            return
+        self._weights_here = True
+        self.loaded_s = self._world.queue.now_s
+        self._maybe_ready()
+
+    def _maybe_ready(self) -> None:
+        if self._engine_ready and self._weights_here:
+            self._alarm.fn = self._ready
+            self._alarm.set(self._world.queue.now_s + self._world.cluster.timing.ready)
+
+    def _ready(self, _: object) -> None:
+        self._on_ready(self)
+
+
+def source_path(world: World, node: NodeId, spec: ModelSpec) -> tuple[Link, ...]:
+    """What the weights cross before they are in the memory of ``node`` (nothing when they are there)."""
+    if world.host_cache.has(node, spec.name):
+        return ()
+    holder = world.host_cache.holder(spec.name)
+    if holder is None or holder not in world.topology.nodes:
+        return (world.topology.nodes[node].ssd,)
+    return world.topology.network_path(holder, node)

@@ -1,0 +1,168 @@
+"""From a measured run to a calibration table.
+
+The run is made for it (:func:`plan_run`), in three phases that are far enough apart that nothing overlaps:
+
+- *alone*: requests of one model at a time, singly or in bursts of equal ones. A lone request gives a prefill sample
+  (its TTFT) and a decode sample (its TPOT); a burst of ``b`` equal ones gives a decode sample of batch ``b``. TTFT
+  contains the way through the front door, so that a cluster with this table has ``front`` and ``deliver`` times of 0.
+- *together*: one long answer of two, then of three models at once. How much slower their tokens come than alone tells
+  what part of the cores one engine takes, and what the rest of the system takes beside them (:func:`fit_sharing`).
+- *waking*: single requests for models that have left in the meantime (their keep-alive is shorter than the pause).
+  Their TTFT beyond that of the same request to a loaded model is the time of an activation.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import combinations
+from statistics import median
+from typing import Final
+
+from prism.sim.calibration import CalibrationFile, StepSample
+from prism.trace.report import RequestRecord
+from prism.trace.row import TraceRow
+
+PROMPTS: Final = (16, 64, 128, 256, 512)
+BATCHES: Final = (1, 2, 4, 8)
+BATCH_PROMPT: Final = 64
+OUTPUT: Final = 48
+REPEATS: Final = 3
+LONE_OUTPUT: Final = 24
+"""Short answers: it is the prefill that such a request is sent for."""
+TOGETHER_OUTPUT: Final = 96
+WAKES: Final = 3
+
+
+@dataclass(frozen=True)
+class CalibrationPlan:
+    """The trace of a calibration run, with the rows (by index) of its phases."""
+
+    rows: tuple[TraceRow, ...]
+    alone: range
+    together: range
+    waking: range
+
+
+def plan_run(models: Sequence[str], pause_s: float = 1.0, keep_alive_s: float = 4.0) -> CalibrationPlan:
+    """The run for ``models``, which must fit into memory together and leave after ``keep_alive_s`` without requests.
+    ``pause_s`` must be longer than any short request takes, and less than a third of ``keep_alive_s``."""
+    rows = list(calibration_rows(models, pause_s))
+    alone = len(rows)
+    at_s = rows[-1].arrival_s + 2 * pause_s
+    # those that left meanwhile come back before they are measured together
+    rows += [TraceRow(at_s, model, BATCH_PROMPT, LONE_OUTPUT) for model in models]
+    at_s += 3 * pause_s
+    begun = len(rows)
+    for count in range(2, len(models) + 1):
+        for group in combinations(models, count):
+            rows += [TraceRow(at_s, model, BATCH_PROMPT, TOGETHER_OUTPUT) for model in group]
+            at_s += 3 * pause_s
+    together = len(rows)
+    for _ in range(WAKES):
+        at_s += keep_alive_s + 2 * pause_s
+        for model in models:
+            rows.append(TraceRow(at_s, model, BATCH_PROMPT, LONE_OUTPUT))
+            at_s += pause_s
+    return CalibrationPlan(tuple(rows), range(alone), range(begun, together), range(together, len(rows)))
+
+
+def calibration_rows(models: Sequence[str], pause_s: float = 2.0, start_s: float = 5.0) -> Iterator[TraceRow]:
+    """The trace of a calibration run. ``pause_s`` must be longer than any request takes; the first request of every
+    model only loads it."""
+    at_s = start_s
+    for model in models:
+        yield TraceRow(at_s, model, BATCH_PROMPT, LONE_OUTPUT)
+        at_s += 3 * pause_s
+        for tokens in PROMPTS * REPEATS:
+            yield TraceRow(at_s, model, tokens, LONE_OUTPUT)
+            at_s += pause_s
+        for batch in BATCHES * REPEATS:
+            for _ in range(batch):
+                yield TraceRow(at_s, model, BATCH_PROMPT, OUTPUT)
+            at_s += 2 * pause_s
+
+
+def samples(records: Iterable[RequestRecord]) -> list[StepSample]:
+    """Samples of a calibration run: medians over equal groups. Failed requests and the first of each model are left
+    out."""
+    groups: dict[tuple[str, float], list[RequestRecord]] = defaultdict(list)
+    for record in sorted(records, key=lambda r: r.row):
+        groups[(record.model, record.arrival_s)].append(record)
+    prefill: dict[tuple[str, int], list[float]] = defaultdict(list)
+    decode: dict[tuple[str, int, int], list[float]] = defaultdict(list)
+    seen: set[str] = set()
+    for (model, _), group in groups.items():
+        first = model not in seen
+        seen.add(model)
+        if first or any(r.error for r in group):
+            continue
+        tpots = [r.tpot_s for r in group if r.tpot_s is not None]
+        context = sum(r.prompt_tokens + r.output_tokens // 2 for r in group)
+        if tpots:
+            decode[(model, len(group), context)].append(median(tpots))
+        if len(group) == 1 and group[0].ttft_s is not None:
+            prefill[(model, group[0].prompt_tokens)].append(group[0].ttft_s)
+    return [
+        *(StepSample(model=m, kind="prefill", tokens=n, seconds=median(s)) for (m, n), s in prefill.items()),
+        *(StepSample(model=m, kind="decode", batch=b, context=c, seconds=median(s)) for (m, b, c), s in decode.items()),
+    ]
+
+
+def activation_s(records: Iterable[RequestRecord], plan: CalibrationPlan) -> float:
+    """Seconds that bringing a model back took: how much longer than loaded ones the requests of the waking phase waited
+    for their first token. Median over models and repeats."""
+    loaded: dict[str, list[float]] = defaultdict(list)
+    waking: dict[str, list[float]] = defaultdict(list)
+    for record in records:
+        if record.error or record.ttft_s is None or record.prompt_tokens != BATCH_PROMPT:
+            continue
+        if record.row in plan.waking:
+            waking[record.model].append(record.ttft_s)
+        elif record.row in plan.alone and record.output_tokens == LONE_OUTPUT:
+            loaded[record.model].append(record.ttft_s)
+    found = [ttft_s - median(loaded[model]) for model, times in waking.items() for ttft_s in times]
+    return max(0.0, median(found))
+
+
+def slowdowns(records: Iterable[RequestRecord], plan: CalibrationPlan) -> dict[int, float]:
+    """How many times longer a token takes while so many engines answer one request each. Median over requests."""
+    alone: dict[str, list[float]] = defaultdict(list)
+    groups: dict[float, list[RequestRecord]] = defaultdict(list)
+    for record in records:
+        if record.error or record.tpot_s is None:
+            continue
+        if record.row in plan.together:
+            groups[record.arrival_s].append(record)
+        elif record.row in plan.alone and record.output_tokens == LONE_OUTPUT:
+            alone[record.model].append(record.tpot_s)
+    found: dict[int, list[float]] = defaultdict(list)
+    for group in groups.values():
+        found[len(group)] += [r.tpot_s / median(alone[r.model]) for r in group if r.tpot_s is not None]
+    return {count: median(ratios) for count, ratios in sorted(found.items())}
+
+
+def fit_sharing(slower: Mapping[int, float], cores: int) -> tuple[float, float]:
+    """``(engine share, background)`` of a host's compute such that ``n`` engines are slowed down by ``n * share +
+    background`` (:mod:`prism.sim.sharing`): least squares over what was slower at all, with at least ``1 / cores`` for
+    an engine and one engine alone not slowed down."""
+    points = [(count, ratio) for count, ratio in slower.items() if ratio > 1.0]
+    least = 1.0 / cores
+    if not points:
+        return least, 0.0
+    options = []
+    for step in range(101):
+        share = least + (1.0 - least) * step / 100
+        background = sum(ratio - count * share for count, ratio in points) / len(points)
+        background = min(max(0.0, background), 1.0 - share)
+        error = sum((count * share + background - ratio) ** 2 for count, ratio in points)
+        options.append((error, share, background))
+    return min(options)[1:]
+
+
+def calibrate(
+    records: Iterable[RequestRecord], gpu: str, machine: str, overrides: dict[str, float] | None = None
+) -> CalibrationFile:
+    """The table of a calibration run."""
+    return CalibrationFile(gpu=gpu, machine=machine, samples=samples(records), gpu_overrides=overrides or {})

@@ -1,0 +1,167 @@
+"""A measured table: step times of real engines, from which the roofline's constants are fitted.
+
+The table is JSON::
+
+    {"gpu": "cpu", "machine": "2 cores, 24 GB", "samples": [
+        {"model": "demo-llama", "kind": "prefill", "tokens": 512, "context": 0, "sequences": 1, "seconds": 0.031},
+        {"model": "demo-llama", "kind": "decode", "batch": 4, "context": 1200, "seconds": 0.0061}],
+     "gpu_overrides": {"pcie_bytes_per_s": 2.1e9, "overlap_gain": 1.0}}
+
+For every model with samples the unknowns ``overhead``, ``per sequence``, ``per token``, ``per pair`` and ``per context
+token`` are found by least squares with non-negative coefficients, weighted so that every sample counts by its relative
+error. Reading the weights costs as much as computing some number of tokens, the *knee*; the one with the least error is
+taken. :mod:`prism.sim.calibrate` makes such a table from a run.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields, replace
+from pathlib import Path
+from typing import Literal
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from prism.core.errors import InvalidValue
+from prism.core.specs import ModelSpec
+from prism.sim.gpus import Gpu
+from prism.sim.roofline import StepCost
+
+
+class StepSample(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """One measured step, with nothing else running on the device."""
+
+    model: str
+    kind: Literal["prefill", "decode"]
+    seconds: float
+    tokens: int = 0
+    """New prompt tokens (prefill)."""
+    sequences: int = 1
+    batch: int = 0
+    """Sequences (decode)."""
+    context: int = 0
+    """Tokens in the cache, over all sequences."""
+
+
+class CalibrationFile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The table."""
+
+    gpu: str
+    machine: str
+    samples: list[StepSample]
+    gpu_overrides: dict[str, float] = {}
+
+
+@dataclass(frozen=True)
+class Calibration:
+    """Fitted costs by model; other models keep the roofline."""
+
+    gpu_name: str
+    overrides: dict[str, float]
+    costs: dict[str, dict[str, float]]
+
+    def gpu(self, kind: Gpu) -> Gpu:
+        """``kind`` with the measured rates in place of the table's."""
+        if kind.name != self.gpu_name or not self.overrides:
+            return kind
+        known = {field.name for field in fields(Gpu)} - {"name", "memory_bytes", "page_bytes"}
+        for key in self.overrides:
+            if key not in known:
+                raise InvalidValue(f"gpu_overrides.{key}", self.overrides[key], "no such rate", sorted(known))
+        changed: dict[str, float] = dict(self.overrides)
+        return replace(kind, **changed)  # type: ignore[arg-type]
+
+    def step_cost(self, spec: ModelSpec, kind: Gpu) -> StepCost | None:
+        """Fitted cost of ``spec`` on ``kind``; None when it was not measured there."""
+        fitted = self.costs.get(spec.name)
+        if fitted is None or kind.name != self.gpu_name:
+            return None
+        return StepCost(
+            overhead_s=fitted["overhead_s"],
+            sequence_s=fitted["sequence_s"],
+            gemm_token_s=fitted["gemm_token_s"],
+            weights_s=fitted["weights_s"],
+            attention_pair_s=fitted["attention_pair_s"],
+            kv_token_s=fitted["kv_token_s"],
+            comm_s=0.0,
+            comm_token_s=0.0,
+            engine_share=kind.engine_share,
+            overhead_is_compute=kind.overhead_is_compute,
+        )
+
+
+def load_calibration(path: Path) -> Calibration:
+    """The table in ``path``, fitted. Raises :class:`InvalidValue`."""
+    try:
+        table = msgspec.json.decode(path.read_bytes(), type=CalibrationFile)
+    except (OSError, msgspec.DecodeError) as error:
+        raise InvalidValue("calibration", str(path), f"cannot be read: {error}") from error
+    return fit(table)
+
+
+def fit(table: CalibrationFile) -> Calibration:
+    """The constants behind ``table``."""
+    by_model: dict[str, list[StepSample]] = {}
+    for sample in table.samples:
+        by_model.setdefault(sample.model, []).append(sample)
+    costs = {model: _fit_model(samples) for model, samples in by_model.items()}
+    return Calibration(table.gpu, dict(table.gpu_overrides), costs)
+
+
+_KNEES = (0, 2, 4, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512)
+"""Tokens whose linear layers cost as much as reading the weights: candidates."""
+_NAMES = ("overhead_s", "sequence_s", "gemm_token_s", "attention_pair_s", "kv_token_s")
+
+
+def _fit_model(samples: list[StepSample]) -> dict[str, float]:
+    """The constants with the knee that leaves the least error."""
+    seconds = np.array([sample.seconds for sample in samples])
+    best: tuple[float, dict[str, float]] | None = None
+    for knee in _KNEES:
+        rows = np.array([_row(sample, knee) for sample in samples], dtype=np.float64) / seconds[:, None]
+        found = non_negative_least_squares(rows, np.ones(len(samples)))
+        error = float(np.square(rows @ found - 1.0).sum())
+        if best is None or error < best[0] * (1 - 1e-6):
+            values = dict(zip(_NAMES, map(float, found), strict=True))
+            best = error, {**values, "weights_s": values["gemm_token_s"] * knee}
+    assert best is not None  # there is a first knee
+    return best[1]
+
+
+def _row(sample: StepSample, knee: int) -> tuple[float, ...]:
+    """Coefficients of the unknowns in one sample, as :class:`StepCost` combines them."""
+    if sample.kind == "decode":
+        return 1.0, sample.batch, max(sample.batch, knee), 0.0, sample.context
+    pairs = sample.tokens * (sample.context + sample.tokens / 2 / max(1, sample.sequences))
+    return 1.0, sample.sequences, max(sample.tokens, knee), pairs, 0.0
+
+
+def non_negative_least_squares(a: NDArray[np.float64], b: NDArray[np.float64]) -> NDArray[np.float64]:
+    """``x >= 0`` that minimises ``|a x - b|`` (Lawson and Hanson's active set, for a handful of unknowns)."""
+    count = a.shape[1]
+    scale = np.maximum(np.linalg.norm(a, axis=0), 1e-300)
+    a = a / scale
+    x = np.zeros(count)
+    free = np.zeros(count, dtype=bool)
+    for _ in range(10 * count):
+        gradient = a.T @ (b - a @ x)
+        gradient[free] = -np.inf
+        if gradient.max() <= 1e-10:
+            break
+        free[int(np.argmax(gradient))] = True
+        while True:
+            trial = np.zeros(count)
+            trial[free] = np.linalg.lstsq(a[:, free], b, rcond=None)[0]
+            bad = free & (trial <= 0)
+            if not bad.any():
+                x = trial
+                break
+            step = np.min(x[bad] / np.maximum(x[bad] - trial[bad], 1e-300))
+            x = x + step * (trial - x)
+            free &= x > 1e-14
+            x[~free] = 0.0
+            if not free.any():
+                break
+    result: NDArray[np.float64] = x / scale
+    return result

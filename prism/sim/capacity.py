@@ -1,0 +1,47 @@
+"""The fewest GPUs with which a trace reaches a target attainment."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+from prism.sim.inputs import Inputs
+from prism.sim.sweep import Point, run_point
+
+
+@dataclass(frozen=True)
+class Capacity:
+    """``gpus`` is None when not even the most allowed reach the target. ``tried`` are all runs, by number of GPUs."""
+
+    gpus: int | None
+    target: float
+    metric: str
+    tried: tuple[Point, ...]
+
+
+def fewest_gpus(
+    inputs: Inputs, target: float, metric: str, most: int, run: Callable[[Inputs], Point] = run_point
+) -> Capacity:
+    """Double until the target is reached, then halve the interval.
+
+    Attainment grows with the number of GPUs but for noise (placement is discrete), so that the answer is a count that
+    reaches the target while the count below it, as tried, does not. ``metric`` is ``ttft``, ``tpot`` or ``both``.
+    """
+    tried: dict[int, Point] = {}
+
+    def reaches(gpus: int) -> bool:
+        if gpus not in tried:
+            tried[gpus] = run(replace(inputs, gpus=gpus))
+        attained: float = getattr(tried[gpus], metric)
+        return attained >= target
+
+    low, high = 0, 1
+    while not reaches(high):
+        low = high
+        if high >= most:
+            return Capacity(None, target, metric, tuple(tried[n] for n in sorted(tried)))
+        high = min(2 * high, most)
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (low, middle) if reaches(middle) else (middle, high)
+    return Capacity(high, target, metric, tuple(tried[n] for n in sorted(tried)))

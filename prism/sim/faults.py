@@ -1,0 +1,105 @@
+"""Things that happen to the fleet in mid-run: failures, stragglers, devices that come and go."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from prism.core.errors import InvalidValue
+from prism.core.events import DeviceLost, NodeJoined, NodeLost, OperatorDrain
+from prism.core.ids import DeviceId, NodeId
+from prism.sim.cluster_file import FaultSection
+from prism.sim.device import Device
+from prism.sim.job import Job
+
+if TYPE_CHECKING:
+    from prism.sim.world import World
+
+
+class Faults:
+    """Carries out the ``faults`` section. To add a kind: a method here and its name in
+    :class:`prism.sim.cluster_file.FaultSection`."""
+
+    def __init__(self, world: World) -> None:
+        self._world = world
+        kinds: dict[str, Callable[[FaultSection], None]] = {
+            "gpu_fails": self._gpu_fails,
+            "node_fails": self._node_fails,
+            "gpu_added": self._gpu_added,
+            "node_added": self._node_added,
+            "gpu_drained": self._gpu_drained,
+            "straggler": self._straggler,
+            "engine_dies": self._engine_dies,
+        }
+        self._kinds = kinds
+
+    def plan(self, faults: tuple[FaultSection, ...]) -> None:
+        """Let each fault happen at its time."""
+        for fault in faults:
+            self._world.queue.after(float(fault.at) - self._world.queue.now_s, self._happen, fault)
+
+    def _happen(self, fault: FaultSection) -> None:
+        self._kinds[fault.kind](fault)
+
+    def _gpu_fails(self, fault: FaultSection) -> None:
+        device = self._device(fault.target)
+        self._lose([device], lambda: self._world.control.tell(DeviceLost(device.id)))
+
+    def _node_fails(self, fault: FaultSection) -> None:
+        node = NodeId(fault.target)
+        devices = [device for device in self._world.devices.values() if device.spec.node == node and not device.gone]
+        if not devices:
+            raise InvalidValue("target", fault.target, "no such node is up", sorted(self._world.machines.groups))
+        self._world.host_cache.remove_node(node)
+        self._lose(devices, lambda: self._world.control.tell(NodeLost(node)))
+
+    def _lose(self, devices: list[Device], tell: Callable[[], None]) -> None:
+        """The devices are gone now; requests and controller notice when the lease has run out."""
+        world = self._world
+        jobs: list[Job] = []
+        gone = {device.id for device in devices}
+        for device in devices:
+            jobs += device.fail()
+        for record in list(world.nodes.instances.values()):
+            if gone & set(record.devices):
+                world.nodes.lose(record.key, tell=False)
+        for id in gone:
+            world.topology.remove_device(id)
+
+        def noticed(_: object) -> None:
+            tell()
+            for job in jobs:
+                job.lost_times += 1
+                world.front.send_back(job)
+
+        world.queue.after(world.cluster.timing.lease, noticed)
+
+    def _gpu_added(self, fault: FaultSection) -> None:
+        """One more GPU like the node's others; ``target`` is the node."""
+        world, node = self._world, NodeId(fault.target)
+        self._world.control.tell(NodeJoined(node, (world.machines.add_device(node).spec,)))
+
+    def _node_added(self, fault: FaultSection) -> None:
+        """One more node like those of the first group."""
+        devices = self._world.machines.add_node(0)
+        self._world.control.tell(NodeJoined(devices[0].spec.node, tuple(device.spec for device in devices)))
+
+    def _gpu_drained(self, fault: FaultSection) -> None:
+        self._world.control.tell(OperatorDrain(self._device(fault.target).id))
+
+    def _straggler(self, fault: FaultSection) -> None:
+        self._device(fault.target).pool.set_speed(fault.speed)
+
+    def _engine_dies(self, fault: FaultSection) -> None:
+        name, _, model = fault.target.partition(" ")
+        device = self._device(name)
+        for engine in list(device.engines.values()):
+            if engine.model == model:
+                self._world.nodes.lose((engine.model, engine.generation), tell=True)
+
+    def _device(self, name: str) -> Device:
+        device = self._world.devices.get(DeviceId(name))
+        if device is None or device.gone:
+            up = sorted(id for id, d in self._world.devices.items() if not d.gone)
+            raise InvalidValue("target", name, "no such device is up", up)
+        return device

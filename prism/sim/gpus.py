@@ -1,0 +1,86 @@
+"""The table of GPUs: peak rates from the vendor's data sheets and the shares of them that serving reaches.
+
+Sources (peak rates, dense, no sparsity; bandwidths in one direction):
+
+======= ============================================================================================================
+A100    NVIDIA A100 data sheet (2021), SXM 80 GB: 312 TFLOPS BF16, 2,039 GB/s, NVLink 600 GB/s both ways, PCIe 4 x16
+A800    as A100, NVLink limited to 400 GB/s both ways (A800 product brief, 2022)
+H100    NVIDIA H100 data sheet (2023), SXM: 989.4 TFLOPS BF16, 3.35 TB/s, NVLink 900 GB/s both ways, PCIe 5 x16
+H800    as H100, NVLink limited to 400 GB/s both ways (H800 product brief, 2023)
+H200    NVIDIA H200 data sheet (2024), SXM: 141 GB, 4.8 TB/s, otherwise as H100
+B200    NVIDIA HGX B200 data sheet (2024), one of eight: 180 GB, 2.25 PFLOPS BF16, 7.7 TB/s, NVLink 1.8 TB/s both ways
+======= ============================================================================================================
+
+The reached shares (``compute_efficiency``, ``memory_efficiency``) and the launch overhead are not on any data sheet:
+they are what public serving measurements of these generations lie around (GEMMs of prefill at 55-75% of peak, decode
+at 75-85% of memory bandwidth, a few milliseconds per step of scheduling and launches that CUDA graphs do not hide).
+A measured table replaces them (:mod:`prism.sim.calibration`).
+
+To add a GPU: add an entry to :data:`GPUS`. Nothing else knows the names.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+from prism.core.errors import InvalidValue
+
+GIB: Final = 1 << 30
+
+
+@dataclass(frozen=True, slots=True)
+class Gpu:
+    """One kind of device. Rates are of the whole device, in one direction."""
+
+    name: str
+    memory_bytes: int
+    flops: float
+    """Peak dense BF16 floating-point operations per second."""
+    memory_bytes_per_s: float
+    nvlink_bytes_per_s: float
+    """To the other devices of its domain; 0: none."""
+    pcie_bytes_per_s: float
+    """Host memory to device."""
+    compute_efficiency: float = 0.65
+    memory_efficiency: float = 0.8
+    pcie_efficiency: float = 0.85
+    step_overhead_s: float = 0.0025
+    """Host-side time of every engine step that no kernel overlaps."""
+    sequence_overhead_s: float = 0.00001
+    """The part of it that grows with each sequence of the step (sampling, bookkeeping)."""
+    engine_share: float = 1.0
+    """Largest share of the compute that one engine can use (1 / cores for a single-threaded CPU engine)."""
+    overhead_is_compute: bool = False
+    """The step overhead takes compute from the other engines, too (CPU devices)."""
+    overlap_gain: float = 1.4
+    """By how much engines that lean on different resources can together exceed one engine's throughput at most."""
+    page_bytes: int = 2 << 20
+
+
+def _gpu(name: str, gib: float, tflops: float, gbps: float, nvlink_gbps: float, pcie_gbps: float) -> Gpu:
+    return Gpu(name, int(gib * GIB), tflops * 1e12, gbps * 1e9, nvlink_gbps * 1e9, pcie_gbps * 1e9)
+
+
+GPUS: Final[dict[str, Gpu]] = {
+    gpu.name: gpu
+    for gpu in (
+        _gpu("A100-40G", 40, 312.0, 1555, 300, 32),
+        _gpu("A100", 80, 312.0, 2039, 300, 32),
+        _gpu("A800", 80, 312.0, 2039, 200, 32),
+        _gpu("H100", 80, 989.4, 3350, 450, 64),
+        _gpu("H800", 80, 989.4, 3350, 200, 64),
+        _gpu("H200", 141, 989.4, 4800, 450, 64),
+        _gpu("B200", 180, 2250.0, 7700, 900, 64),
+        # Two cores of host memory playing a device (host:N); the numbers are a first guess for calibration.
+        Gpu("cpu", 1 * GIB, 6e10, 1.5e10, 0.0, 3e9, 1.0, 0.8, 1.0, 0.004, 0.0005, 0.5, True, 1.0),
+    )
+}
+
+
+def gpu(name: str) -> Gpu:
+    """The GPU called ``name``. Raises :class:`InvalidValue` with the known names."""
+    try:
+        return GPUS[name]
+    except KeyError:
+        raise InvalidValue("gpu", name, "unknown GPU", sorted(GPUS)) from None

@@ -1,0 +1,134 @@
+"""From files and options to a :class:`prism.sim.run.SimSpec`: what the command line, sweeps and capacity share.
+
+Picklable, so that a sweep's processes each build their own.
+"""
+
+from __future__ import annotations
+
+import os
+import zlib
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+
+from prism.config.catalog import Catalog, load_catalog
+from prism.core.errors import InvalidValue
+from prism.core.settings import PolicySettings
+from prism.sim.calibration import Calibration, load_calibration
+from prism.sim.cluster_file import Cluster, NodeGroup, load_cluster
+from prism.sim.models import catalog_specs
+from prism.sim.run import SimSpec
+from prism.trace.files import Trace, open_trace
+from prism.trace.lengths import length_table
+from prism.trace.row import TraceRow
+from prism.trace.transform import change_rate, fill_lengths, window
+
+SAMPLES = 240
+"""Samples of queues and memory over a run."""
+
+
+@dataclass(frozen=True)
+class Inputs:
+    """One simulated run in terms of files and options."""
+
+    trace: Path
+    cluster: Path
+    catalog: Path
+    seed: int = 0
+    calibration: Path | None = None
+    rate: float = 1.0
+    slo_scale: float = 1.0
+    limit_s: float | None = None
+    policy: str | None = None
+    gpus: int | None = None
+    """Instead of the cluster file's number (of its first group)."""
+    fast: bool = True
+    sample: bool = False
+
+    def spec(self) -> SimSpec:
+        """Read everything. Raises :class:`prism.core.errors.PrismError` subclasses for what is wrong with it."""
+        if self.rate <= 0:
+            raise InvalidValue("rate", self.rate, "must be positive")
+        catalog, cluster, trace = load_catalog(self.catalog), load_cluster(self.cluster), open_trace(self.trace)
+        if self.gpus is not None:
+            cluster = resized(cluster, self.gpus)
+        policy = PolicySettings.named(self.policy) if self.policy else catalog.policy.settings()
+        rows = _rows(trace, self.rate, self.limit_s, self.seed)
+        return SimSpec(
+            cluster=cluster,
+            models=catalog_specs(catalog),
+            policy=policy,
+            rows=rows,
+            title=f"{self.trace.name} on {cluster.gpus} devices, policy {policy.cluster.policy.value}",
+            slo_scale=self.slo_scale,
+            block_tokens=trace.info.block_tokens,
+            sample_every_s=_sample_every_s(rows()) if self.sample else 0.0,
+            fast=self.fast,
+            calibration=self._calibration(cluster),
+            settings=self._settings(policy, catalog, cluster),
+        )
+
+    def _calibration(self, cluster: Cluster) -> Calibration | None:
+        if self.calibration is not None:
+            return load_calibration(self.calibration)
+        if cluster.calibration is not None:
+            return load_calibration(self.cluster.parent / cluster.calibration)
+        return None
+
+    def _settings(self, policy: PolicySettings, catalog: Catalog, cluster: Cluster) -> dict[str, object]:
+        return {
+            "trace": self.trace.name,
+            "trace_crc32": zlib.crc32(self.trace.read_bytes()),
+            "catalog": catalog.file.name,
+            "cluster": msgspec.to_builtins(cluster, enc_hook=float),
+            "policy": msgspec.to_builtins(policy),
+            "seed": self.seed,
+            "rate": self.rate,
+            "slo_scale": self.slo_scale,
+            "limit_s": self.limit_s,
+            "calibration": None if self.calibration is None else self.calibration.name,
+        }
+
+
+def resized(cluster: Cluster, gpus: int) -> Cluster:
+    """``cluster`` with ``gpus`` devices like those of its first group, as many to a node as there."""
+    if gpus < 1:
+        raise InvalidValue("gpus", gpus, "must be at least 1")
+    group = cluster.groups[0]
+    per_node = min(group.gpus_per_node, gpus)
+    groups: list[NodeGroup] = [msgspec.structs.replace(group, nodes=gpus // per_node, gpus_per_node=per_node)]
+    if gpus % per_node:
+        groups.append(msgspec.structs.replace(group, nodes=1, gpus_per_node=gpus % per_node))
+    return msgspec.structs.replace(cluster, groups=tuple(groups))
+
+
+def numbers(key: str, text: str) -> tuple[float, ...]:
+    """The comma-separated numbers in ``text``. Raises :class:`InvalidValue` naming ``key``."""
+    try:
+        return tuple(float(part) for part in text.split(",") if part)
+    except ValueError:
+        raise InvalidValue(key, text, "must be numbers separated by commas") from None
+
+
+def default_processes() -> int:
+    """One per usable core."""
+    return len(os.sched_getaffinity(0))
+
+
+def _rows(trace: Trace, rate: float, limit_s: float | None, seed: int) -> Callable[[], Iterable[TraceRow]]:
+    def rows() -> Iterator[TraceRow]:
+        found: Iterator[TraceRow] = fill_lengths(trace.rows(), length_table("arena"), seed)
+        if limit_s is not None:
+            found = window(found, 0.0, limit_s)
+        return found if rate == 1.0 else change_rate(found, rate, seed)
+
+    return rows
+
+
+def _sample_every_s(rows: Iterable[TraceRow]) -> float:
+    last_s = 0.0
+    for row in rows:
+        last_s = row.arrival_s
+    return max(last_s / SAMPLES, 0.25)

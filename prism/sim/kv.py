@@ -1,0 +1,211 @@
+"""The KV memory of one engine: tokens in pages under the accounts of its devices (one per tensor-parallel shard)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from prism.sim.account import Account
+from prism.sim.prefix import PrefixCache
+
+
+class KvMemory:
+    """Elastic: pages follow use. ``share_bytes`` bounds them (a fixed share of each device).
+
+    ``used_tokens`` are those of requests, including what a run of decode steps in progress has reserved ahead.
+    Pages are packed: an engine with ``n`` tokens holds ``ceil(n * bytes_per_token / page)`` of them, and its first page
+    from its start to its end (real engines keep the slot that padding is written to).
+    """
+
+    __slots__ = (
+        "_accounts",
+        "_bytes_per_token",
+        "_least_pages",
+        "_page_bytes",
+        "cache",
+        "mapped_pages",
+        "recall_run",
+        "settled_tokens",
+        "share_pages",
+        "used_tokens",
+    )
+
+    def __init__(
+        self, accounts: Sequence[Account], bytes_per_token: int, block_tokens: int, share_bytes: int | None = None
+    ) -> None:
+        self._accounts = tuple(accounts)
+        self._bytes_per_token = bytes_per_token
+        self._page_bytes = accounts[0].page_bytes
+        self.cache = PrefixCache(block_tokens)
+        self.used_tokens = 0
+        self.mapped_pages = 0
+        self.share_pages = None if share_bytes is None else share_bytes // self._page_bytes
+        self.recall_run: Callable[[], None] = _nothing
+        """Set by the engine: give back what its run has reserved ahead."""
+        self.settled_tokens: Callable[[], int] = self._all_tokens
+        """Set by the engine: tokens in use at this moment."""
+        self._least_pages = 0
+        if all(account.free_pages or account.reclaim(1) for account in self._accounts) and self._take(1):
+            self._least_pages = 1
+        for account in self._accounts:
+            account.tenants[self] = None
+
+    @property
+    def elastic(self) -> bool:
+        """No fixed share."""
+        return self.share_pages is None
+
+    def close(self) -> None:
+        """Give everything back."""
+        self.used_tokens = 0
+        self._least_pages = 0
+        self._give(self.mapped_pages)
+        for account in self._accounts:
+            account.tenants.pop(self, None)
+            account.waiters.pop(self, None)
+
+    # --- requests ---
+
+    def grow(self, tokens: int) -> bool:
+        """Reserve ``tokens`` more, at the expense of caches and of other engines' reservations ahead if need be.
+        False (nothing reserved) when they are not to be had."""
+        need = self._missing_pages(tokens)
+        if need > 0 and not self._take(need) and not self._take_from_others(tokens):
+            return False
+        self.used_tokens += tokens
+        return True
+
+    def shrink(self, tokens: int, quiet: bool = False) -> None:
+        """Give ``tokens`` back; pages that are empty now go to the account. ``quiet``: they were only reserved ahead,
+        so that nobody has to be told of free memory that was never in use."""
+        self.used_tokens -= tokens
+        self._trim(quiet)
+
+    def to_cache(self, tokens: int) -> None:
+        """``tokens`` in use are idle blocks of the cache now (which has counted them)."""
+        self.used_tokens -= tokens
+
+    def from_cache(self, tokens: int) -> None:
+        """The inverse of :meth:`to_cache`."""
+        self.used_tokens += tokens
+
+    def room_tokens(self) -> int:
+        """Tokens that could be reserved now without taking anything from a cache or another engine."""
+        free = min(account.free_pages for account in self._accounts)
+        return self._slots(free) - self.used_tokens - self.cache.idle_tokens
+
+    def available_tokens(self) -> int:
+        """Tokens that :meth:`grow` could get at most, what others cache or have reserved ahead included."""
+        free = min(a.free_pages + a.ahead_pages() + a.idle_pages() for a in self._accounts)
+        return self._slots(free - self.idle_pages() - self.ahead_pages()) - self.used_tokens
+
+    def largest_tokens(self, beside_bytes: int) -> int:
+        """Tokens this engine could hold if only its weights (``beside_bytes``) stood on each device."""
+        pages = min(account.capacity_pages - account.pages(beside_bytes) for account in self._accounts)
+        if self.share_pages is not None:
+            pages = min(pages, self.share_pages)
+        return pages * self._page_bytes // self._bytes_per_token
+
+    def _slots(self, free_pages: int) -> int:
+        """Tokens that fit into the mapped pages and ``free_pages`` more, as far as the share allows them."""
+        pages = self.mapped_pages + free_pages
+        if self.share_pages is not None:
+            pages = min(pages, self.share_pages)
+        return pages * self._page_bytes // self._bytes_per_token
+
+    def wait(self, call: Callable[[], None]) -> None:
+        """Call ``call`` soon after memory came back on one of the devices (once)."""
+        for account in self._accounts:
+            account.waiters[self] = call
+
+    def spare_tokens(self) -> int:
+        """Tokens the engine can take without new device memory: room in its pages, or in its fixed share."""
+        used = self.settled_tokens() + self.cache.idle_tokens
+        if self.share_pages is not None:
+            return self._slots(self.share_pages) - self.settled_tokens()
+        return self.pages_for(used) * self._page_bytes // self._bytes_per_token - used
+
+    def busy_bytes(self) -> int:
+        """Bytes on each device that requests and caches use; the page of an engine without any is not counted."""
+        return self.mapped_bytes() if self.settled_tokens() or self.cache.idle_tokens else 0
+
+    def mapped_bytes(self) -> int:
+        """Bytes on each device at this moment, caches included, reservations ahead not."""
+        return self.pages_for(self.settled_tokens() + self.cache.idle_tokens) * self._page_bytes
+
+    def idle_bytes(self) -> int:
+        return self.idle_pages() * self._page_bytes
+
+    # --- for the account ---
+
+    def ahead_pages(self) -> int:
+        return self.mapped_pages - self.pages_for(self.settled_tokens() + self.cache.idle_tokens)
+
+    def idle_pages(self) -> int:
+        idle = self.cache.idle_tokens
+        if not idle:
+            return 0
+        used = self.settled_tokens()
+        return self.pages_for(used + idle) - self.pages_for(used)
+
+    def drop_cache_pages(self, pages: int) -> None:
+        """Evict idle blocks until ``pages`` came back or none is left."""
+        if self.cache.idle_tokens:
+            self.cache.evict(-(-pages * self._page_bytes // self._bytes_per_token))
+            self._trim()
+
+    def recall(self) -> None:
+        """Give back what is reserved ahead."""
+        self.recall_run()
+
+    # --- pages ---
+
+    def pages_for(self, tokens: int) -> int:
+        return max(self._least_pages, -(-tokens * self._bytes_per_token // self._page_bytes))
+
+    def _missing_pages(self, tokens: int) -> int:
+        return self.pages_for(self.used_tokens + self.cache.idle_tokens + tokens) - self.mapped_pages
+
+    def _take(self, pages: int) -> bool:
+        if self.share_pages is not None and self.mapped_pages + pages > self.share_pages:
+            return False
+        accounts = self._accounts
+        if len(accounts) > 1 and any(account.free_pages < pages for account in accounts):
+            return False
+        if not accounts[0].take(pages):
+            return False
+        for account in accounts[1:]:
+            account.take(pages)
+        self.mapped_pages += pages
+        return True
+
+    def _take_from_others(self, tokens: int) -> bool:
+        need = self._missing_pages(tokens)
+        if all(account.recall(need, self) for account in self._accounts) and self._take(need):
+            return True
+        if self.cache.idle_tokens:
+            self.cache.evict(tokens)
+            self._trim()
+        need = self._missing_pages(tokens)
+        if need <= 0:
+            return True
+        if self.share_pages is not None and self.mapped_pages + need > self.share_pages:
+            return False
+        if not all(account.reclaim(need, self) for account in self._accounts):
+            return False
+        return self._take(need)
+
+    def _trim(self, quiet: bool = False) -> None:
+        self._give(self.mapped_pages - self.pages_for(self.used_tokens + self.cache.idle_tokens), quiet)
+
+    def _give(self, pages: int, quiet: bool = False) -> None:
+        if pages > 0:
+            self.mapped_pages -= pages
+            for account in self._accounts:
+                account.give(pages, quiet)
+
+    def _all_tokens(self) -> int:
+        return self.used_tokens
+
+
+def _nothing() -> None:
+    return None

@@ -1,0 +1,102 @@
+"""The machines of a world: nodes and devices with their links, made from the cluster file and added in mid-run."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+from prism.core.ids import NodeId, device_id
+from prism.core.specs import DeviceKind, DeviceSpec, ModelSpec
+from prism.sim.cluster_file import NodeGroup
+from prism.sim.device import Device
+from prism.sim.fetch import Fetcher
+from prism.sim.gpus import Gpu, gpu
+from prism.sim.links import Link
+from prism.sim.roofline import StepCost, step_cost
+from prism.sim.sharing import Pool
+from prism.sim.topology import DeviceLinks, NodeLinks
+
+if TYPE_CHECKING:
+    from prism.sim.world import World
+
+USABLE: Final = 0.9
+"""Share of a GPU's memory that models may use when the cluster file says nothing."""
+
+
+class Machines:
+    """Makes nodes and devices; knows what is particular to them (group, pool, queue for fetching weights)."""
+
+    def __init__(self, world: World) -> None:
+        self._world = world
+        self.groups: dict[NodeId, NodeGroup] = {}
+        self._pools: dict[NodeId, Pool] = {}
+        self._fetchers: dict[NodeId, Fetcher] = {}
+        self._indices: dict[NodeId, int] = {}
+
+    def add_node(self, group_index: int) -> list[Device]:
+        """One more node of a group of the cluster file (the controller is not told)."""
+        group, network = self._world.cluster.groups[group_index], self._world.cluster.network
+        number = len(self.groups)
+        node = NodeId(f"node{number}")
+        nic = network.nic_gbit * 1e9 / 8 * network.efficiency
+        leaf = number // network.nodes_per_leaf
+        uplink = nic * network.nodes_per_leaf / network.oversubscription
+        if network.oversubscription > 1.0:
+            self._world.topology.leaf_up.setdefault(leaf, Link(f"leaf{leaf} up", uplink))
+            self._world.topology.leaf_down.setdefault(leaf, Link(f"leaf{leaf} down", uplink))
+        self._world.topology.nodes[node] = NodeLinks(
+            dram=Link(f"{node} dram", group.dram_gbytes_per_s * 1e9),
+            nic_up=Link(f"{node} nic up", nic),
+            nic_down=Link(f"{node} nic down", nic),
+            ssd=Link(f"{node} ssd", network.ssd_gbytes_per_s * 1e9),
+            leaf=leaf,
+        )
+        self.groups[node] = group
+        self._world.host_cache.add_node(node, int(group.host_memory))
+        return [self.add_device(node) for _ in range(group.gpus_per_node)]
+
+    def add_device(self, node: NodeId) -> Device:
+        """One more device on ``node``, like the others of its group (the controller is not told)."""
+        group = self.groups[node]
+        kind = self._gpu(group.gpu)
+        index = self._indices[node] = self._indices.get(node, -1) + 1
+        device_kind = DeviceKind.HOST if kind.overhead_is_compute else DeviceKind.CUDA
+        name = device_id(node, device_kind.value, index)
+        domain = f"{node}/{index // (group.domain_gpus or 1 << 30)}"
+        memory_bytes = int(group.memory or kind.memory_bytes * USABLE)
+        spec = DeviceSpec(name, node, device_kind, memory_bytes, domain, kind.page_bytes, kind.page_bytes)
+        device = Device(self._world, spec, kind, self._pool(node, kind, group), self._world.settings.gpu)
+        nvlink = kind.nvlink_bytes_per_s
+        links = DeviceLinks(
+            pcie=Link(f"{name} pcie", kind.pcie_bytes_per_s * kind.pcie_efficiency),
+            nvlink_out=Link(f"{name} nvlink out", nvlink) if nvlink else None,
+            nvlink_in=Link(f"{name} nvlink in", nvlink) if nvlink else None,
+            node=node,
+            domain=domain,
+        )
+        self._world.topology.add_device(name, links)
+        self._world.devices[name] = device
+        return device
+
+    def _pool(self, node: NodeId, kind: Gpu, group: NodeGroup) -> Pool:
+        if not group.shared_compute:
+            return Pool(kind.overlap_gain, group.background_load)
+        if node not in self._pools:
+            self._pools[node] = Pool(kind.overlap_gain, group.background_load)
+        return self._pools[node]
+
+    def fetcher(self, node: NodeId) -> Fetcher:
+        """What brings weights to ``node``."""
+        found = self._fetchers.get(node)
+        if found is None:
+            found = self._fetchers[node] = Fetcher(self._world.network, self._world.cluster.load.fetches_per_node)
+        return found
+
+    def cost(self, spec: ModelSpec, kind: Gpu) -> StepCost:
+        """The step cost of ``spec`` on ``kind``: measured if there is a measurement, else the roofline."""
+        calibration = self._world.calibration
+        measured = calibration.step_cost(spec, kind) if calibration is not None else None
+        return measured or step_cost(spec, kind)
+
+    def _gpu(self, name: str) -> Gpu:
+        calibration = self._world.calibration
+        return calibration.gpu(gpu(name)) if calibration is not None else gpu(name)

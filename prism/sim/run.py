@@ -1,0 +1,210 @@
+"""One simulated run: from a trace, a cluster, models and settings to a report."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field, replace
+
+from prism.core.errors import InvalidValue
+from prism.core.events import OperatorLoad
+from prism.core.ids import ModelName
+from prism.core.settings import PolicyName, PolicySettings
+from prism.core.specs import ModelSpec
+from prism.sim.calibration import Calibration
+from prism.sim.cluster_file import Cluster
+from prism.sim.job import Job
+from prism.sim.recorder import DecisionSink, Recorder
+from prism.sim.world import World
+from prism.trace.report import Report
+from prism.trace.report_build import build_report
+from prism.trace.row import TraceRow
+
+Progress = Callable[[float, int], None]
+"""Called with simulated seconds of the trace and requests ended so far."""
+
+
+@dataclass(frozen=True)
+class SimSpec:
+    """Everything that decides a run. The same spec gives the same decisions, byte for byte."""
+
+    cluster: Cluster
+    models: tuple[ModelSpec, ...]
+    policy: PolicySettings
+    rows: Callable[[], Iterable[TraceRow]]
+    """The trace, from its start at every call."""
+    title: str = "simulation"
+    default_tokens: tuple[int, int] = (512, 128)
+    """Prompt and output tokens of rows that do not say."""
+    slo_scale: float = 1.0
+    """Multiplies every TTFT and TPOT objective."""
+    tpot_scale: float | None = None
+    """Multiplies TPOT objectives instead, when given."""
+    warm_up_s: float = 30.0
+    """Time before the trace begins, in which fixed maps and pinned models load."""
+    preload_share: float = 0.0
+    """During the warm-up load models, most requested first, until their weights take this share of the fleet's memory:
+    the state of a system that has run for a while. (Fixed maps load everything they have a place for anyway.)"""
+    block_tokens: int | None = None
+    sample_every_s: float = 0.0
+    """Samples of queues and memory for the report's plots; 0: none."""
+    fast: bool = True
+    calibration: Calibration | None = None
+    settings: dict[str, object] = field(default_factory=dict)
+    """Goes into the report: how to repeat the run."""
+
+
+@dataclass(frozen=True)
+class SimStats:
+    """What a run cost and did."""
+
+    wall_s: float
+    cpu_s: float
+    """Processor time, which other work on the machine does not stretch."""
+    simulated_s: float
+    requests: int
+    events: int
+    activations: int
+    activation_s: tuple[float, ...]
+    """Seconds of each finished activation."""
+    decision_digest: str
+    decisions: dict[str, int]
+    """Number of decisions by ``kind:reason``."""
+    steps: int
+    retractions: int
+
+    @property
+    def times_real(self) -> float:
+        """Simulated over processor time (one core)."""
+        return self.simulated_s / self.cpu_s if self.cpu_s else float("inf")
+
+
+@dataclass(frozen=True)
+class SimResult:
+    """A run's outcome; ``world`` is there for questions that the report does not answer."""
+
+    report: Report
+    stats: SimStats
+    world: World
+
+
+def simulate(
+    spec: SimSpec,
+    decisions: DecisionSink | None = None,
+    progress: Progress | None = None,
+    progress_every_s: float = 60.0,
+) -> SimResult:
+    """Run ``spec`` to its end. ``decisions`` receives the decision log line by line (JSON without line end).
+
+    Raises :class:`InvalidValue` for a trace with a model that the catalog does not have.
+    """
+    started_s, cpu_started_s = time.perf_counter(), time.process_time()
+    world, recorder = _world(spec, decisions)
+    world.join()
+    _preload(spec, world)
+    world.queue.run_until(spec.warm_up_s)
+    for at_s in world.run(_jobs(spec, world), progress_every_s if progress else 0.0):
+        if progress is not None:
+            progress(at_s - spec.warm_up_s, len(recorder.records))
+    spent_s = time.perf_counter() - started_s, time.process_time() - cpu_started_s
+    report = build_report(
+        recorder.records,
+        kind="sim",
+        title=spec.title,
+        settings=spec.settings,
+        timeline=recorder.timeline({str(d.id): d.spec.memory_bytes for d in world.devices.values()}),
+        notes=_notes(world),
+        sent=False,
+    )
+    return SimResult(report, _stats(world, spent_s, spec.warm_up_s), world)
+
+
+def _world(spec: SimSpec, decisions: DecisionSink | None) -> tuple[World, Recorder]:
+    recorder = Recorder(float(spec.cluster.timing.deliver), decisions, spec.sample_every_s, spec.warm_up_s)
+    tpot_scale = spec.slo_scale if spec.tpot_scale is None else spec.tpot_scale
+    models = [
+        replace(m, slo_ttft_s=m.slo_ttft_s * spec.slo_scale, slo_tpot_s=m.slo_tpot_s * tpot_scale) for m in spec.models
+    ]
+    settings = spec.policy
+    if settings.cluster.policy is PolicyName.MUXSERVE and not settings.cluster.expected_rates:
+        rates = tuple(sorted(mean_rates(spec.rows()).items()))
+        settings = replace(settings, cluster=replace(settings.cluster, expected_rates=rates))
+    world = World(
+        spec.cluster,
+        models,
+        settings,
+        recorder,
+        block_tokens=spec.block_tokens,
+        fast=spec.fast,
+        calibration=spec.calibration,
+    )
+    return world, recorder
+
+
+def _preload(spec: SimSpec, world: World) -> None:
+    room_bytes = spec.preload_share * sum(device.spec.memory_bytes for device in world.devices.values())
+    rates = mean_rates(spec.rows()) if room_bytes else {}
+    for name in sorted(rates, key=lambda name: (-rates[name], name)):
+        model = world.specs.get(ModelName(name))
+        if model is not None and model.weight_bytes <= room_bytes:
+            room_bytes -= model.weight_bytes
+            world.control.tell(OperatorLoad(model.name))
+
+
+def mean_rates(rows: Iterable[TraceRow]) -> dict[str, float]:
+    """Requests per second of every model over the trace's span: what a planner with foresight would know."""
+    counts: dict[str, int] = {}
+    last_s = 0.0
+    for row in rows:
+        counts[row.model] = counts.get(row.model, 0) + 1
+        last_s = row.arrival_s
+    return {model: count / max(last_s, 1.0) for model, count in counts.items()}
+
+
+def _jobs(spec: SimSpec, world: World) -> Iterator[Job]:
+    names = _names(world)
+    only = world.specs[next(iter(world.specs))] if len(world.specs) == 1 else None
+    default_prompt, default_output = spec.default_tokens
+    block = world.block_tokens
+    for index, row in enumerate(spec.rows()):
+        model = names.get(row.model) or (only if not row.model else None)
+        if model is None:
+            raise InvalidValue("model", row.model, f"row {index} of the trace is for an unknown model", sorted(names))
+        prompt, output = row.prompt_tokens or default_prompt, row.output_tokens or default_output
+        prompt = min(prompt, model.context_tokens - 1)
+        output = max(1, min(output, model.context_tokens - prompt))
+        job = Job(index, model, row.arrival_s + spec.warm_up_s, prompt, output)
+        if row.prefix_hashes:
+            job.blocks = row.prefix_hashes[: prompt // block]
+        yield job
+
+
+def _names(world: World) -> dict[str, ModelSpec]:
+    names: dict[str, ModelSpec] = {}
+    for spec in world.specs.values():
+        for name in (spec.name, *spec.aliases):
+            names[ModelName(name)] = spec
+    return names
+
+
+def _notes(world: World) -> list[str]:
+    stuck = world.front.open
+    return [f"{stuck} requests never ended: nothing in the fleet could take them"] if stuck else []
+
+
+def _stats(world: World, spent_s: tuple[float, float], warm_up_s: float) -> SimStats:
+    recorder = world.recorder
+    engines = [record.engine for record in world.nodes.instances.values() if record.engine is not None]
+    return SimStats(
+        wall_s=spent_s[0],
+        cpu_s=spent_s[1],
+        simulated_s=world.queue.now_s - warm_up_s,
+        requests=len(recorder.records),
+        events=world.queue.rung,
+        activations=recorder.activations,
+        activation_s=tuple(recorder.activation_s),
+        decision_digest=recorder.decision_digest(),
+        decisions=dict(sorted(recorder.counts.items())),
+        steps=sum(engine.steps for engine in engines),
+        retractions=sum(engine.retractions for engine in engines),
+    )

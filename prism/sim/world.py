@@ -1,0 +1,134 @@
+"""The simulated fleet: everything of one run, built from a cluster file, models and policy settings.
+
+The production schedulers (:mod:`prism.scheduler`) make every decision; this world tells them what happens and carries
+out what they want, on modelled engines, memory and links.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import Final
+
+from prism.core.events import NodeJoined, PinChanged
+from prism.core.ids import DeviceId, ModelName, NodeId
+from prism.core.settings import PolicySettings
+from prism.core.specs import DeviceSpec, ModelSpec
+from prism.scheduler import cluster_scheduler
+from prism.sim.calibration import Calibration
+from prism.sim.cluster_file import Cluster
+from prism.sim.control import Control
+from prism.sim.device import Device
+from prism.sim.faults import Faults
+from prism.sim.front import Front
+from prism.sim.host_cache import HostCache
+from prism.sim.intake import EngineLimits
+from prism.sim.job import Job
+from prism.sim.links import Network
+from prism.sim.machines import Machines
+from prism.sim.nodes import Nodes
+from prism.sim.queue import EventQueue
+from prism.sim.recorder import Recorder
+from prism.sim.topology import Topology
+
+STALLED_S: Final = 1800.0
+"""A run ends when no request has ended for so long after the last arrival."""
+
+
+class World:
+    """One run. Parts find each other through its attributes; each part owns its own state."""
+
+    def __init__(
+        self,
+        cluster: Cluster,
+        models: Iterable[ModelSpec],
+        settings: PolicySettings,
+        recorder: Recorder,
+        *,
+        block_tokens: int | None = None,
+        fast: bool = True,
+        calibration: Calibration | None = None,
+    ) -> None:
+        self.cluster, self.settings, self.recorder = cluster, settings, recorder
+        self.calibration = calibration
+        self.specs: dict[ModelName, ModelSpec] = {spec.name: spec for spec in models}
+        self.block_tokens = block_tokens or cluster.engine.prefix_block_tokens
+        self.engine_limits = EngineLimits(cluster.engine.chunk_tokens, cluster.engine.max_running, fast)
+        self.queue = EventQueue()
+        self.network = Network(self.queue)
+        self.topology = Topology()
+        self.host_cache = HostCache()
+        self.devices: dict[DeviceId, Device] = {}
+        self.machines = Machines(self)
+        self.front = Front(self)
+        self.nodes = Nodes(self)
+        self.control = Control(self, cluster_scheduler(settings.cluster, self.specs.values()))
+        self.faults = Faults(self)
+        self._build()
+
+    # --- running ---
+
+    def run(self, jobs: Iterator[Job], progress_every_s: float = 0.0) -> Iterator[float]:
+        """Let ``jobs`` (in order of arrival) arrive and run until all have ended. Yields the simulated time every
+        ``progress_every_s`` seconds of it (never, when 0)."""
+        queue, front_s = self.queue, float(self.cluster.timing.front)
+        next_yield_s = progress_every_s or float("inf")
+        sampling = self.recorder.sample_every_s
+        next_sample_s = 0.0 if sampling else float("inf")
+        for job in jobs:
+            at_s = job.arrival_s + front_s
+            while min(next_yield_s, next_sample_s) <= at_s:
+                if next_sample_s <= next_yield_s:
+                    queue.run_until(next_sample_s)
+                    self.recorder.sample(self)
+                    next_sample_s += sampling
+                else:
+                    queue.run_until(next_yield_s)
+                    yield next_yield_s
+                    next_yield_s += progress_every_s
+            queue.run_until(at_s)
+            self.front.arrive(job)
+        yield from self._finish(next_sample_s, sampling)
+
+    def _finish(self, next_sample_s: float, sampling: float) -> Iterator[float]:
+        """Run until every request has ended, or none does for :data:`STALLED_S`."""
+        queue, records = self.queue, self.recorder.records
+        ended, ended_s = len(records), queue.now_s
+        while self.front.open and queue.now_s - ended_s < STALLED_S:
+            pending_s = queue.next_s()
+            if pending_s is None:
+                return
+            until_s = min(next_sample_s, max(pending_s, queue.now_s + 1.0))
+            queue.run_until(until_s)
+            if len(records) > ended:
+                ended, ended_s = len(records), queue.now_s
+            if until_s == next_sample_s:
+                self.recorder.sample(self)
+                next_sample_s += sampling
+                yield until_s
+
+    def stuck(self) -> list[Job]:
+        """Requests that nothing will ever finish (there must be none)."""
+        return [job for device in self.devices.values() for job in device.jobs.values()]
+
+    # --- building ---
+
+    def _build(self) -> None:
+        for index, group in enumerate(self.cluster.groups):
+            for _ in range(group.nodes):
+                self.machines.add_node(index)
+        if self.cluster.load.source == "every_node":
+            self.host_cache.fill_everywhere()
+        else:
+            self.host_cache.spread((spec.name, spec.weight_bytes) for spec in self.specs.values())
+        self.faults.plan(self.cluster.faults)
+
+    def join(self) -> None:
+        """The nodes report to the controller, pinned models are asked for."""
+        by_node: dict[NodeId, list[DeviceSpec]] = {}
+        for device in self.devices.values():
+            by_node.setdefault(device.spec.node, []).append(device.spec)
+        for node, specs in by_node.items():
+            self.control.tell(NodeJoined(node, tuple(specs)))
+        for spec in self.specs.values():
+            if spec.pinned:
+                self.control.tell(PinChanged(spec.name, True))

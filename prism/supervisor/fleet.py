@@ -1,0 +1,71 @@
+"""What a machine that joins must know of the fleet: ``prism-serve`` publishes it in the store, ``prism-node`` reads
+it."""
+
+from __future__ import annotations
+
+from typing import Final
+
+import msgspec
+
+from prism.config.catalog import Catalog
+from prism.core.settings import GpuSettings
+from prism.node.main import EngineSettings
+from prism.weights.budget import Budget, share_of_memory
+from prism.wire.messages import PROTOCOL_VERSION
+
+DOCUMENT: Final = "fleet"
+
+
+class WeightSettings(msgspec.Struct, frozen=True, kw_only=True):
+    """The store's part of the catalog."""
+
+    host_memory_fraction: float
+    disk_bytes: int | None
+
+    def budget(self) -> Budget:
+        """On this machine."""
+        return Budget(self.disk_bytes, share_of_memory(self.host_memory_fraction))
+
+
+class FleetSettings(msgspec.Struct, frozen=True, kw_only=True):
+    """The catalog's part that agents work by."""
+
+    engines: EngineSettings
+    weights: WeightSettings
+    gpu: GpuSettings
+
+
+class FleetDocument(msgspec.Struct, frozen=True, kw_only=True):
+    """Stands in the store under :data:`DOCUMENT`."""
+
+    version: str
+    """Of Prism; all machines of a fleet run the same."""
+    protocol: int = PROTOCOL_VERSION
+    check: str
+    """:meth:`prism.wire.secret.FleetSecret.check_value` of the fleet's secret."""
+    settings: FleetSettings
+
+    def encode(self) -> str:
+        return msgspec.json.encode(self).decode()
+
+
+def settings_of(catalog: Catalog) -> FleetSettings:
+    """The settings that ``catalog`` gives to every machine of its fleet."""
+    settings = catalog.policy.settings()
+    engines = EngineSettings(
+        # without an engine pool (an ablation) each activation starts its own worker
+        parked_per_device=catalog.engines.parked_per_device if settings.cluster.engine_pool else 0,
+        max_per_device=catalog.engines.max_per_device,
+        start_timeout_s=float(catalog.engines.start_timeout_s),
+        threads=catalog.engines.threads,
+    )
+    weights = WeightSettings(
+        host_memory_fraction=catalog.weights.host_memory_fraction,
+        disk_bytes=None if catalog.weights.disk_bytes is None else int(catalog.weights.disk_bytes),
+    )
+    return FleetSettings(engines=engines, weights=weights, gpu=settings.gpu)
+
+
+def decode(document: str) -> FleetDocument:
+    """Raises :class:`msgspec.ValidationError` when another version wrote it."""
+    return msgspec.json.decode(document, type=FleetDocument)

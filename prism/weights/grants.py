@@ -1,0 +1,155 @@
+"""Who may pull from this node next: the order that keeps a multicast at its schedule's floor.
+
+A schedule is only as fast as its order is kept: two receivers that pull from one source at once both take twice as
+long, and everything behind them slips. So a source lets one pull through at a time, in the plan's order, and the next
+when the last is complete at the receiver. The order bends where keeping it would stall:
+
+- the next transfer of the plan is waited for only ``patience_s`` when another could go ahead; a receiver that was late
+  is not waited for again until it asks, a piece that this node lacks not until it is here;
+- a transfer that takes longer than ``slow_s`` no longer holds the others back (a slow link, or a dead receiver), and
+  later ones of the same receiver never do: they run beside the others and are not waited for;
+- pulls the plan does not foresee (repairs, joiners) go when the plan has nothing ready, and every fourth time at least.
+
+A state machine without clock or I/O: times come in as arguments, decisions go out as values. Not for several threads.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+from statistics import median
+from typing import Final
+
+Pull = tuple[str, int]
+"""(who asks, which piece)."""
+
+EXTRA_EVERY: Final = 4
+MIN_PATIENCE_S: Final = 0.005
+MAX_PATIENCE_S: Final = 0.25
+UNKNOWN_SLOW_S: Final = 1.0
+"""A transfer is slow after this long as long as no other has been timed."""
+
+
+class Grants:
+    """The pulls of one session at one source. ``holds(piece)``: does this node have it? ``piece_s``: what the plan
+    expects a transfer to take; what transfers really take replaces it as they end."""
+
+    def __init__(self, holds: Callable[[int], bool], piece_s: float = 0.0, order: Sequence[Pull] = ()) -> None:
+        self._holds, self._piece_s = holds, piece_s
+        self._durations: list[float] = []
+        self._asked: dict[Pull, float] = {}
+        self._active: dict[Pull, float] = {}
+        self._over: set[Pull] = set()
+        self._late: set[str] = set()
+        self._slow: set[str] = set()
+        self._missing: set[int] = set()
+        self._idle_since_s = float("-inf")
+        self._since_extra = 0
+        self._copies: Counter[int] = Counter()
+        self.follow(order)
+
+    def follow(self, order: Sequence[Pull], piece_s: float | None = None) -> None:
+        """This node's part of the plan; may come after the first pulls were asked for."""
+        if piece_s is not None:
+            self._piece_s = piece_s
+        self._order = list(order)
+        self._place = {pull: i for i, pull in enumerate(self._order)}
+        self._head = 0
+
+    @property
+    def waiting(self) -> int:
+        """Pulls that want or have this node's link."""
+        return len(self._asked) + len(self._active)
+
+    @property
+    def patience_s(self) -> float:
+        return min(max(self._typical_s() / 2, MIN_PATIENCE_S), MAX_PATIENCE_S)
+
+    @property
+    def slow_s(self) -> float:
+        return 2 * self._typical_s() if len(self._durations) >= 2 else max(2 * self._piece_s, UNKNOWN_SLOW_S)
+
+    def _typical_s(self) -> float:
+        return median(self._durations[-9:]) if self._durations else self._piece_s
+
+    def ask(self, pull: Pull, now_s: float) -> None:
+        """``pull`` wants to start; :meth:`end` ends it in any case."""
+        self._asked[pull] = now_s
+        self._late.discard(pull[0])
+
+    def end(self, pull: Pull, now_s: float, complete: bool) -> None:
+        """``pull`` is complete, or withdrawn (its receiver may ask again)."""
+        started = self._active.pop(pull, None)
+        if started is not None:
+            self._idle_since_s = now_s
+            if complete and pull[0] not in self._slow:
+                self._durations.append(now_s - started)
+        self._asked.pop(pull, None)
+        if complete:
+            self._over.add(pull)
+
+    def next(self, now_s: float) -> Pull | None:
+        """The pull that may start now, if any; it counts as under way from here on."""
+        self._slow.update(who for (who, _), since in self._active.items() if now_s - since >= self.slow_s)
+        ready = [pull for pull in self._asked if self._holds(pull[1])]
+        served = {who for who, _ in self._active}
+        aside = next((pull for pull in ready if pull[0] in self._slow and pull[0] not in served), None)
+        free = served <= self._slow
+        ready = [pull for pull in ready if pull[0] not in self._slow]
+        choice = aside or (self._choose(ready, now_s) if ready and free else None)
+        if choice is not None:
+            del self._asked[choice]
+            self._active[choice] = now_s
+        return choice
+
+    def quiet_s(self, now_s: float) -> float:
+        """How long :meth:`next` keeps saying no unless something is asked for, ends or arrives; infinite if only that
+        can change it."""
+        since_s = [asked for pull, asked in self._asked.items() if self._holds(pull[1])]
+        if not since_s:
+            return float("inf")
+        slow_at = [since + self.slow_s for (who, _), since in self._active.items() if who not in self._slow]
+        due_s = min(slow_at) if slow_at else max(self._idle_since_s, min(since_s)) + self.patience_s
+        return max(due_s - now_s, 0.0)
+
+    def _choose(self, ready: list[Pull], now_s: float) -> Pull | None:
+        planned = min((p for p in ready if p in self._place), key=self._place.__getitem__, default=None)
+        extra = min((p for p in ready if p not in self._place), key=self._extra_order, default=None)
+        expected = self._expected()
+        extra_turn = extra is not None and self._since_extra >= EXTRA_EVERY - 1
+        if expected is not None and planned != expected and not extra_turn:
+            waited_s = now_s - max(self._idle_since_s, min(self._asked[p] for p in ready))
+            if waited_s < self.patience_s:
+                return None
+            self._give_up(expected)
+        choice = extra if planned is None or extra_turn else planned
+        self._since_extra = 0 if choice == extra else self._since_extra + 1
+        if choice is not None and choice == extra:
+            self._copies[choice[1]] += 1
+        return choice
+
+    def _extra_order(self, pull: Pull) -> tuple[int, float]:
+        """Pieces that fewest got from here this way first: who has one passes it on to the others that miss it."""
+        return self._copies[pull[1]], self._asked[pull]
+
+    def _give_up(self, expected: Pull) -> None:
+        if expected not in self._asked:
+            self._late.add(expected[0])
+        else:
+            self._missing.add(expected[1])
+
+    def _expected(self) -> Pull | None:
+        """The first transfer of the plan that is neither over, nor under way, nor given up waiting for."""
+        while self._head < len(self._order) and self._order[self._head] in self._over:
+            self._head += 1
+        for pull in self._order[self._head :]:
+            if pull in self._over or pull in self._active:
+                continue
+            if (
+                pull[0] in self._late
+                or pull[0] in self._slow
+                or (pull[1] in self._missing and not self._holds(pull[1]))
+            ):
+                continue
+            return pull
+        return None

@@ -1,0 +1,341 @@
+"""Every message between Prism's processes, encoded as MessagePack by :func:`encode` and :func:`decode`.
+
+Who talks to whom (mailboxes are ZeroMQ PULL sockets whose addresses stand in Redis)::
+
+    front door --(Redis stream entry: Submission)--> device queue / inactive queue
+    front door --Cancel, ResumeReply--> node agent
+    node agent --ResumeQuery, Finish, Failed--> front door
+    engine worker --Tokens--> front door                 (straight: no hop on the token path)
+    front door --(Redis stream entry: AdminCommand)--> controller
+    controller --Activate, Deactivate, Distribute--> node agent
+    node agent --CommandResult, AgentReport--> controller
+    controller --CommandResult--> front door             (answer to an AdminCommand)
+
+A request may be run by several engines one after the other. Each try is an *attempt*: the front door numbers
+them, hands the tokens it already has to the next one, and drops what a superseded attempt still sends.
+Rules of change: fields are only added, with a default; a change of meaning is a new message.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+import msgspec
+
+from prism.core.specs import ModelSpec
+
+PROTOCOL_VERSION: Final = 1
+
+
+class Message(msgspec.Struct, tag=True, tag_field="_", frozen=True, kw_only=True, omit_defaults=True):
+    """Base of all messages; the class name is the tag on the wire (field ``_``)."""
+
+
+class Submission(Message, frozen=True, kw_only=True):
+    """A request as it stands in a Redis stream until its last token is acknowledged."""
+
+    id: str
+    model: str
+    front: str
+    """Mailbox address of the front-door worker that holds the client's connection."""
+    arrival_s: float
+    """Unix time at which the front door had read the request."""
+    prompt_tokens: int
+    max_new_tokens: int
+    slo_ttft_s: float
+    slo_tpot_s: float
+    max_wait_s: float
+    late: str
+    """``serve`` or ``reject`` (:class:`prism.core.specs.LatePolicy`)."""
+    payload: bytes
+    """The engine's request: SGLang's ``TokenizedGenerateReqInput`` in SGLang's own MessagePack coding. Opaque to all
+    but the front door and the engine worker (``prism.engine.sglang_codec``)."""
+    hops: int = 0
+    """How often a scheduler moved the request to another queue; bounds a tour between devices that keep losing the
+    model."""
+
+
+# --- to a front-door worker ---
+
+
+class TokenItem(msgspec.Struct, frozen=True, array_like=True):
+    """New tokens of one request."""
+
+    id: str
+    attempt: int
+    start: int
+    """Index of the first of ``token_ids`` among all generated tokens of the request, earlier attempts included."""
+    token_ids: list[int]
+    finish: dict[str, object] | None
+    """SGLang's finish reason (``{"type": "stop", ...}``), None while the request runs."""
+    cached_tokens: int
+    engine_time_s: float
+    """Unix time at which the engine produced these tokens (TTFT and TPOT of the request are judged at the client's
+    side; this is for the log)."""
+    extra: bytes
+    """Log-probabilities and the like, for ``prism.engine.sglang_codec``; empty for plain requests."""
+
+
+class Tokens(Message, frozen=True, kw_only=True):
+    """Engine worker to front door: one decode step's tokens for the requests of that front door."""
+
+    engine: str
+    items: list[TokenItem]
+
+
+class ResumeQuery(Message, frozen=True, kw_only=True):
+    """Node agent to front door: I am about to run ``id`` again; which tokens did the client's stream already get?"""
+
+    id: str
+    reply_to: str
+
+
+class Finish(Message, frozen=True, kw_only=True):
+    """Node agent to front door: the engine says that ``id`` is complete; may I acknowledge it?
+
+    ``final`` is the encoded :class:`Tokens` with the last item, which the front door takes in like any other (it drops
+    what it has by index). It answers with :class:`ResumeReply`: ``complete`` when it holds every token; when earlier
+    ones are missing it waits a moment for what is still on its way before it answers ``complete=False`` and the tokens
+    it has, so that the request is run again from there. Sent again until it is answered.
+    """
+
+    id: str
+    reply_to: str
+    attempt: int
+    total_tokens: int
+    final: bytes
+
+
+class Failed(Message, frozen=True, kw_only=True):
+    """The request ends with an error (the front door renders the OpenAI error object)."""
+
+    id: str
+    status: int
+    type: str
+    code: str
+    message: str
+    param: str | None = None
+    retry_after_s: float | None = None
+
+
+# --- to a node agent ---
+
+
+class Cancel(Message, frozen=True, kw_only=True):
+    """The client went away (or an operator asked): stop the request wherever it is and acknowledge it."""
+
+    id: str
+    reason: str
+
+
+class ResumeReply(Message, frozen=True, kw_only=True):
+    """Answer to :class:`ResumeQuery`. ``known`` is False when the front door has no such request (its client is
+    gone)."""
+
+    id: str
+    known: bool
+    attempt: int = 0
+    """Number of the attempt that may run now; tokens of older ones are dropped from here on."""
+    token_ids: list[int] = []
+    complete: bool = False
+    """The stream has its finish reason and every token: acknowledge the request."""
+
+
+class Activate(Message, frozen=True, kw_only=True):
+    """Controller to node agent: make ``model`` ready on ``devices`` (one entry per tensor-parallel rank, in rank
+    order)."""
+
+    command: str
+    """Unique id; the answer carries it and a repeated command is answered again, not carried out again."""
+    reply_to: str
+    model: str
+    devices: list[str]
+    generation: int
+    reason: str
+    spec: ModelSpec
+    """The catalog's entry as of this decision: agents hold no catalog of their own."""
+    kv_cap_bytes: int | None = None
+    """Fixed KV share on each device; None: elastic."""
+    mark: str = ""
+    """Fingerprint of the model's weights; "": nobody knows it, they can only come from the model's folder."""
+    parts: list[bytes] = []
+    """This node's parts of the multicasts that bring the weights (:class:`prism.weights.session.NodePlan`, encoded),
+    one per rank; none: they are here, or nobody has them."""
+    peers: dict[str, str] = {}
+    """Weight servers of the other nodes, for what is in the model's folder beside weights."""
+
+
+class Deactivate(Message, frozen=True, kw_only=True):
+    """Controller to node agent: let ``model`` leave ``devices``. ``carry`` moves running requests elsewhere with their
+    tokens at once; otherwise they finish first."""
+
+    command: str
+    reply_to: str
+    model: str
+    devices: list[str]
+    generation: int
+    carry: bool
+    reason: str
+
+
+class Distribute(Message, frozen=True, kw_only=True):
+    """Controller to node agent: take part in a multicast as a source. ``part`` is an encoded
+    :class:`prism.weights.session.NodePlan`. A lost message costs order, not correctness: receivers pull."""
+
+    part: bytes
+
+
+# --- to the controller ---
+
+
+class AdminCommand(Message, frozen=True, kw_only=True):
+    """An operator's wish, as it stands in the command stream. The controller answers with :class:`CommandResult` to
+    ``reply_to``; a command read after ``deadline_s`` is answered with an error and not carried out (nobody waits for it
+    any more)."""
+
+    command: str
+    reply_to: str
+    verb: str
+    """``load``, ``unload``, ``pin``, ``unpin``, ``drain``, ``undrain``, ``reload``, ``plan``."""
+    deadline_s: float
+    """Unix time."""
+    model: str = ""
+    devices: list[str] = []
+    """``load``: where (empty: the scheduler chooses); ``drain``/``undrain``: which devices; ``unload``: from where
+    (empty: everywhere)."""
+    carry: bool = False
+    """``unload``/``drain``: move running requests with their tokens instead of letting them finish."""
+    reason: str = ""
+    instances: int = 1
+    """``load``: so many of the model."""
+
+
+class InstanceReport(msgspec.Struct, frozen=True, kw_only=True):
+    """One model on one or more devices of the node, in an :class:`AgentReport`."""
+
+    model: str
+    generation: int
+    devices: list[str]
+    state: str
+    """``activating``, ``active`` or ``draining``."""
+    weight_bytes: int = 0
+    """On each device."""
+    kv_bytes: int = 0
+    kv_idle_bytes: int = 0
+    running: int = 0
+    waiting: int = 0
+    served: int = 0
+    """Requests that got their first token from this instance."""
+
+
+class DeviceState(msgspec.Struct, frozen=True, kw_only=True):
+    """One device of the node, in an :class:`AgentReport`."""
+
+    id: str
+    kind: str
+    domain: str
+    capacity_bytes: int
+    free_bytes: int
+    page_bytes: int = 0
+    weight_page_bytes: int = 0
+    """See :class:`prism.core.specs.DeviceSpec`."""
+
+
+class PackReport(msgspec.Struct, frozen=True, kw_only=True):
+    """One pack that the node holds whole, in an :class:`AgentReport`."""
+
+    model: str
+    """Fingerprint."""
+    layout: str
+    nbytes: int
+    in_memory: bool
+
+
+class ArrivalReport(msgspec.Struct, frozen=True, kw_only=True):
+    """One pack on its way to the node, in an :class:`AgentReport`; for some seconds after its end, too."""
+
+    session: str
+    model: str
+    """The catalog's name."""
+    mark: str
+    layout: str
+    bytes_all: int
+    bytes_done: int
+    pieces_all: int
+    pieces_done: int
+    sources: dict[str, tuple[int, int, float]] = {}
+    """By sending node: pieces and bytes that came, and seconds of transfer."""
+    rerouted: int = 0
+    """Transfers that were given up and asked for elsewhere."""
+    took_s: float | None = None
+    """None: not complete."""
+    error: str = ""
+    """Why it ended without being complete."""
+
+
+class AgentReport(Message, frozen=True, kw_only=True):
+    """Node agent to controller, every second and at once when an instance comes or goes: all of the node's state. A new
+    ``incarnation`` means that the agent was restarted and nothing of the old one is left."""
+
+    node: str
+    incarnation: str
+    mailbox: str
+    devices: list[DeviceState]
+    instances: list[InstanceReport]
+    arrivals: dict[str, int] = {}
+    """Requests per model that entered the node's device queues from a front door since the last report."""
+    leaving: bool = False
+    """The node is about to leave: its models and requests should go elsewhere."""
+    left: bool = False
+    """The node's last report: nothing of it is left."""
+    weights: str = ""
+    """``HOST:PORT`` of the node's weight server; "": it has none."""
+    packs: list[PackReport] = []
+    arriving: list[ArrivalReport] = []
+    disk_bytes_s: float = 0.0
+    """Rate of the disk under the node's store; 0: not measured."""
+    link_bytes_s: float = 0.0
+    """Fastest rate at which weights came from another node; 0: none came yet."""
+
+
+class CommandResult(Message, frozen=True, kw_only=True):
+    """How a command ended. ``ok`` is False with ``error`` when its owner refused it or it failed; nothing changed
+    then."""
+
+    command: str
+    ok: bool
+    error: str = ""
+    phases: dict[str, float] = {}
+    """Seconds each phase of an activation took, by name."""
+    detail: dict[str, object] = {}
+    """What the operator is shown, for example the plan with its reasons."""
+
+
+AnyMessage = (
+    Submission
+    | Tokens
+    | ResumeQuery
+    | Finish
+    | Failed
+    | Cancel
+    | ResumeReply
+    | Activate
+    | Deactivate
+    | Distribute
+    | CommandResult
+    | AgentReport
+    | AdminCommand
+)
+
+_encoder = msgspec.msgpack.Encoder()
+_decoder: msgspec.msgpack.Decoder[AnyMessage] = msgspec.msgpack.Decoder(AnyMessage)
+
+
+def encode(message: Message) -> bytes:
+    """The message's bytes on the wire."""
+    return _encoder.encode(message)
+
+
+def decode(data: bytes) -> AnyMessage:
+    """The message in ``data``. Raises :class:`msgspec.ValidationError` or ``DecodeError`` on anything malformed."""
+    return _decoder.decode(data)

@@ -1,0 +1,215 @@
+"""Write what is generated: schema, engine arguments, tables of keys, metrics and commands, the Grafana dashboard.
+
+    python scripts/make_docs.py [--check]
+
+In a document only what stands between ``<!-- generated:NAME -->`` and ``<!-- end -->`` is replaced. ``--check`` writes
+nothing and fails when something is not up to date.
+"""
+
+from __future__ import annotations
+
+import ast
+import json
+import re
+import sys
+from collections.abc import Callable, Iterator
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import click
+
+ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT))
+
+from prism.cli.main import VERBS, main  # noqa: E402
+from prism.config.schema import catalog_schema  # noqa: E402
+from prism.obs.definition import Kind, MetricDef  # noqa: E402
+from prism.obs.names import METRICS  # noqa: E402
+
+HELP_WIDTH = 100
+
+
+def catalog_keys() -> str:
+    """One table per section of the catalog, under the key that holds it."""
+    schema = catalog_schema()
+    names = section_names(schema)
+    tables = [section_table("Top level", schema, schema["$defs"], names)]
+    tables += [section_table(title, schema["$defs"][name], schema["$defs"], names) for name, title in names.items()]
+    return "\n".join(tables)
+
+
+def section_names(schema: dict[str, Any]) -> dict[str, str]:
+    """Section -> the key under which a reader meets it first, in that order."""
+    found: dict[str, str] = {}
+
+    def visit(properties: dict[str, Any]) -> None:
+        for key, rule in properties.items():
+            for name in re.findall(r"#/\$defs/(\w+)", json.dumps(rule)):
+                if name not in found and "properties" in schema["$defs"][name]:
+                    found[name] = key
+                    visit(schema["$defs"][name]["properties"])
+
+    visit(schema["properties"])
+    return found
+
+
+def section_table(title: str, part: dict[str, Any], defs: dict[str, Any], names: dict[str, str]) -> str:
+    lines = [
+        f"### {title}",
+        "",
+        str(part.get("description", "")),
+        "",
+        "| key | value | default | meaning |",
+        "|---|---|---|---|",
+    ]
+    required = part.get("required", [])
+    for key, rule in part["properties"].items():
+        default = "required" if key in required else f"`{json.dumps(rule['default'])}`" if "default" in rule else ""
+        lines.append(
+            f"| `{key}` | {value_text(rule, defs, names)} | {default} | {rule['description']} |".replace("\\", "\\\\")
+        )
+    return "\n".join(lines) + "\n"
+
+
+def value_text(rule: dict[str, Any], defs: dict[str, Any], names: dict[str, str]) -> str:
+    """What may be written: a type, choices, or the section."""
+    if rule.get("title") in ("duration", "size"):
+        return str(rule["title"])
+    if "$ref" in rule:
+        name = rule["$ref"].removeprefix("#/$defs/")
+        return f"[{names[name]}](#{names[name]})" if name in names else value_text(defs[name], defs, names)
+    if "enum" in rule:
+        return ", ".join(f"`{choice}`" for choice in sorted(rule["enum"]))
+    if "anyOf" in rule:
+        return " or ".join(value_text(option, defs, names) for option in rule["anyOf"])
+    if rule["type"] == "array":
+        return f"list of {value_text(rule['items'], defs, names)}"
+    kinds = {"object": "mapping", "string": "text", "boolean": "`true`, `false`", "null": "`null`"}
+    bounds = "".join(f" {sign} {rule[key]}" for key, sign in (("minimum", ">="), ("maximum", "<=")) if key in rule)
+    return kinds.get(rule["type"], rule["type"]) + bounds
+
+
+def metrics_table() -> str:
+    lines = ["| metric | kind | labels | meaning |", "|---|---|---|---|"]
+    lines += [f"| `{m.name}` | {m.kind.value} | {', '.join(m.labels) or '-'} | {m.help} |" for m in METRICS]
+    return "\n".join(lines) + "\n"
+
+
+def metrics_queries() -> str:
+    return "\n".join(f"{m.help}\n\n```promql\n{m.promql}\n```\n" for m in METRICS if m.promql)
+
+
+def commands() -> str:
+    """The help of every verb, its sub-commands included."""
+    root = click.Context(main, info_name="prism", max_content_width=HELP_WIDTH, terminal_width=HELP_WIDTH)
+    parts = [help_block("prism", main.get_help(root))]
+    for name in VERBS:
+        command = main.get_command(root, name)
+        assert command is not None
+        parts += command_blocks(command, name, root)
+    return "\n".join(parts)
+
+
+def command_blocks(command: click.Command, name: str, parent: click.Context) -> Iterator[str]:
+    context = click.Context(
+        command, info_name=name, parent=parent, max_content_width=HELP_WIDTH, terminal_width=HELP_WIDTH
+    )
+    yield help_block(context.command_path, command.get_help(context))
+    if isinstance(command, click.Group):
+        for sub in command.list_commands(context):
+            found = command.get_command(context, sub)
+            assert found is not None
+            yield from command_blocks(found, sub, context)
+
+
+def help_block(title: str, text: str) -> str:
+    body = re.sub(r" +$", "", text, flags=re.MULTILINE)
+    return f"## {title}\n\n```text\n{body}\n```\n"
+
+
+def dashboard() -> str:
+    """A Grafana dashboard with a panel for every metric that has a query."""
+    panels = [panel(i, metric) for i, metric in enumerate(m for m in METRICS if m.promql)]
+    datasource = {"name": "datasource", "type": "datasource", "query": "prometheus", "label": "Data source"}
+    board = {
+        "title": "Prism",
+        "uid": "prism",
+        "schemaVersion": 39,
+        "refresh": "10s",
+        "time": {"from": "now-1h", "to": "now"},
+        "templating": {"list": [datasource]},
+        "panels": panels,
+    }
+    return json.dumps(board, indent=1) + "\n"
+
+
+def panel(number: int, metric: MetricDef) -> dict[str, Any]:
+    labels = re.findall(r"by \(([^)]*)\)", metric.promql)
+    shown = [label.strip() for label in (labels[0].split(",") if labels else metric.labels) if label.strip() != "le"]
+    return {
+        "id": number + 1,
+        "type": "timeseries",
+        "title": metric.name.removeprefix("prism_").removesuffix("_total").replace("_", " "),
+        "description": metric.help,
+        "datasource": {"type": "prometheus", "uid": "${datasource}"},
+        "gridPos": {"h": 8, "w": 8, "x": number % 3 * 8, "y": number // 3 * 8},
+        "fieldConfig": {"defaults": {"unit": unit_of(metric)}, "overrides": []},
+        "targets": [
+            {"expr": metric.promql, "legendFormat": " ".join(f"{{{{{label}}}}}" for label in shown), "refId": "A"}
+        ],
+    }
+
+
+def unit_of(metric: MetricDef) -> str:
+    """Grafana's unit of what the panel's query returns."""
+    if " / " in metric.promql and metric.kind is not Kind.HISTOGRAM:
+        return "percentunit"
+    if "_bytes" in metric.name:
+        return "bytes"
+    return "s" if metric.kind is Kind.HISTOGRAM else "short"
+
+
+def engine_arguments() -> str:
+    """The field names of the pinned SGLang's ``ServerArgs``, read from its source: importing it takes seconds."""
+    spec = find_spec("sglang")
+    assert spec is not None and spec.submodule_search_locations
+    source = Path(spec.submodule_search_locations[0], "srt", "server_args.py").read_text("utf-8")
+    [found] = [n for n in ast.parse(source).body if isinstance(n, ast.ClassDef) and n.name == "ServerArgs"]
+    fields = [n.target.id for n in found.body if isinstance(n, ast.AnnAssign) and isinstance(n.target, ast.Name)]
+    return json.dumps(sorted(name for name in fields if not name.startswith("_")), indent=1) + "\n"
+
+
+def with_blocks(file: Path, blocks: dict[str, Callable[[], str]]) -> str:
+    """The document with its generated blocks made anew."""
+    text = file.read_text("utf-8")
+    for name, make in blocks.items():
+        pattern = rf"(<!-- generated:{name} -->\n).*?(<!-- end -->)"
+        text, count = re.subn(
+            pattern, lambda match, make=make: f"{match[1]}\n{make()}\n{match[2]}", text, flags=re.DOTALL
+        )
+        if count != 1:
+            raise SystemExit(f"{file} must have one block generated:{name}")
+    return text
+
+
+def outputs() -> dict[Path, str]:
+    """Every generated file and what it should hold."""
+    docs = ROOT / "docs"
+    return {
+        ROOT / "prism/config/schema.json": json.dumps(catalog_schema(), indent=2, ensure_ascii=False) + "\n",
+        ROOT / "prism/config/engine_args.json": engine_arguments(),
+        docs / "catalog.md": with_blocks(docs / "catalog.md", {"keys": catalog_keys}),
+        docs / "metrics.md": with_blocks(docs / "metrics.md", {"table": metrics_table, "queries": metrics_queries}),
+        docs / "cli.md": with_blocks(docs / "cli.md", {"commands": commands}),
+        docs / "grafana-dashboard.json": dashboard(),
+    }
+
+
+if __name__ == "__main__":
+    stale = [file for file, text in outputs().items() if not file.exists() or file.read_text("utf-8") != text]
+    if "--check" in sys.argv[1:]:
+        raise SystemExit(f"not up to date: {', '.join(str(f.relative_to(ROOT)) for f in stale)}" if stale else 0)
+    for file in stale:
+        file.write_text(outputs()[file], "utf-8")
+        print(f"wrote {file.relative_to(ROOT)}")

@@ -1,0 +1,82 @@
+"""What a Prism worker process offers to the patches inside it.
+
+A worker hangs its seat on ``server_args.prism_seat`` and ``port_args.prism_seat`` before it constructs SGLang's
+scheduler. In processes that are not Prism's nothing is patched at all: see :func:`sglang_patches.install`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any, Protocol
+
+from prism import memory
+
+
+class WeightSeat(Protocol):
+    """Where this activation's weights live and where they come from."""
+
+    def allocate(self, nbytes: int) -> Any:
+        """A flat ``uint8`` tensor of ``nbytes`` in the weight region, or None when the region takes no more."""
+        ...
+
+    def fill(self, model: Any) -> bool:
+        """Fill the parameters of ``model`` (all allocated here) from a stored image. False: there is none; load."""
+        ...
+
+    def tensors(self) -> Iterator[tuple[str, Any]] | None:
+        """Every tensor of the model's files by name, from a pack of them; None when there is none. Valid until
+        :meth:`loaded`."""
+        ...
+
+    def loaded(self, model: Any) -> None:
+        """SGLang's loader has filled ``model``: adopt what it left outside the region and store an image."""
+        ...
+
+
+class Seat(Protocol):
+    """One worker's place: its messages, its memory, its outputs. ``rank`` and ``world`` are tensor-parallel."""
+
+    rank: int
+    world: int
+
+    def receive_frames(self) -> list[bytes]:
+        """Commands that arrived on rank 0, undecoded; never waits."""
+        ...
+
+    def decode(self, frames: Sequence[bytes]) -> list[Any]:
+        """The commands as SGLang objects, on every rank alike."""
+        ...
+
+    def wait(self, timeout_s: float) -> None:
+        """Sleep until a command is here or ``timeout_s`` has passed."""
+        ...
+
+    def resumed(self, rid: str) -> Sequence[int]:
+        """Tokens that earlier attempts of the request generated; empty for a fresh one."""
+        ...
+
+    def emit(self, output: Any) -> None:
+        """Outputs of one step (``BatchTokenIDOutput``), or the ``AbortReq`` of a request that was only queued."""
+        ...
+
+    def reject(self, rid: str, message: str, status: int) -> None:
+        """End one request with an error of its own."""
+        ...
+
+    def stepped(self, scheduler: Any) -> None:
+        """Called once per scheduling step, for load reports."""
+        ...
+
+    @property
+    def weights(self) -> WeightSeat: ...
+
+    @property
+    def owner(self) -> memory.Owner: ...
+
+    @property
+    def kv_arena(self) -> memory.Arena: ...
+
+    @property
+    def kv_capacity_bytes(self) -> int:
+        """The most KV memory this activation could ever hold on its device."""
+        ...

@@ -1,0 +1,79 @@
+"""Weights live in the device's account: parameters are created in a region of it, and a stored image can fill them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch.overrides import TorchFunctionMode
+
+from sglang_patches.hooks import Hook, Kind
+from sglang_patches.kv_pool import current_seat
+from sglang_patches.seat import WeightSeat
+
+SMALLEST_BYTES = 1024
+"""Smaller tensors are not worth a place of their own in the region at creation; they are adopted after loading."""
+
+_CREATORS = (torch.empty, torch.zeros, torch.ones)
+
+
+class AllocateInRegion(TorchFunctionMode):  # type: ignore[misc]
+    """While a model is constructed, tensors it creates get their memory from the weight region, in creation order."""
+
+    def __init__(self, seat: WeightSeat, device: torch.device) -> None:
+        super().__init__()
+        self._seat, self._device = seat, device
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if func not in _CREATORS:
+            return func(*args, **kwargs)
+        meta = func(*args, **{**kwargs, "device": "meta"})
+        wanted = kwargs.get("device")
+        nbytes = math.prod(meta.shape) * meta.dtype.itemsize
+        if nbytes < SMALLEST_BYTES or (wanted is not None and torch.device(wanted).type != self._device.type):
+            return func(*args, **kwargs)
+        flat = self._seat.allocate(nbytes)
+        tensor = flat.view(meta.dtype).view(meta.shape)
+        if func is not torch.empty:
+            tensor.fill_(0 if func is torch.zeros else 1)
+        return tensor
+
+
+def construct(original: Callable[..., Any], model_config: Any, load_config: Any, quant_config: Any = None) -> Any:
+    """Around ``loader._initialize_model``: the model's tensors are created in the weight region."""
+    seat = current_seat()
+    device = torch.get_default_device()
+    with AllocateInRegion(seat.weights, device):
+        return original(model_config, load_config, quant_config)
+
+
+def load(original: Callable[..., Any], model: Any, weights: Any, target_device: Any) -> None:
+    """Around ``DefaultModelLoader.load_weights_and_postprocess``: from the stored image when there is one, else from
+    the pack of the model's files if they were packed."""
+    seat = current_seat()
+    if seat.weights.fill(model):
+        return
+    original(model, seat.weights.tensors() or weights, target_device)
+    seat.weights.loaded(model)
+
+
+_LOADER = "sglang.srt.model_loader.loader"
+HOOKS = (
+    Hook(
+        f"{_LOADER}._initialize_model",
+        Kind.AROUND,
+        construct,
+        ("model_config", "load_config", "quant_config"),
+        "parameters live in the device's account",
+    ),
+    Hook(
+        f"{_LOADER}.DefaultModelLoader.load_weights_and_postprocess",
+        Kind.AROUND,
+        load,
+        ("model", "weights", "target_device"),
+        "a stored image or a pack replaces reading safetensors",
+    ),
+)

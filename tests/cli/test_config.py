@@ -1,0 +1,61 @@
+"""``prism config``"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from click.testing import Result
+
+from prism.config.schema import shipped_schema
+
+Run = Callable[..., Result]
+
+
+@pytest.fixture
+def catalog(tmp_path: Path) -> Path:
+    file = tmp_path / "c.yaml"
+    file.write_text("models:\n  - {name: a, path: nowhere}\n")
+    return file
+
+
+def test_check(catalog: Path, prism: Run) -> None:
+    shown = prism("config", "check", str(catalog))
+    assert shown.exit_code == 0
+    assert "1 models" in shown.output
+    assert json.loads(prism("config", "check", "--json", str(catalog)).output)["ok"]
+
+
+def test_check_of_a_broken_catalog(catalog: Path, prism: Run) -> None:
+    catalog.write_text("models:\n  - {name: a, path: b}\npolcy: 1\n")
+    shown = prism("config", "check", str(catalog))
+    assert shown.exit_code == 1
+    assert f"{catalog}:3: polcy: is not a known key" in shown.output
+    found = json.loads(prism("config", "check", "--json", str(catalog)).output)
+    assert not found["ok"]
+    assert found["problems"][0]["where"] == f"{catalog}:3"
+    assert "policy" in found["problems"][0]["choices"]
+
+
+def test_check_of_model_files(catalog: Path, prism: Run) -> None:
+    shown = prism("config", "check", "--files", str(catalog))
+    assert shown.exit_code == 1
+    assert "does not exist" in shown.output
+
+
+def test_schema(prism: Run) -> None:
+    assert json.loads(prism("config", "schema").output) == shipped_schema()
+
+
+def test_diff(catalog: Path, tmp_path: Path, prism: Run) -> None:
+    new = tmp_path / "new.yaml"
+    new.write_text("models:\n  - {name: a, path: elsewhere}\n  - {name: b, path: b}\nserver: {port: 1}\n")
+    assert "+b, ~a(path); needs a restart: server.port" in prism("config", "diff", str(catalog), str(new)).output
+    found = json.loads(prism("config", "diff", "--json", str(catalog), str(new)).output)
+    assert (found["added"], found["reactivate"], found["needs_restart"]) == (["b"], ["a"], ["server.port"])
+    new.write_text("models: 3\n")
+    broken = prism("config", "diff", str(catalog), str(new))
+    assert broken.exit_code == 1
+    assert "must be a list" in broken.output

@@ -1,0 +1,171 @@
+"""Each verb asks the admin API for the right thing and prints it, for people and for programs."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from click.testing import Result
+
+from prism.cli.arriving import line
+from prism.cli.errors import Exit
+from prism.cli.ps import weights
+from tests.cli.conftest import COLD, DEVICE, MODEL, FakeServer
+
+Run = Callable[..., Result]
+
+
+def test_ls(server: FakeServer, prism: Run) -> None:
+    server.answers["GET /admin/models"] = {"models": [MODEL, COLD]}
+    shown = prism("ls")
+    assert shown.exit_code == 0
+    for part in ("org/chat (pinned)", "ready", "500ms", "50ms", "3.0 GiB", "cold", "inactive"):
+        assert part in shown.output
+    assert "cold" not in prism("ls", "--state", "ready").output
+    assert [model["name"] for model in json.loads(prism("ls", "--json").output)] == ["org/chat", "cold"]
+
+
+def test_ps(server: FakeServer, prism: Run) -> None:
+    waiting = {**COLD, "name": "wanted", "state": "loading", "waiting": 7}
+    server.answers["GET /admin/models"] = {"models": [MODEL, COLD, waiting]}
+    shown = prism("ps").output
+    for part in ("MODEL", "org/chat", "local/host:0", "3.0 GiB", "256.0 MiB", "97.5%", "ago", "wanted", "loading", "7"):
+        assert part in shown
+    assert "cold" not in shown
+    assert len(json.loads(prism("ps", "--json").output)) == 2
+    server.answers["GET /admin/models"] = {"models": [COLD]}
+    assert "no model is loaded" in prism("ps").output
+
+
+def test_show(server: FakeServer, prism: Run) -> None:
+    decision = {"at_s": 1.0, "do": "Activate", "devices": ["local/host:0"], "reason": {"code": "demand", "waiting": 3}}
+    server.answers["GET /admin/models/org/chat"] = {**MODEL, "decisions": [decision]}
+    shown = prism("show", "org/chat")
+    for part in ("/models/chat", "500ms, met 97.5%", "4096 tokens", "1.25/s", "Activate", "demand (waiting=3)"):
+        assert part in shown.output
+    assert json.loads(prism("show", "org/chat", "--json").output)["context_tokens"] == 4096
+
+
+@pytest.mark.parametrize(
+    ("arguments", "call", "body", "said"),
+    [
+        (["load", "a"], "POST /admin/models/a/load", {"devices": []}, "a is ready after"),
+        (["load", "a", "--device", "host:1"], "POST /admin/models/a/load", {"devices": ["host:1"]}, "copy 120ms"),
+        (["unload", "a", "--carry"], "POST /admin/models/a/unload", {"devices": [], "carry": True}, "has left all"),
+        (["pin", "a"], "POST /admin/models/a/pin", {}, "is pinned"),
+        (["pin", "a", "--off"], "POST /admin/models/a/unpin", {}, "no longer pinned"),
+        (["drain", "d"], "POST /admin/drain", {"devices": ["d"], "carry": False}, "draining"),
+        (["drain", "d", "--off"], "POST /admin/undrain", {"devices": ["d"]}, "in use again"),
+        (["cancel", "req/1"], "POST /admin/requests/req%2F1/cancel", {}, "cancelled"),
+        (["reload"], "POST /admin/reload", {}, "+new; needs a restart: server.port"),
+    ],
+)
+def test_commands(
+    server: FakeServer, prism: Run, arguments: list[str], call: str, body: dict[str, Any], said: str
+) -> None:
+    reply = {"ok": True, "phases": {"copy": 0.12}, "summary": "+new; needs a restart: server.port"}
+    server.answers[call] = reply
+    shown = prism(*arguments)
+    assert shown.exit_code == 0, shown.output
+    assert [asked for asked in server.calls if not asked[0].startswith("GET")] == [(call, body)]
+    assert said in shown.output
+    assert json.loads(prism(*arguments, "--json").output) == reply
+
+
+def arriving(took_s: float | None = None) -> dict[str, Any]:
+    sources = {"a": [12, 12 << 20, 0.5], "c": [4, 4 << 20, 0.0]}
+    return {"session": "s", "bytes_done": 16 << 20, "bytes_all": 64 << 20, "sources": sources, "took_s": took_s}
+
+
+def test_load_to_many_says_what_came_from_where(server: FakeServer, prism: Run) -> None:
+    server.answers["GET /admin/models/m"] = {"replicas": []}
+    detail = {"state": "ready", "instances": 2, "wanted": 3, "failed": ["d: no memory"]}
+    server.answers["POST /admin/models/m/load"] = {"ok": True, "detail": detail}
+    shown = prism("load", "m", "--to", "3")
+    assert shown.exit_code == 1
+    assert ("POST /admin/models/m/load", {"instances": 3}) in server.calls
+    for part in ("m is on 2 of 3", "d: no memory", "no room for more"):
+        assert part in shown.output
+    assert prism("load", "m", "--to", "2", "--device", "d").exit_code == 2
+
+
+def test_how_weights_that_arrive_are_shown() -> None:
+    assert line("b", arriving(0.5)) == "b: 64.0 MiB in 500ms from a (12 pieces, 24.0 MiB/s), c (4 pieces)"
+    replica = {"state": "loading", "weight_bytes": 64 << 20, "arriving": arriving()}
+    assert weights(replica) == "16.0 MiB of 64.0 MiB"
+    assert weights({**replica, "arriving": arriving(1.0)}) == weights({**replica, "state": "ready"}) == "64.0 MiB"
+
+
+def test_plan(server: FakeServer, prism: Run) -> None:
+    stay = {"model": "a", "action": "stay", "current": ["d0"], "target": ["d0"], "reason": {"code": "stay"}}
+    move = {
+        "model": "b",
+        "action": "move",
+        "current": ["d0"],
+        "target": ["d1"],
+        "reason": {"code": "migration", "gain": 0.25},
+    }
+    server.answers["GET /admin/plan"] = {"at_s": 1, "policy": "prism", "decisions": [stay, move]}
+    shown = prism("plan").output
+    assert "migration (gain=0.25)" in shown and "d1" in shown
+    assert "stay" not in shown
+    assert "stay" in prism("plan", "--all").output
+    server.answers["GET /admin/plan"] = {"at_s": 1, "policy": "prism", "decisions": [stay]}
+    assert "nothing to do" in prism("plan").output
+    server.answers["GET /admin/snapshot"] = {"devices": [], "models": []}
+    assert json.loads(prism("plan", "--snapshot").output) == {"devices": [], "models": []}
+
+
+def test_top(server: FakeServer, prism: Run) -> None:
+    server.answers["GET /admin/models"] = {"models": [MODEL]}
+    server.answers["GET /admin/devices"] = {"devices": [DEVICE]}
+    shown = prism("top", "--once").output
+    assert "##################++...." in shown
+    for part in ("local/host:0", "3.2 GiB", "4.0 GiB", "1 parked", "org/chat"):
+        assert part in shown
+    assert json.loads(prism("top", "--once", "--json").output)["devices"] == [DEVICE]
+
+
+def error(message: str) -> dict[str, Any]:
+    return {"error": {"message": message, "type": "x", "param": None, "code": None}}
+
+
+@pytest.mark.parametrize(
+    ("answer", "code", "said"),
+    [
+        ((404, error("no model nope; did you mean one?")), Exit.FAILED, "did you mean one?"),
+        ((401, error("bad key")), Exit.UNAUTHORIZED, "--key"),
+        ((403, error("not an admin key")), Exit.UNAUTHORIZED, "not an admin key"),
+        ((502, b"<html>"), Exit.UNREACHABLE, "no answer of a Prism server"),
+        ((200, b"[]"), Exit.UNREACHABLE, "no answer of a Prism server"),
+        ((500, error("it broke")), Exit.FAILED, "it broke"),
+        ((500, b"Internal Server Error"), Exit.FAILED, "prism logs --level error"),
+    ],
+)
+def test_refusals_have_exit_codes(
+    server: FakeServer, prism: Run, answer: tuple[int, Any], code: Exit, said: str
+) -> None:
+    server.answers["GET /admin/models/nope"] = answer
+    shown = prism("show", "nope")
+    assert shown.exit_code == code
+    assert said in shown.output
+    assert "Traceback" not in shown.output
+
+
+def test_the_key_is_sent(server: FakeServer, prism: Run) -> None:
+    server.answers["GET /admin/models"] = {"models": []}
+    prism("ls", "--key", "one")
+    prism("ls", env={"PRISM_ADMIN_KEY": "two"})
+    prism("ls")
+    assert server.keys == ["Bearer one", "Bearer two", ""]
+
+
+def test_requests(server: FakeServer, prism: Run) -> None:
+    one = {"id": "r-1", "model": "a", "state": "scheduled", "device": "local/host:0", "waited_s": 0.25, "tokens": 7}
+    server.answers["GET /admin/requests"] = {"requests": [one, {**one, "id": "r-2", "model": "b"}]}
+    shown = prism("requests", "--model", "a").output
+    assert "r-1" in shown and "250ms" in shown and "r-2" not in shown
+    assert len(json.loads(prism("requests", "--json").output)) == 2
+    assert all(line == line.rstrip() for line in shown.splitlines())

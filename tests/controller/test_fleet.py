@@ -1,0 +1,284 @@
+"""The controller and several machines: who sends weights to whom, signs of death, queues of the dead, counted links."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from importlib.metadata import version
+from types import SimpleNamespace
+
+import msgspec
+
+from prism.controller.admin import Admin
+from prism.controller.distribution import RUNS_S, Distribution
+from prism.controller.nodes import BROKEN_AFTER_S, LOST_AFTER_S, Nodes
+from prism.controller.rescue import FORGET_S, Rescue
+from prism.controller.transfers import Transfers
+from prism.core.effects import Activate
+from prism.core.events import DeviceReport, NodeJoined, NodeLost, OperatorDrain
+from prism.core.ids import DeviceId, Generation, ModelName, NodeId
+from prism.core.reasons import ReasonCode, because
+from prism.core.specs import ModelShape, ModelSpec
+from prism.engine.images import layout_name
+from prism.obs import names
+from prism.obs.metrics import Metrics
+from prism.store.connect import open_store
+from prism.store.values import AgentRecord
+from prism.weights.session import NodePlan
+from prism.wire import keys
+from prism.wire.messages import (
+    AgentReport,
+    ArrivalReport,
+    DeviceState,
+    Distribute,
+    PackReport,
+    Submission,
+    decode,
+    encode,
+)
+
+M, MARK = ModelName("m"), "0123abcd"
+SPEC = ModelSpec(M, "/m", 1.0, 0.1, 1 << 20, ModelShape(1, 8, 1, 1, 8, 16, 10), 128)
+KNOWN = {M: (SPEC, MARK)}
+LAYOUT = layout_name(version("sglang"), 1, 0, "auto")
+
+
+def report(node: str, *, held: str = "", network: bool = True, **more: object) -> AgentReport:
+    """``held``: "memory", "disk" or nothing."""
+    packs = [PackReport(model=MARK, layout=LAYOUT, nbytes=1 << 20, in_memory=held == "memory")] if held else []
+    device = DeviceState(id=f"{node}/host:0", kind="host", domain="", capacity_bytes=1000, free_bytes=600)
+    return AgentReport(
+        node=node,
+        incarnation="one",
+        mailbox=f"tcp://{node}:1",
+        devices=[device],
+        instances=[],
+        weights=f"{node}:2" if network else "",
+        packs=packs,
+        **more,  # type: ignore[arg-type]
+    )
+
+
+def fleet(*reports: AgentReport) -> tuple[Nodes, Distribution]:
+    nodes = Nodes()
+    for one in reports:
+        nodes.report(one, 0.0)
+    return nodes, Distribution(nodes)
+
+
+def activate(node: str, generation: int) -> Activate:
+    device = DeviceId(f"{node}/host:0")
+    return Activate(M, (device,), Generation(generation), because(ReasonCode.OPERATOR))
+
+
+def parts(raw: tuple[bytes, ...]) -> list[NodePlan]:
+    return [msgspec.msgpack.decode(part, type=NodePlan) for part in raw]
+
+
+# --- weights ---
+
+
+def test_one_multicast_for_all_that_lack_the_model() -> None:
+    _, distribution = fleet(report("a", held="memory"), report("b"), report("c"), report("d"))
+    orders = [activate(node, i) for i, node in enumerate("bcd")]
+    supplies, sends = distribution.supply(orders, KNOWN, 0.0)
+    plans = [parts(supplies[M, Generation(i)].parts)[0] for i in range(3)]
+    assert {p.session for p in plans} == {plans[0].session}
+    assert [p.node for p in plans] == ["b", "c", "d"]
+    assert all(p.sources == ("a",) and p.receives for p in plans)
+    assert [mailbox for mailbox, _ in sends] == ["tcp://a:1"]
+    assert isinstance(sends[0][1], Distribute) and parts((sends[0][1].part,))[0].node == "a"
+    assert supplies[M, Generation(0)].peers == {"a": "a:2", "c": "c:2", "d": "d:2"}
+    assert supplies[M, Generation(0)].mark == MARK
+
+
+def test_what_is_in_memory_here_comes_from_nowhere_else() -> None:
+    _, distribution = fleet(report("a", held="memory"), report("b", held="memory"))
+    supplies, sends = distribution.supply([activate("b", 1)], KNOWN, 0.0)
+    assert supplies[M, Generation(1)].parts == () and not sends
+
+
+def test_a_pack_on_disk_gives_way_only_to_a_network_known_to_be_faster() -> None:
+    def from_network(disk_bytes_s: float, link_bytes_s: float) -> bool:
+        rates = {"disk_bytes_s": disk_bytes_s, "link_bytes_s": link_bytes_s}
+        _, distribution = fleet(report("a", held="memory"), report("b", held="disk", **rates))
+        return bool(distribution.supply([activate("b", 1)], KNOWN, 0.0)[0][M, Generation(1)].parts)
+
+    assert not from_network(0.0, 0.0)
+    assert not from_network(2e9, 1e9)
+    assert not from_network(0.0, 1e9)
+    assert from_network(1e9, 2e9)
+
+
+def test_nobody_has_it_and_one_machine_alone() -> None:
+    _, distribution = fleet(report("a"), report("b"))
+    assert distribution.supply([activate("b", 1)], KNOWN, 0.0)[0][M, Generation(1)].parts == ()
+    _, distribution = fleet(report("a", held="memory", network=False))
+    assert distribution.supply([activate("a", 1)], KNOWN, 0.0)[0][M, Generation(1)].peers == {}
+
+
+def test_memory_is_the_better_source_and_unknown_weights_are_left_alone() -> None:
+    _, distribution = fleet(report("a", held="disk"), report("b", held="memory"), report("c"))
+    supplies, _ = distribution.supply([activate("c", 1)], KNOWN, 0.0)
+    assert parts(supplies[M, Generation(1)].parts)[0].sources == ("b",)
+    supplies, _ = distribution.supply([activate("c", 2)], {M: (SPEC, "")}, 0.0)
+    assert supplies[M, Generation(2)].parts == ()
+
+
+def test_settings_that_no_engine_takes_are_the_engines_to_refuse() -> None:
+    _, distribution = fleet(report("a", held="memory"), report("b"))
+    wrong = {M: (replace(SPEC, engine_args=(("tp_size", 2),)), MARK)}
+    assert distribution.supply([activate("b", 1)], wrong, 0.0)[0][M, Generation(1)].parts == ()
+
+
+def test_who_comes_later_joins_what_runs_and_a_multicast_ends() -> None:
+    nodes, distribution = fleet(report("a", held="memory"), report("b"), report("c"))
+    first = parts(distribution.supply([activate("b", 1)], KNOWN, 0.0)[0][M, Generation(1)].parts)[0]
+    late = parts(distribution.supply([activate("c", 2)], KNOWN, 1.0)[0][M, Generation(2)].parts)[0]
+    assert late.session == first.session and late.receives == () and set(late.addresses) == {"a", "b", "c"}
+    nodes.report(report("b"), 2.0)
+    much_later_s = 1.0 + RUNS_S + 0.1
+    again = parts(distribution.supply([activate("b", 3)], KNOWN, much_later_s)[0][M, Generation(3)].parts)[0]
+    assert again.session != first.session
+
+
+# --- coming and going ---
+
+
+def kinds(events: list) -> list[type]:
+    return [type(e) for e in events]
+
+
+def test_a_broken_connection_shortens_the_wait_for_a_silent_machine() -> None:
+    nodes, _ = fleet(report("a"), report("b"))
+    broken = {"tcp://b:1"}.__contains__
+    assert nodes.silent(BROKEN_AFTER_S, broken) == []
+    assert nodes.silent(BROKEN_AFTER_S + 0.1, broken) == [NodeLost(NodeId("b"))]
+    assert nodes.silent(LOST_AFTER_S + 0.1) == [NodeLost(NodeId("a"))]
+
+
+def test_a_leaving_machine_is_drained_once_and_then_lost() -> None:
+    nodes, _ = fleet(report("b"))
+    assert kinds(nodes.report(report("b", leaving=True), 1.0)) == [DeviceReport, OperatorDrain]
+    assert kinds(nodes.report(report("b", leaving=True), 2.0)) == [DeviceReport]
+    assert nodes.report(report("b", left=True), 3.0) == [NodeLost(NodeId("b"))]
+    assert nodes.report(report("b", left=True), 3.1) == []
+    assert kinds(nodes.report(report("b"), 4.0)) == [NodeJoined, DeviceReport]
+
+
+# --- queues of the dead ---
+
+
+async def submit(store: object, queue: str, name: str) -> None:
+    submission = Submission(
+        id=name,
+        model=M,
+        front="ipc:///f",
+        arrival_s=0.0,
+        prompt_tokens=1,
+        max_new_tokens=1,
+        slo_ttft_s=1.0,
+        slo_tpot_s=1.0,
+        max_wait_s=1.0,
+        late="serve",
+        payload=b"",
+    )
+    await store.add(queue, name, encode(submission))  # type: ignore[attr-defined]
+
+
+def record(node: str, seen_s: float) -> AgentRecord:
+    return AgentRecord(node=NodeId(node), mailbox="tcp://x:1", devices=[DeviceId(f"{node}/host:0")], seen_s=seen_s)
+
+
+async def test_requests_of_a_lost_machine_go_to_the_inactive_queue() -> None:
+    store = open_store("memory://")
+    queue = keys.device_queue("b/host:0")
+    await submit(store, queue, "read")
+    await store.read_new([queue], "agent-b", 10, 0.0)
+    await submit(store, queue, "unread")
+    nodes, _ = fleet(report("a"), report("b"))
+    rescue = Rescue(store, "controller")
+    await rescue.look(nodes, 0.0)
+    assert await store.lengths([queue]) == [2]
+    nodes.silent(LOST_AFTER_S + 1)
+    nodes.report(report("a"), LOST_AFTER_S + 1)
+    await rescue.look(nodes, LOST_AFTER_S + 1)
+    assert await store.lengths([queue, keys.INACTIVE_QUEUE]) == [0, 2]
+    entries = await store.read_new([keys.INACTIVE_QUEUE], "controller", 10, 0.0)
+    assert {decode(e.data).hops for e in entries} == {1}  # type: ignore[union-attr]
+
+
+async def test_a_new_controller_rescues_what_nobody_has_announced_for_long() -> None:
+    """By its own clock: the machine's may be wrong by hours."""
+    store = open_store("memory://")
+    queue = keys.device_queue("b/host:0")
+    await submit(store, queue, "r")
+    await store.announce_agent(record("b", 9e9))
+    rescue, nobody = Rescue(store, "controller"), Nodes()
+    for now_s in (0.0, LOST_AFTER_S / 2, LOST_AFTER_S):
+        await rescue.look(nobody, now_s)
+    assert await store.lengths([queue]) == [1]
+    await store.announce_agent(record("b", 9e9 + 1))  # it lives, its report has not come yet
+    await rescue.look(nobody, LOST_AFTER_S + 1)
+    assert await store.lengths([queue]) == [1]
+    await rescue.look(nobody, 2 * LOST_AFTER_S + 2)
+    assert await store.lengths([queue, keys.INACTIVE_QUEUE]) == [0, 1]
+    await rescue.look(nobody, 2 * LOST_AFTER_S + FORGET_S)
+    assert await store.agents() == []
+
+
+# --- metrics ---
+
+
+class Counted(Metrics):
+    def __init__(self) -> None:
+        self.values: dict[tuple[str, ...], float] = {}
+
+    def inc(self, metric: object, amount: float = 1.0, **labels: str) -> None:
+        key = (metric.name, *labels.values())  # type: ignore[attr-defined]
+        self.values[key] = self.values.get(key, 0.0) + amount
+
+    def set(self, metric: object, value: float, **labels: str) -> None:
+        self.values[(metric.name, *labels.values())] = value  # type: ignore[attr-defined]
+
+
+def test_links_are_counted_once_however_often_they_are_reported() -> None:
+    metrics = Counted()
+    transfers = Transfers(metrics)
+
+    def arrival(pieces: int, nbytes: int, seconds: float, took_s: float | None = None) -> AgentReport:
+        one = ArrivalReport(
+            session="s",
+            model=M,
+            mark=MARK,
+            layout=LAYOUT,
+            bytes_all=100,
+            bytes_done=nbytes,
+            pieces_all=4,
+            pieces_done=pieces,
+            sources={"a": (pieces, nbytes, seconds)},
+            took_s=took_s,
+        )
+        return report("b", arriving=[one])
+
+    for one in (arrival(1, 25, 1.0), arrival(1, 25, 1.0), arrival(4, 100, 2.5, 2.5), arrival(4, 100, 2.5, 2.5)):
+        transfers.reported(one)
+    transfers.reported(report("b"))
+    assert metrics.values == {
+        (names.WEIGHT_BLOCKS.name, "a", "b"): 4.0,
+        (names.WEIGHT_BYTES.name, "a", "b"): 100.0,
+        (names.LINK_RATE.name, "a", "b"): 50.0,
+        (names.WEIGHT_ARRIVALS.name, "b", "ok"): 1.0,
+    }
+
+
+# --- what operators see ---
+
+
+def test_which_machines_have_a_models_weights() -> None:
+    nodes, _ = fleet(report("a", held="memory"), report("b", held="disk"), report("c"))
+    models = SimpleNamespace(
+        catalog=SimpleNamespace(models=[SimpleNamespace(name="m"), SimpleNamespace(name="cold")]),
+        mark={M: MARK}.get,
+    )
+    controller = SimpleNamespace(nodes=nodes, models=models)
+    assert Admin(controller)._held() == {"m": {"a": "memory", "b": "disk"}}  # type: ignore[arg-type]

@@ -1,0 +1,221 @@
+"""The controller's parts: the fleet, the inactive queue, orders, placement."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from prism.controller.inactive import InactiveQueue, Refusal
+from prism.controller.nodes import LOST_AFTER_S, Nodes
+from prism.controller.orders import REPEAT_S, Orders
+from prism.controller.placement import Placement
+from prism.core.effects import Activate, Deactivate
+from prism.core.events import (
+    ActivationError,
+    ActivationFailed,
+    ActivationFinished,
+    DeactivationFinished,
+    DeviceReport,
+    InstanceFound,
+    InstanceLost,
+    NodeJoined,
+    NodeLost,
+)
+from prism.core.ids import DeviceId, Generation, ModelName, NodeId
+from prism.core.reasons import ReasonCode, because
+from prism.core.specs import ModelShape, ModelSpec
+from prism.store.connect import open_store
+from prism.store.ledger import Ledger
+from prism.wire import keys
+from prism.wire.messages import (
+    AgentReport,
+    CommandResult,
+    DeviceState,
+    Failed,
+    InstanceReport,
+    Message,
+    Submission,
+    encode,
+)
+
+M, D = ModelName("m"), DeviceId("n1/host:0")
+SPEC = ModelSpec(M, "/m", 1.0, 0.1, 100, ModelShape(1, 8, 1, 1, 8, 16, 10), 128)
+REASON = because(ReasonCode.DEMAND)
+
+
+@dataclass
+class Outbox:
+    sent: list[tuple[str, Message]] = field(default_factory=list)
+
+    def send(self, address: str, message: Message) -> bool:
+        self.sent.append((address, message))
+        return True
+
+
+def report(*instances: InstanceReport, incarnation: str = "one") -> AgentReport:
+    devices = [DeviceState(id=D, kind="host", domain="", capacity_bytes=1000, free_bytes=600)]
+    return AgentReport(
+        node="n1", incarnation=incarnation, mailbox="ipc:///a", devices=devices, instances=list(instances)
+    )
+
+
+def instance(state: str, generation: int = 1) -> InstanceReport:
+    return InstanceReport(model=M, generation=generation, devices=[D], state=state, weight_bytes=100, running=2)
+
+
+def kinds(events: list) -> list[type]:
+    return [type(e) for e in events]
+
+
+def test_a_new_node_joins_with_what_it_serves() -> None:
+    events = Nodes().report(report(instance("active"), instance("activating", 2)), 0.0)
+    assert kinds(events) == [NodeJoined, InstanceFound, DeviceReport]
+    loads = events[-1].models
+    assert [(x.generation, x.running) for x in loads] == [(1, 2), (2, 2)]
+
+
+def test_an_instance_that_vanishes_from_the_reports_is_lost_once() -> None:
+    nodes = Nodes()
+    nodes.report(report(instance("active")), 0.0)
+    assert kinds(nodes.report(report(), 1.0)) == [InstanceLost, DeviceReport]
+    assert kinds(nodes.report(report(), 2.0)) == [DeviceReport]
+
+
+def test_a_failed_activation_is_no_loss() -> None:
+    nodes = Nodes()
+    nodes.report(report(instance("activating")), 0.0)
+    assert kinds(nodes.report(report(), 1.0)) == [DeviceReport]
+
+
+def test_a_restarted_agent_has_lost_everything_before_it_joins_again() -> None:
+    nodes = Nodes()
+    nodes.report(report(instance("active")), 0.0)
+    assert kinds(nodes.report(report(incarnation="two"), 1.0)) == [NodeLost, NodeJoined, DeviceReport]
+
+
+def test_a_silent_node_is_lost_and_its_mailbox_forgotten() -> None:
+    nodes = Nodes()
+    nodes.report(report(), 0.0)
+    assert nodes.mailbox_of(D) == "ipc:///a"
+    assert nodes.silent(LOST_AFTER_S) == []
+    assert nodes.silent(LOST_AFTER_S + 0.1) == [NodeLost(NodeId("n1"))]
+    assert nodes.mailbox_of(D) is None
+
+
+def test_orders_are_repeated_until_answered_and_answered_once() -> None:
+    outbox = Outbox()
+    orders = Orders(outbox, "ipc:///c")  # type: ignore[arg-type]
+    orders.send(Activate(M, (D,), Generation(4), REASON), SPEC, "ipc:///a", 0.0)
+    orders.repeat(REPEAT_S / 2)
+    assert len(outbox.sent) == 1
+    orders.repeat(REPEAT_S)
+    (_, first), (_, second) = outbox.sent
+    assert first == second
+    result = CommandResult(command=first.command, ok=True, phases={"total": 0.2})  # type: ignore[attr-defined]
+    assert orders.answer(result, 1.0) == (ActivationFinished(M, Generation(4), 0.2), result)
+    assert orders.answer(result, 1.0) is None
+    orders.repeat(100.0)
+    assert len(outbox.sent) == 2
+
+
+def test_answers_say_why_an_activation_failed() -> None:
+    outbox = Outbox()
+    orders = Orders(outbox, "ipc:///c")  # type: ignore[arg-type]
+    for error, expected in (("no_memory", ActivationError.NO_MEMORY), ("internal", ActivationError.ENGINE_DIED)):
+        orders.send(Activate(M, (D,), Generation(1), REASON), SPEC, "ipc:///a", 0.0)
+        command = outbox.sent[-1][1].command  # type: ignore[attr-defined]
+        answer = orders.answer(CommandResult(command=command, ok=False, error=error, detail={"detail": "x"}), 1.0)
+        assert answer is not None and answer[0] == ActivationFailed(M, Generation(1), expected, "x")
+
+
+def test_orders_to_a_lost_node_end() -> None:
+    outbox = Outbox()
+    orders = Orders(outbox, "ipc:///c")  # type: ignore[arg-type]
+    orders.send(Deactivate(M, (D,), Generation(1), False, REASON), None, "ipc:///a", 0.0)
+    orders.node_lost(NodeId("n1"))
+    orders.repeat(100.0)
+    assert len(outbox.sent) == 1
+
+
+async def test_waiting_requests_are_moved_refused_or_cancelled() -> None:
+    store, outbox = open_store("memory://"), Outbox()
+    ledger = Ledger(store, "c")
+    queue = InactiveQueue(ledger, outbox)  # type: ignore[arg-type]
+    for id in ("a", "b", "c", "d"):
+        await store.add(keys.INACTIVE_QUEUE, id, encode(submission(id)))
+    for entry in await store.read_new([keys.INACTIVE_QUEUE], "c", 10, 0):
+        state = queue.add(entry, entry.submission)
+    assert (state.count, state.tokens, state.oldest_arrival_s, state.tightest_deadline_s) == (4, 40, 5.0, 6.0)
+    cancelled = queue.cancel("a")
+    assert cancelled is not None and cancelled.count == 3
+    assert queue.cancel("a") is None
+    assert queue.route(M, [D, DeviceId("n1/host:1")]).count == 0
+    await ledger.drain()
+    assert await store.lengths([keys.INACTIVE_QUEUE, keys.device_queue(D)]) == [0, 2]
+    moved = await store.read_new([keys.device_queue(D)], "x", 10, 0)
+    assert [e.submission.hops for e in moved] == [1, 1]
+    assert not outbox.sent
+
+
+async def test_refused_requests_get_an_error_and_leave_the_queue() -> None:
+    store, outbox = open_store("memory://"), Outbox()
+    ledger = Ledger(store, "c")
+    queue = InactiveQueue(ledger, outbox)  # type: ignore[arg-type]
+    await store.add(keys.INACTIVE_QUEUE, "a", encode(submission("a")))
+    (entry,) = await store.read_new([keys.INACTIVE_QUEUE], "c", 10, 0)
+    queue.add(entry, entry.submission)
+    assert queue.refuse(M, Refusal(503, "no_room", "no room", 3.0)).count == 0
+    await ledger.drain()
+    (_, failed) = outbox.sent[0]
+    assert isinstance(failed, Failed) and failed.retry_after_s == 3.0
+    assert await store.lengths([keys.INACTIVE_QUEUE]) == [0]
+
+
+async def test_only_the_oldest_or_the_overdue_are_refused_when_asked_so() -> None:
+    store, outbox = open_store("memory://"), Outbox()
+    queue = InactiveQueue(Ledger(store, "c"), outbox)  # type: ignore[arg-type]
+    for arrival_s in (1.0, 2.0, 3.0, 4.0):
+        await store.add(keys.INACTIVE_QUEUE, f"r{arrival_s:.0f}", encode(submission(f"r{arrival_s:.0f}", arrival_s)))
+    for entry in await store.read_new([keys.INACTIVE_QUEUE], "c", 10, 0):
+        queue.add(entry, entry.submission)
+    refusal = Refusal(429, "queue_full", "full", 1.0)
+    assert queue.refuse(M, refusal, keep=3).count == 3
+    assert queue.refuse(M, refusal, arrived_before_s=2.5).count == 1
+    assert [m.id for _, m in outbox.sent] == ["r4", "r1", "r2"]  # type: ignore[attr-defined]
+
+
+def submission(id: str, arrival_s: float = 5.0) -> Submission:
+    return Submission(
+        id=id,
+        model=M,
+        front="ipc:///f",
+        arrival_s=arrival_s,
+        prompt_tokens=10,
+        max_new_tokens=1,
+        slo_ttft_s=1.0,
+        slo_tpot_s=0.1,
+        max_wait_s=9.0,
+        late="serve",
+        payload=b"",
+    )
+
+
+def test_only_routed_instances_are_published_as_ready() -> None:
+    placement = Placement(open_store("memory://"))
+    placement.ordered(Activate(M, (D,), Generation(1), REASON), 0.0)
+    assert [r.state for r in placement.replicas(M)] == ["loading"]
+    placement.note(ActivationFinished(M, Generation(1), 0.1), 1.0)
+    assert [r.state for r in placement.replicas(M)] == ["draining"], "no route yet"
+    placement.route(M, (D,), 1.0)
+    assert [r.state for r in placement.replicas(M)] == ["ready"]
+    placement.ordered(Deactivate(M, (D,), Generation(1), False, REASON), 2.0)
+    assert placement.expects(InstanceLost(M, Generation(1)))
+    placement.note(DeactivationFinished(M, Generation(1)), 3.0)
+    assert placement.replicas(M) == []
+
+
+def test_a_lost_node_takes_its_instances_along() -> None:
+    placement = Placement(open_store("memory://"))
+    placement.note(InstanceFound(M, Generation(1), (D,)), 0.0)
+    placement.note(InstanceFound(M, Generation(2), (DeviceId("n2/host:0"),)), 0.0)
+    placement.note(NodeLost(NodeId("n1")), 1.0)
+    assert [r.generation for r in placement.replicas(M)] == [2]

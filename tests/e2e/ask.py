@@ -1,0 +1,34 @@
+"""A client that may run on another (virtual) host: streams one greedy completion and prints each piece as a JSON line.
+
+``python -m tests.e2e.ask URL MODEL PROMPT TOKENS``
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+
+import httpx
+
+
+def main() -> None:
+    url, model, prompt, tokens = sys.argv[1:]
+    body = {
+        "model": model,
+        "prompt": prompt,
+        "max_tokens": int(tokens),
+        "temperature": 0,
+        "stream": True,
+        "ignore_eos": True,
+    }
+    with httpx.stream("POST", f"{url}/v1/completions", json=body, timeout=120) as reply:
+        for line in reply.iter_lines():
+            if line.startswith("data: {"):
+                event = json.loads(line.removeprefix("data: "))
+                text = event["choices"][0]["text"] if event.get("choices") else ""
+                print(json.dumps({"text": text, "error": event.get("error")}), flush=True)
+    print(json.dumps({"status": reply.status_code}), flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,150 @@
+"""A prism-serve and some prism-nodes as processes of their own, all on loopback or each on a host of its own."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from .server import REPO, free_port
+
+PRISM = [sys.executable, "-m", "prism.cli.main"]
+
+
+@dataclass(frozen=True)
+class Host:
+    """Where processes run: behind which command, under which address."""
+
+    prefix: tuple[str, ...] = ()
+    ip: str = "127.0.0.1"
+
+
+def until(condition: Callable[[], Any], seconds: float, what: str) -> None:
+    give_up_s = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < give_up_s, f"{what} did not happen within {seconds} s"
+        time.sleep(0.05)
+
+
+@dataclass
+class Fleet:
+    """Started by :meth:`serve` and :meth:`join`; :meth:`stop` leaves nothing behind."""
+
+    folder: Path
+    hosts: Sequence[Host]
+    processes: dict[str, subprocess.Popen[bytes]] = field(default_factory=dict)
+    port: int = 0
+    store_port: int = 0
+
+    @property
+    def url(self) -> str:
+        return f"http://{self.hosts[0].ip}:{self.port}"
+
+    @property
+    def secret_file(self) -> Path:
+        return self.folder / "local" / "fleet.secret"
+
+    def begin_serving(self, catalog: dict[str, Any]) -> None:
+        self.port, self.store_port = free_port(), free_port()
+        file = self.folder / "catalog.yaml"
+        file.write_text(json.dumps(catalog))
+        ip = self.hosts[0].ip
+        options = ["--host", ip, "--port", str(self.port), "--fleet", f"{ip}:{self.store_port}"]
+        self._spawn("local", 0, [*PRISM, "serve", str(file), "--state-dir", str(self.folder / "local"), *options])
+        until(self.secret_file.exists, 60, "the secret")
+        time.sleep(1.0)
+
+    def begin_joining(self, name: str, host: int, *, hide: Path | None = None, secret: Path | None = None) -> None:
+        """``hide``: this folder does not exist on that machine (needs root)."""
+        command = [
+            *[*PRISM, "node", "--redis-url", f"redis://{self.hosts[0].ip}:{self.store_port}"],
+            *["--secret-file", str(secret or self.secret_file), "--listen", self.hosts[host].ip, "--name", name],
+            *["--device", "host:0=32MiB", "--state-dir", str(self.folder / name)],
+        ]
+        if hide is not None:
+            covered = f'mount -t tmpfs none {hide} && exec "$@"'
+            command = ["unshare", "--mount", "sh", "-c", covered, "sh", *command]
+        self._spawn(name, host, command)
+
+    def ready(self, *names: str) -> None:
+        for name in names:
+            word = "ready" if name == "local" else "part of the fleet"
+            until(lambda n=name, w=word: self._says(n, w), 240, f"{name} being ready")  # type: ignore[misc]
+
+    def _says(self, name: str, word: str) -> bool:
+        assert self.processes[name].poll() is None, f"{name} ended:\n{self.output(name)}"
+        return word in self.output(name)
+
+    def output(self, name: str) -> str:
+        return (self.folder / f"{name}.txt").read_text()
+
+    def _spawn(self, name: str, host: int, command: list[str]) -> None:
+        with (self.folder / f"{name}.txt").open("wb") as out:
+            environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+            self.processes[name] = subprocess.Popen(
+                [*self.hosts[host].prefix, *command], stdout=out, stderr=out, cwd=REPO, env=environment
+            )
+
+    def prism(self, *arguments: str, ok: bool = True) -> subprocess.CompletedProcess[str]:
+        """One command of the operator, on the server's host."""
+        command = [*self.hosts[0].prefix, *PRISM, *arguments, "--state-dir", str(self.folder / "local")]
+        done = subprocess.run(command, capture_output=True, text=True, cwd=REPO, timeout=180, check=False)
+        assert not ok or done.returncode == 0, done.stderr
+        return done
+
+    def replicas(self, model: str) -> list[dict[str, Any]]:
+        shown = json.loads(self.prism("show", model, "--json").stdout)
+        return [r for r in shown["replicas"] if r["state"] == "ready"]
+
+    def ask(self, model: str, prompt: str, tokens: int, at: Callable[[int], object] = lambda pieces: None) -> str:
+        """A streamed greedy completion; ``at`` hears how many pieces have come."""
+        command = [sys.executable, "-m", "tests.e2e.ask", self.url, model, prompt, str(tokens)]
+        pieces: list[str] = []
+        with subprocess.Popen([*self.hosts[0].prefix, *command], stdout=subprocess.PIPE, text=True, cwd=REPO) as client:
+            assert client.stdout is not None
+            for line in client.stdout:
+                message = json.loads(line)
+                if "status" in message:
+                    assert message["status"] == 200
+                    break
+                assert message["error"] is None, message
+                pieces.append(message["text"])
+                at(len(pieces))
+        return "".join(pieces)
+
+    def kill(self, name: str) -> None:
+        """kill -9 of the machine: all of its processes."""
+        for process in self._family(name):
+            with suppress(psutil.NoSuchProcess):
+                process.kill()
+        self.processes.pop(name).wait(10)
+
+    def leave(self, name: str) -> None:
+        """SIGTERM, and its end; no process is left of it."""
+        family = self._family(name)
+        os.kill(self._leader(name), signal.SIGTERM)
+        assert self.processes.pop(name).wait(120) == 0
+        _, alive = psutil.wait_procs(family, timeout=10)
+        assert not alive
+
+    def stop(self) -> None:
+        for name in [n for n in self.processes if n != "local"] + ["local"] * ("local" in self.processes):
+            self.leave(name)
+
+    def _family(self, name: str) -> list[psutil.Process]:
+        root = psutil.Process(self.processes[name].pid)
+        return [root, *root.children(recursive=True)]
+
+    def _leader(self, name: str) -> int:
+        """The program behind ``ip netns exec`` or ``unshare``, which replace themselves: the process itself."""
+        return self.processes[name].pid

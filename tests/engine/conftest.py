@@ -1,0 +1,57 @@
+"""One zygote and one set of demo models for all engine tests; each test has its own pool, devices and front door."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.engine.rig import Rig
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+@pytest.fixture(scope="session")
+def demo_models(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Folder with the demo models (``PRISM_TEST_MODELS`` names one that exists already)."""
+    if given := os.environ.get("PRISM_TEST_MODELS"):
+        return Path(given)
+    folder = tmp_path_factory.mktemp("models")
+    subprocess.run([sys.executable, str(ROOT / "scripts" / "make_demo_models.py"), str(folder)], check=True)
+    return folder
+
+
+@pytest.fixture(scope="session")
+def zygote() -> Iterator[Path]:
+    """Socket of a warm zygote that all tests share (``PRISM_TEST_ZYGOTE`` names one that runs already)."""
+    if given := os.environ.get("PRISM_TEST_ZYGOTE"):
+        yield Path(given)
+        return
+    folder = Path(tempfile.mkdtemp(prefix="prism-z-"))
+    path = folder / "zygote.sock"
+    command = [sys.executable, "-m", "prism.engine.zygote", "--socket", str(path), "--parent-pid", str(os.getpid())]
+    with (folder / "log").open("wb") as log:
+        process = subprocess.Popen(command, stdout=log, stderr=log, cwd=ROOT)
+    yield path
+    process.kill()
+    process.wait()
+    shutil.rmtree(folder)
+
+
+@pytest.fixture
+async def rig(zygote: Path, demo_models: Path) -> AsyncIterator[Rig]:
+    """Two virtual devices of 128 MiB with an engine pool, and a front door's mailbox."""
+    folder = Path(tempfile.mkdtemp(prefix="prism-e-"))
+    rig = Rig(folder, demo_models, zygote)
+    await rig.start()
+    try:
+        yield rig
+    finally:
+        await rig.close()
+        shutil.rmtree(folder)

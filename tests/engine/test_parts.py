@@ -1,0 +1,93 @@
+"""Small parts: the driver stand-in, engine arguments, diagnoses, the request tracker."""
+
+from __future__ import annotations
+
+import ctypes
+import dataclasses
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from prism.core.errors import InvalidValue
+from prism.core.ids import ModelName
+from prism.core.specs import DeviceKind, ModelShape, ModelSpec
+from prism.engine import cuda_stub
+from prism.engine.diagnosis import diagnose
+from prism.engine.errors import ActivationCause, EngineSetupError
+from prism.engine.gpu import mps_remark
+from prism.engine.sglang_args import server_arguments, stored_dtype
+from prism.memory.errors import LimitExceeded, OutOfMemory
+
+SHAPE = ModelShape(layers=1, hidden=1, heads=1, kv_heads=1, head_dim=1, intermediate=1, vocab=1)
+
+
+def spec(path: Path, **changes: Any) -> ModelSpec:
+    made = ModelSpec(ModelName("m"), str(path), 1.0, 0.1, 100, SHAPE, 512)
+    return dataclasses.replace(made, **changes)
+
+
+def test_the_stub_builds_and_answers(tmp_path: Path) -> None:
+    path = tmp_path / "deep" / "libcuda.so.1"
+    cuda_stub.build(path)
+    cuda_stub.build(path)
+    assert ctypes.CDLL(str(path)).cuPointerGetAttribute() == 100
+
+
+def test_no_compiler_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(EngineSetupError, match="C compiler"):
+        cuda_stub.build(tmp_path / "libcuda.so.1")
+
+
+@pytest.mark.parametrize("kind", list(DeviceKind))
+def test_arguments_keep_the_stored_dtype_and_the_catalogs_own(tmp_path: Path, kind: DeviceKind) -> None:
+    (tmp_path / "config.json").write_text(json.dumps({"dtype": "float32"}))
+    found = server_arguments(spec(tmp_path, engine_args=(("chunked_prefill_size", 512), ("x", (1, 2)))), kind)
+    assert found["dtype"] == "float32"
+    assert found["chunked_prefill_size"] == 512
+    assert found["x"] == [1, 2]
+    assert found["context_length"] == 512
+    assert found["page_size"] == 1
+    json.dumps(found)
+
+
+def test_arguments_of_prisms_own_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(InvalidValue, match=r"models\.m\.engine_args\.page_size"):
+        server_arguments(spec(tmp_path, engine_args=(("page_size", 16),)), DeviceKind.HOST)
+
+
+@pytest.mark.parametrize("text", ["", "[]", "{not", '{"dtype": "int3"}'])
+def test_an_unreadable_dtype_is_left_to_sglang(tmp_path: Path, text: str) -> None:
+    (tmp_path / "config.json").write_text(text)
+    assert stored_dtype(tmp_path) is None
+
+
+@pytest.mark.parametrize(
+    ("error", "cause"),
+    [
+        (OutOfMemory("no"), ActivationCause.OUT_OF_MEMORY),
+        (LimitExceeded("no"), ActivationCause.OUT_OF_MEMORY),
+        (FileNotFoundError("x"), ActivationCause.MISSING),
+        (RuntimeError("Cannot find any model weights with `x`"), ActivationCause.MISSING),
+        (ValueError("Model architectures ['X'] are not supported for now."), ActivationCause.UNSUPPORTED),
+        (RuntimeError("The size of tensor a (1) must match the size of tensor b (2)"), ActivationCause.CORRUPT),
+        (json.JSONDecodeError("x", "y", 0), ActivationCause.CORRUPT),
+        (ZeroDivisionError("x"), ActivationCause.INTERNAL),
+    ],
+)
+def test_diagnoses(error: Exception, cause: ActivationCause) -> None:
+    assert diagnose(error)[0] == cause.value
+    try:
+        raise RuntimeError("while loading") from error
+    except RuntimeError as wrapped:
+        if cause is not ActivationCause.INTERNAL:
+            assert diagnose(wrapped)[0] == cause.value
+
+
+def test_mps_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CUDA_MPS_PIPE_DIRECTORY", str(tmp_path))
+    assert "not running" in mps_remark()
+    (tmp_path / "control").touch()
+    assert "side by side" in mps_remark()

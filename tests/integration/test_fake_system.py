@@ -1,0 +1,98 @@
+"""The control plane end to end on fake engines: cold start, sharing, eviction, deaths in mid-answer."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from pathlib import Path
+
+from prism.engine.fake import FakePool
+
+from .fake_system import MIB, SPEED, Answer, System, fake_system, model, start_agent
+
+
+async def ended(*answers: Answer, seconds: float = 20.0) -> None:
+    async with asyncio.timeout(seconds):
+        for answer in answers:
+            await answer.ended.wait()
+
+
+def whole(answer: Answer) -> bool:
+    return answer.failed is None and answer.tokens == answer.expected
+
+
+async def test_a_cold_model_wakes_and_answers(tmp_path: Path) -> None:
+    async with fake_system(tmp_path, [model("a")]) as system:
+        answer = await system.front.ask("a")
+        await ended(answer)
+        assert whole(answer)
+        await system.empty()
+
+
+async def test_more_models_than_fit_take_turns_and_nobody_is_lost(tmp_path: Path) -> None:
+    specs = [model(f"m{i}", 60 * MIB) for i in range(6)]  # two fit
+    async with fake_system(tmp_path, specs) as system:
+        answers = [await system.front.ask(f"m{i % 6}", 5) for i in range(60)]
+        await ended(*answers)
+        assert all(whole(a) for a in answers)
+        await system.empty()
+
+
+async def test_an_engine_that_dies_in_mid_answer_costs_no_token(tmp_path: Path) -> None:
+    async with fake_system(tmp_path, [model("a")]) as system:
+        answers = [await system.front.ask("a", 100) for _ in range(8)]
+        await some_tokens(answers)
+        system.engines("a")[0].kill()
+        await ended(*answers)
+        assert all(whole(a) for a in answers)
+        await system.empty()
+
+
+async def test_an_agent_that_dies_is_replaced_and_its_requests_go_on(tmp_path: Path) -> None:
+    async with fake_system(tmp_path, [model("a"), model("b")]) as system:
+        answers = [await system.front.ask("ab"[i % 2], 100) for i in range(8)]
+        await some_tokens(answers)
+        await replace_agent(system, tmp_path)
+        await ended(*answers)
+        assert all(whole(a) for a in answers)
+        await system.empty()
+
+
+async def test_random_deaths_under_load_lose_nothing(tmp_path: Path) -> None:
+    chance = random.Random(7)
+    specs = [model(f"m{i}", 45 * MIB) for i in range(5)]  # two per device
+    async with fake_system(tmp_path, specs) as system:
+        answers = []
+        for _ in range(40):
+            answers += [await system.front.ask(f"m{chance.randrange(5)}", chance.randrange(1, 60)) for _ in range(3)]
+            await asyncio.sleep(0.02)
+            living = [h for p in system.pools for h in p.handles if h.alive]
+            if living and chance.random() < 0.3:
+                chance.choice(living).kill()
+            if chance.random() < 0.05:
+                await replace_agent(system, tmp_path)
+        await ended(*answers, seconds=120.0)
+        broken = [(a.failed, a.attempt, a.wanted, len(a.tokens), a.finish) for a in answers if not whole(a)]
+        assert not broken
+        await system.empty()
+
+
+async def some_tokens(answers: list[Answer]) -> None:
+    async with asyncio.timeout(10):
+        while not all(len(a.tokens) > 5 for a in answers):
+            await asyncio.sleep(0.005)
+
+
+async def replace_agent(system: System, folder: Path) -> None:
+    """kill -9 of the agent with its engines, and the supervisor's restart."""
+    old = system.agents[-1]
+    for handle in system.pools[-1].handles:
+        handle.kill()
+    system.tasks["agent"].cancel()
+    await asyncio.gather(system.tasks["agent"], return_exceptions=True)
+    old.inbox.close()
+    pool = FakePool(SPEED)
+    agent = start_agent(system.store, folder, pool, "agent", len(system.agents))
+    system.pools.append(pool)
+    system.agents.append(agent)
+    system.tasks["agent"] = asyncio.create_task(agent.run())

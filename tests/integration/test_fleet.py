@@ -1,0 +1,150 @@
+"""Several machines on fake engines, their mailboxes on loopback with real keys: joining, leaving, dying."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+from prism.core.events import OperatorLoad
+from prism.core.ids import ModelName, NodeId
+from prism.engine.fake import FakePool
+from prism.node.agent import NodeAgent
+from prism.wire.secret import FleetSecret
+
+from .fake_system import MIB, SPEED, Answer, System, fake_system, model, start_agent
+
+KEYS = FleetSecret("the secret of these tests").mail_keys()
+A = ModelName("a")
+
+
+@asynccontextmanager
+async def fleet(folder: Path, *more: str, weight_bytes: int = 60 * MIB) -> AsyncIterator[System]:
+    """The machine "local" and those named, and a model that fits once on a device."""
+    async with fake_system(folder, [model("a", weight_bytes)], KEYS) as system:
+        for name in more:
+            join(system, folder, name)
+        async with asyncio.timeout(10):
+            while len(system.controller.nodes.all()) < 1 + len(more):
+                await asyncio.sleep(0.01)
+        yield system
+
+
+def join(system: System, folder: Path, name: str) -> NodeAgent:
+    pool = FakePool(SPEED, keys=KEYS)
+    agent = start_agent(system.store, folder, pool, name, len(system.agents), name, KEYS)
+    system.pools.append(pool)
+    system.agents.append(agent)
+    system.tasks[name] = asyncio.create_task(agent.run())
+    return agent
+
+
+async def ended(*answers: Answer, seconds: float = 30.0) -> None:
+    async with asyncio.timeout(seconds):
+        for answer in answers:
+            await answer.ended.wait()
+
+
+async def load_on(system: System, *devices: str) -> None:
+    await system.controller.admin._introduced(A)
+    system.controller.feed(OperatorLoad(A, tuple(devices)))  # type: ignore[arg-type]
+    async with asyncio.timeout(10):
+        while not system.controller.placement.route_of(A):
+            await asyncio.sleep(0.01)
+        await system.controller.placement.published()
+
+
+async def kill(system: System, name: str) -> None:
+    """The machine is gone: its engines, its agent, its connections. Nobody says goodbye."""
+    index = next(i for i, a in enumerate(system.agents) if a.node == name)
+    for handle in system.pools[index].handles:
+        handle._end()
+    system.tasks[name].cancel()
+    await asyncio.gather(system.tasks[name], return_exceptions=True)
+    system.agents[index].inbox.close()
+
+
+def whole(answer: Answer) -> bool:
+    return answer.failed is None and answer.tokens == answer.expected
+
+
+async def some_tokens(answers: list[Answer]) -> None:
+    async with asyncio.timeout(10):
+        while not all(len(a.tokens) > 5 for a in answers):
+            await asyncio.sleep(0.005)
+
+
+async def test_requests_are_answered_by_another_machine(tmp_path: Path) -> None:
+    async with fleet(tmp_path, "b") as system:
+        await load_on(system, "b/host:1")
+        answer = await system.front.ask("a")
+        await ended(answer)
+        assert whole(answer)
+        assert [h.devices for h in system.engines("a")] == [("b/host:1",)]
+        await system.empty()
+
+
+async def test_a_machine_that_dies_in_mid_answer_costs_no_token(tmp_path: Path) -> None:
+    async with fleet(tmp_path, "b") as system:
+        await load_on(system, "b/host:0")
+        answers = [await system.front.ask("a", 200) for _ in range(8)]
+        await some_tokens(answers)
+        await kill(system, "b")
+        unread = await system.front.ask("a")  # by a front door that does not know yet
+        await ended(*answers, unread)
+        assert all(whole(a) for a in [*answers, unread])
+        assert [n.id for n in system.controller.nodes.all()] == ["local"]
+        await system.empty()
+
+
+async def test_a_machine_that_leaves_hands_everything_over(tmp_path: Path) -> None:
+    async with fleet(tmp_path, "b") as system:
+        await load_on(system, "b/host:0")
+        answers = [await system.front.ask("a", 300) for _ in range(4)]
+        await some_tokens(answers)
+        leaving = system.agents[-1]
+        async with asyncio.timeout(20):
+            await leaving.leave()
+        assert not leaving.instances.all()
+        await ended(*answers)
+        assert all(whole(a) for a in answers)
+        async with asyncio.timeout(5):
+            while len(system.controller.nodes.all()) > 1:
+                await asyncio.sleep(0.01)
+        assert [r.node for r in await system.store.agents()] == [NodeId("local")]
+        await system.empty()
+
+
+async def test_a_machine_that_was_taken_for_dead_stops_what_runs_elsewhere(tmp_path: Path) -> None:
+    async with fleet(tmp_path, "b") as system:
+        await load_on(system, "b/host:0")
+        answers = [await system.front.ask("a", 400) for _ in range(3)]
+        await some_tokens(answers)
+        agent = system.agents[-1]
+        await system.controller.rescue._empty(agent.devices[0].id)  # as if it had been silent
+        await agent._keep(agent.devices[0].id, agent.shells[agent.devices[0].id])
+        await ended(*answers)
+        assert all(whole(a) for a in answers)
+        await system.empty()
+
+
+async def test_so_many_instances_as_asked_for_and_there_is_room(tmp_path: Path) -> None:
+    async with fleet(tmp_path, "b", "c") as system:
+        result = await system.controller.admin._load_many(A, 5, deadline_s=1e12)
+        assert (result["instances"], result["wanted"], result["failed"]) == (5, 5, [])
+        assert len({h.devices for h in system.engines("a")}) == 5
+        again = await system.controller.admin._load_many(A, 7, deadline_s=1e12)
+        assert again["instances"] == 6  # there are six devices
+        await asyncio.sleep(1.2)  # reports: what was asked for stays
+        assert len(system.engines("a")) == 6
+
+
+async def test_a_late_joiner_serves(tmp_path: Path) -> None:
+    async with fleet(tmp_path, weight_bytes=90 * MIB) as system:
+        assert (await system.controller.admin._load_many(A, 3, deadline_s=1e12))["instances"] == 2
+        join(system, tmp_path, "b")
+        async with asyncio.timeout(10):
+            while len(system.controller.nodes.all()) < 2:
+                await asyncio.sleep(0.01)
+        assert (await system.controller.admin._load_many(A, 3, deadline_s=1e12))["instances"] == 3

@@ -1,0 +1,118 @@
+"""Multicasts over real links between network namespaces: contents to the byte, through deaths, cuts and slow links.
+
+Nothing here asserts a speed; a bound that is promised (a dead node costs its detection once) has ample slack.
+"""
+
+from __future__ import annotations
+
+import signal
+import time
+from typing import Any
+
+import pytest
+
+from tests.net.cluster import Cluster
+
+pytestmark = [pytest.mark.net, pytest.mark.timeout(120)]
+NBYTES = 24 << 20
+BOUND_S = 20.0
+"""Far above what any of these takes, far below a hang."""
+
+
+def assert_complete(answers: dict[str, dict[str, Any]], digest: str) -> None:
+    for name, answer in answers.items():
+        assert answer.get("digest") == digest, (name, answer)
+
+
+@pytest.mark.parametrize("algorithm", ["binomial", "chain", "tree", "one-to-all", None])
+def test_every_algorithm_delivers_every_byte(cluster: Cluster, algorithm: str | None) -> None:
+    made = cluster.make("m", 8 << 20)
+    answers = cluster.run(cluster.plan(algorithm, made["nbytes"], 16), "m")
+    assert_complete(answers, made["digest"])
+
+
+@pytest.mark.parametrize("cluster", [{"count": 3}, {"count": 6}], indirect=True)
+def test_numbers_that_are_no_power_of_two(cluster: Cluster) -> None:
+    made = cluster.make("m", 8 << 20)
+    assert_complete(cluster.run(cluster.plan("binomial", made["nbytes"], 16), "m"), made["digest"])
+
+
+def test_two_sources(cluster: Cluster) -> None:
+    made = cluster.make("m", NBYTES, sources=2)
+    answers = cluster.run(cluster.plan("binomial", made["nbytes"], 16, sources=2), "m")
+    assert len(answers) == 6
+    assert_complete(answers, made["digest"])
+
+
+@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGSTOP])
+@pytest.mark.parametrize(("victim", "after_s"), [("n1", 0.15), ("n4", 0.4)])
+def test_a_node_dies_or_stalls(cluster: Cluster, victim: str, after_s: float, how: signal.Signals) -> None:
+    made = cluster.make("m", NBYTES)
+
+    def kill(start_s: float) -> None:
+        time.sleep(max(0.0, start_s + after_s - time.monotonic()))
+        cluster.nodes[victim].process.send_signal(how)
+
+    plan = cluster.plan("binomial", made["nbytes"], 16)
+    answers = cluster.run(plan, "m", during=kill, skip=frozenset({victim}))
+    cluster.nodes[victim].process.kill()
+    assert_complete(answers, made["digest"])
+    assert max(a["took_s"] for a in answers.values()) < BOUND_S
+    assert any(source == victim for a in answers.values() for _, source, _, _ in a["reroutes"])
+
+
+def test_a_cable_is_pulled(cluster: Cluster) -> None:
+    made = cluster.make("m", NBYTES)
+
+    def pull(start_s: float) -> None:
+        time.sleep(max(0.0, start_s + 0.25 - time.monotonic()))
+        cluster.hosts.set_link(2, False)
+
+    answers = cluster.run(cluster.plan("binomial", made["nbytes"], 16), "m", during=pull, skip=frozenset({"n2"}))
+    cluster.nodes["n2"].process.kill()
+    assert_complete(answers, made["digest"])
+
+
+def test_a_cable_that_comes_back(cluster: Cluster) -> None:
+    made = cluster.make("m", NBYTES)
+
+    def replug(start_s: float) -> None:
+        time.sleep(max(0.0, start_s + 0.25 - time.monotonic()))
+        cluster.hosts.set_link(3, False)
+        time.sleep(2.0)
+        cluster.hosts.set_link(3, True)
+
+    answers = cluster.run(cluster.plan("binomial", made["nbytes"], 16), "m", during=replug)
+    assert_complete(answers, made["digest"])
+
+
+@pytest.mark.parametrize("cluster", [{"slow": {3: 20.0}}], indirect=True)
+def test_a_slow_node_does_not_hold_the_others_back(cluster: Cluster) -> None:
+    made = cluster.make("m", NBYTES)
+    # the plan does not know: n3 is in the middle of the pipeline at a twentieth of the rate
+    answers = cluster.run(cluster.plan("binomial", made["nbytes"], 16), "m")
+    assert_complete(answers, made["digest"])
+    own_link_s = NBYTES * 8 / 20e6
+    others = max(a["took_s"] for n, a in answers.items() if n != "n3")
+    assert others < own_link_s, "somebody waited for the slow node's link"
+
+
+@pytest.mark.parametrize("cluster", [{"count": 6}], indirect=True)
+def test_nodes_join_in_the_middle(cluster: Cluster) -> None:
+    made = cluster.make("m", NBYTES)
+    plan = cluster.plan("binomial", made["nbytes"], 16, nodes=4)
+    answers = cluster.run(plan, "m", joiners={"n4": 0.2, "n5": 0.5})
+    assert set(answers) == {"n1", "n2", "n3", "n4", "n5"}
+    assert_complete(answers, made["digest"])
+
+
+def test_the_only_source_dies(cluster: Cluster) -> None:
+    made = cluster.make("m", NBYTES)
+
+    def kill(start_s: float) -> None:
+        time.sleep(max(0.0, start_s + 0.1 - time.monotonic()))
+        cluster.nodes["n0"].process.kill()
+
+    answers = cluster.run(cluster.plan("chain", made["nbytes"], 16), "m", during=kill)
+    for answer in answers.values():
+        assert "SourceLost" in answer.get("error", ""), answer

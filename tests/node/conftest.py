@@ -1,0 +1,136 @@
+"""A device shell over the in-memory store, with an engine and a front door that the test plays."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, field
+
+import pytest
+
+from prism.core.events import EngineUp, MemoryReport
+from prism.core.ids import DeviceId, Generation, ModelName
+from prism.core.settings import GpuSettings
+from prism.engine.api import Work
+from prism.engine.errors import EngineGone
+from prism.node.device import DeviceShell
+from prism.node.measures import NodeMeasures
+from prism.obs.metrics import Metrics
+from prism.store.connect import open_store
+from prism.store.interface import Store
+from prism.wire import keys
+from prism.wire.messages import Message, Submission, encode
+
+DEVICE = DeviceId("local/host:0")
+QUEUE = keys.device_queue(DEVICE)
+FRONT = "ipc:///front"
+
+
+@dataclass
+class Engine:
+    """Stands in for a handle: notes what it was given, says what the test puts into ``queue``."""
+
+    works: list[Work] = field(default_factory=list)
+    aborted: list[str] = field(default_factory=list)
+    queue: asyncio.Queue = field(default_factory=asyncio.Queue)
+    alive: bool = True
+    load = None
+
+    def submit(self, work: Work) -> None:
+        if not self.alive:
+            raise EngineGone("dead")
+        self.works.append(work)
+
+    def abort(self, rid: str) -> None:
+        self.aborted.append(rid)
+
+    async def events(self) -> AsyncIterator[object]:
+        while (event := await self.queue.get()) is not None:
+            yield event
+
+
+@dataclass
+class Outbox:
+    """Notes what was sent to whom."""
+
+    sent: list[tuple[str, Message]] = field(default_factory=list)
+
+    def send(self, address: str, message: Message) -> bool:
+        self.sent.append((address, message))
+        return True
+
+    def forget(self, address: str) -> None:
+        pass
+
+    def of(self, kind: type) -> list[Message]:
+        return [m for _, m in self.sent if isinstance(m, kind)]
+
+
+@dataclass
+class Bench:
+    """Everything a test of one device needs."""
+
+    shell: DeviceShell
+    store: Store
+    outbox: Outbox
+    free_bytes: int = 1 << 30
+    now_s: float = 1000.0
+
+    async def submit(self, id: str, model: str = "m", hops: int = 0, **changes: object) -> None:
+        """Puts a request into the device's queue, as a front door does."""
+        values = {
+            "id": id,
+            "model": model,
+            "front": FRONT,
+            "arrival_s": self.now_s,
+            "prompt_tokens": 10,
+            "max_new_tokens": 5,
+            "slo_ttft_s": 1.0,
+            "slo_tpot_s": 0.1,
+            "max_wait_s": 60.0,
+            "late": "serve",
+            "payload": b"payload",
+            "hops": hops,
+        } | changes
+        await self.store.add(QUEUE, id, encode(Submission(**values)))
+
+    def engine_up(self, model: str = "m", generation: int = 1) -> Engine:
+        engine = Engine()
+        up = EngineUp(ModelName(model), Generation(generation), 1e6, 1000, 8)
+        self.shell.engine_up(Generation(generation), engine, up)  # type: ignore[arg-type]
+        self.shell.feed(MemoryReport(self.free_bytes))
+        return engine
+
+    async def settle(self) -> None:
+        """Lets everything that can happen now happen."""
+        for _ in range(20):
+            await asyncio.sleep(0)
+        await self.shell.ledger.drain()
+
+    async def left(self, queue: str = QUEUE) -> int:
+        return (await self.store.lengths([queue]))[0]
+
+
+@pytest.fixture
+async def bench() -> AsyncIterator[Bench]:
+    store = open_store("memory://")
+    outbox = Outbox()
+    bench = Bench.__new__(Bench)
+    shell = DeviceShell(
+        DEVICE,
+        GpuSettings(),
+        store,
+        outbox,  # type: ignore[arg-type]
+        "ipc:///agent",
+        "agent:1",
+        lambda: bench.free_bytes,
+        lambda: bench.now_s,
+        NodeMeasures(Metrics(), []),
+    )
+    bench.__init__(shell, store, outbox)  # type: ignore[misc]
+    task = asyncio.create_task(shell.run())
+    await asyncio.sleep(0.01)
+    yield bench
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
+    await store.aclose()

@@ -1,0 +1,222 @@
+"""The life of a request on a device: what is acknowledged, moved, refused, asked, run again."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+from prism.engine import events
+from prism.store.values import FRONT_DEAD
+from prism.wire import keys
+from prism.wire.messages import Failed, Finish, ResumeQuery, ResumeReply
+
+from .conftest import QUEUE, Bench
+
+
+async def until(condition: Callable[[], object], seconds: float = 5.0) -> None:
+    for _ in range(int(seconds / 0.005)):
+        if condition():
+            return
+        await asyncio.sleep(0.005)
+    raise AssertionError("did not happen")
+
+
+def finished(rid: str, attempt: int = 1) -> events.Finished:
+    return events.Finished(rid=rid, attempt=attempt, reason="stop", total_tokens=3, final=b"last")
+
+
+async def test_a_request_is_acknowledged_only_when_its_front_door_has_everything(bench: Bench) -> None:
+    engine = bench.engine_up()
+    consuming = asyncio.create_task(bench.shell.consume("m", engine))
+    await bench.submit("a")
+    await until(lambda: engine.works)
+    assert engine.works[0].attempt == 1 and engine.works[0].resumed == ()
+    engine.queue.put_nowait(finished("a"))
+    await until(lambda: bench.outbox.of(Finish))
+    await bench.settle()
+    assert await bench.left() == 1, "the front door has not confirmed yet"
+    bench.shell.fronts.answer(ResumeReply(id="a", known=True, complete=True))
+    await bench.settle()
+    assert await bench.left() == 0
+    assert not bench.shell.live
+    engine.queue.put_nowait(None)
+    assert await consuming == ""
+
+
+async def test_a_front_door_that_lacks_tokens_gets_the_request_run_again_from_where_it_is(bench: Bench) -> None:
+    engine = bench.engine_up()
+    consuming = asyncio.create_task(bench.shell.consume("m", engine))
+    await bench.submit("a")
+    await until(lambda: engine.works)
+    engine.queue.put_nowait(finished("a"))
+    await until(lambda: bench.outbox.of(Finish))
+    bench.shell.fronts.answer(ResumeReply(id="a", known=True, attempt=2, token_ids=[7, 8]))
+    await until(lambda: len(engine.works) == 2)
+    assert engine.works[1].attempt == 2 and engine.works[1].resumed == (7, 8)
+    engine.queue.put_nowait(finished("a", attempt=1))  # late news of the first attempt
+    await bench.settle()
+    assert len(bench.outbox.of(Finish)) == 1
+    engine.queue.put_nowait(None)
+    await consuming
+
+
+async def test_requests_of_a_dead_engine_go_on_with_the_tokens_their_clients_have(bench: Bench) -> None:
+    engine = bench.engine_up()
+    await bench.submit("a")
+    await until(lambda: engine.works)
+    bench.shell.engine_down("m")
+    await until(lambda: bench.outbox.of(ResumeQuery))
+    second = bench.engine_up(generation=2)
+    bench.shell.fronts.answer(ResumeReply(id="a", known=True, attempt=2, token_ids=[1, 2, 3]))
+    await until(lambda: second.works)
+    assert second.works[0].resumed == (1, 2, 3)
+    assert await bench.left() == 1
+
+
+async def test_a_request_whose_model_left_goes_back_to_the_inactive_queue(bench: Bench) -> None:
+    await bench.submit("a")
+    await until(lambda: not bench.shell.live)
+    await bench.settle()
+    assert await bench.left() == 0
+    assert await bench.left(keys.INACTIVE_QUEUE) == 1
+    (entry,) = await bench.store.read_new([keys.INACTIVE_QUEUE], "c", 1, 0)
+    assert entry.submission.hops == 1
+
+
+async def test_a_moved_request_asks_its_front_door_before_it_runs(bench: Bench) -> None:
+    engine = bench.engine_up()
+    await bench.submit("a", hops=1)
+    await until(lambda: bench.outbox.of(ResumeQuery))
+    assert not engine.works
+    bench.shell.fronts.answer(ResumeReply(id="a", known=True, attempt=3, token_ids=[5]))
+    await until(lambda: engine.works)
+    assert (engine.works[0].attempt, engine.works[0].resumed) == (3, (5,))
+
+
+async def test_a_request_whose_client_is_gone_is_dropped_instead_of_run_again(bench: Bench) -> None:
+    engine = bench.engine_up()
+    await bench.submit("a", hops=1)
+    await until(lambda: bench.outbox.of(ResumeQuery))
+    bench.shell.fronts.answer(ResumeReply(id="a", known=False))
+    await bench.settle()
+    assert await bench.left() == 0 and not engine.works
+
+
+async def test_a_dead_front_door_answers_no_and_its_running_requests_stop(bench: Bench) -> None:
+    engine = bench.engine_up()
+    await bench.submit("running")
+    await until(lambda: engine.works)
+    await bench.submit("asking", hops=1)
+    await until(lambda: bench.outbox.of(ResumeQuery))
+    bench.now_s += 60.0
+    bench.shell.fronts.tick(bench.now_s)
+    bench.shell.drop_dead_fronts(bench.now_s)
+    await bench.settle()
+    assert engine.aborted == ["running"]
+    assert await bench.left() == 0
+
+
+async def test_a_front_door_whose_end_was_seen_is_dead_at_once(bench: Bench) -> None:
+    engine = bench.engine_up()
+    await bench.submit("running")
+    await until(lambda: engine.works)
+    await bench.submit("asking", hops=1)
+    await until(lambda: bench.outbox.of(ResumeQuery))
+    bench.shell.fronts.refresh({"ipc:///front": FRONT_DEAD}, bench.now_s)
+    bench.shell.fronts.tick(bench.now_s)
+    bench.shell.drop_dead_fronts(bench.now_s)
+    await bench.settle()
+    assert engine.aborted == ["running"]
+    assert await bench.left() == 0
+
+
+async def test_a_living_front_door_is_not_dropped_after_the_store_was_away(bench: Bench) -> None:
+    engine = bench.engine_up()
+    await bench.submit("a")
+    await until(lambda: engine.works)
+    bench.shell.fronts.refresh({"ipc:///front": bench.now_s}, bench.now_s)
+    bench.now_s += 60.0  # nobody could announce anything meanwhile
+    bench.shell.fronts.refresh({"ipc:///front": bench.now_s - 60.0}, bench.now_s)
+    bench.shell.drop_dead_fronts(bench.now_s)
+    assert not engine.aborted and bench.shell.live
+
+
+async def test_cancel_reaches_a_running_a_waiting_and_a_coming_request(bench: Bench) -> None:
+    engine = bench.engine_up()
+    await bench.submit("running")
+    await until(lambda: engine.works)
+    assert bench.shell.cancel("running")
+    assert engine.aborted == ["running"]
+    assert not bench.shell.cancel("coming")
+    await bench.submit("coming")
+    await until(lambda: "coming" not in bench.shell.live)
+    await bench.settle()
+    assert await bench.left() == 0
+    assert [w.rid for w in engine.works] == ["running"]
+
+
+async def test_an_endless_tour_between_devices_ends_with_an_error(bench: Bench) -> None:
+    await bench.submit("a", hops=51)
+    await until(lambda: bench.outbox.of(Failed))
+    (failed,) = bench.outbox.of(Failed)
+    assert failed.status == 503 and failed.code == "model_unstable"  # type: ignore[attr-defined]
+    await bench.settle()
+    assert await bench.left() == 0
+
+
+async def test_an_unreadable_entry_is_dropped_and_the_next_is_served(bench: Bench) -> None:
+    engine = bench.engine_up()
+    await bench.store.add(QUEUE, "junk", b"\x00junk")
+    await bench.submit("a")
+    await until(lambda: engine.works)
+    await bench.settle()
+    assert await bench.left() == 1
+
+
+async def test_a_model_that_drains_finishes_what_runs_and_gives_back_what_waits(bench: Bench) -> None:
+    engine = bench.engine_up()
+    consuming = asyncio.create_task(bench.shell.consume("m", engine))
+    await bench.submit("a")
+    await until(lambda: engine.works)
+    bench.shell.stop_admitting("m")
+    await bench.submit("b")
+    await until(lambda: "b" not in bench.shell.live)
+    waiting = asyncio.create_task(bench.shell.drained("m", asyncio.Event(), 10.0))
+    await asyncio.sleep(0.01)
+    assert not waiting.done()
+    engine.queue.put_nowait(finished("a"))
+    await waiting
+    assert await bench.left(keys.INACTIVE_QUEUE) == 1
+    engine.queue.put_nowait(None)
+    await consuming
+
+
+async def test_a_hurried_drain_does_not_wait_for_what_runs(bench: Bench) -> None:
+    engine = bench.engine_up()
+    await bench.submit("a")
+    await until(lambda: engine.works)
+    bench.shell.stop_admitting("m")
+    hurry = asyncio.Event()
+    waiting = asyncio.create_task(bench.shell.drained("m", hurry, 10.0))
+    await asyncio.sleep(0.01)
+    assert not waiting.done()
+    hurry.set()
+    await waiting
+
+
+async def test_a_request_that_engines_keep_dying_of_is_refused(bench: Bench) -> None:
+    await bench.submit("poison", hops=1)
+    for attempt in (1, 2, 3):
+        engine = bench.engine_up(generation=attempt)
+        await until(lambda n=attempt: len(bench.outbox.of(ResumeQuery)) >= n)
+        bench.shell.fronts.answer(ResumeReply(id="poison", known=True, attempt=attempt))
+        await until(lambda e=engine: e.works)
+        consuming = asyncio.create_task(bench.shell.consume("m", engine))
+        engine.queue.put_nowait(events.Died(reason="illegal instruction", suspects=["poison"]))
+        await consuming
+        bench.shell.engine_down("m")
+    await until(lambda: len(bench.outbox.of(ResumeQuery)) == 4)
+    bench.shell.fronts.answer(ResumeReply(id="poison", known=True, attempt=4))
+    await until(lambda: bench.outbox.of(Failed))
+    await bench.settle()
+    assert await bench.left() == 0

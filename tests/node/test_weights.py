@@ -1,0 +1,153 @@
+"""What an agent does for weights that are not on its machine; two machines on loopback, each with its own store."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import msgspec
+import numpy as np
+import pytest
+from safetensors.numpy import save_file
+
+from prism.core.ids import ModelName
+from prism.core.specs import ModelShape, ModelSpec
+from prism.node.weights import NodeWeights
+from prism.policy.multicast.planner import Request, plan
+from prism.weights.errors import PeerError, SourceLost
+from prism.weights.fingerprint import fingerprint
+from prism.weights.folders import Folders, SmallFile, _lay_out, borrow_folder, pack_elsewhere
+from prism.weights.format import PackKey
+from prism.weights.plan import TensorPlan, plan_blocks
+from prism.weights.session import node_plans
+from prism.weights.store import WeightStore
+from prism.wire.messages import Activate
+
+SECRET = b"secret"
+SHAPE = ModelShape(1, 8, 1, 1, 8, 16, 10)
+
+
+class Pair:
+    """Machines "a" (which has the model's folder and, once :meth:`image` was called, an engine's image) and "b"."""
+
+    def __init__(self, folder: Path) -> None:
+        self.model = folder / "model"
+        self.model.mkdir()
+        rng = np.random.default_rng(1)
+        tensors = {f"model.layers.{i}.w": rng.standard_normal((128, 512)).astype(np.float32) for i in range(6)}
+        save_file(tensors, self.model / "model.safetensors")
+        (self.model / "config.json").write_text('{"model_type": "a test"}')
+        (self.model / "tokenizer.json").write_text("{}")
+        (self.model / "code.py").write_text("never sent")
+        self.mark = fingerprint(self.model)
+        self.stores = {n: WeightStore(folder / n, host_directory=folder / f"{n}-memory") for n in "ab"}
+        self.sides = {
+            n: NodeWeights(n, store, "127.0.0.1:0", SECRET, folder / f"{n}-models", lambda: None)
+            for n, store in self.stores.items()
+        }
+        self.key = PackKey(self.mark, "an image")
+
+    def image(self) -> None:
+        data = np.random.default_rng(2).bytes(1 << 20)
+        with self.stores["a"].writer(self.key, plan_blocks([TensorPlan("w", "uint8", (len(data),))])) as writer:
+            writer.write("w", data)
+            writer.finish()
+
+    @property
+    def addresses(self) -> dict[str, str]:
+        return {n: side.server.address for n, side in self.sides.items()}
+
+    def order(self, path: Path, *parts: bytes) -> Activate:
+        spec = ModelSpec(ModelName("m"), str(path), 1.0, 0.1, 100, SHAPE, 128)
+        return Activate(
+            command="c",
+            reply_to="",
+            model="m",
+            devices=["b/host:0"],
+            generation=1,
+            reason="",
+            spec=spec,
+            mark=self.mark,
+            parts=list(parts),
+            peers={"a": self.addresses["a"]},
+        )
+
+    async def arrived(self, key: PackKey) -> None:
+        async with asyncio.timeout(10):
+            while self.sides["b"].busy:
+                await asyncio.sleep(0.01)
+        here, there = self.stores["b"].get(key), self.stores["a"].get(key)
+        assert here is not None and there is not None
+        with here, there:
+            async with asyncio.timeout(10):
+                while not (here.complete and there.complete):
+                    await asyncio.sleep(0.01)
+            assert bytes(here.data) == bytes(there.data)
+
+
+@pytest.fixture
+async def pair(tmp_path: Path) -> AsyncIterator[Pair]:
+    pair = Pair(tmp_path)
+    yield pair
+    for side in pair.sides.values():
+        side.close()
+
+
+async def test_an_image_arrives_while_the_activation_goes_on(pair: Pair) -> None:
+    pair.image()
+    parts = node_plans(plan(Request(("a",), ("b",), 1 << 20)), "s", pair.key, pair.addresses)
+    pair.sides["a"].distribute(msgspec.msgpack.encode(parts["a"]))
+    ready = await pair.sides["b"].prepare(pair.order(pair.model, msgspec.msgpack.encode(parts["b"])))
+    assert ready.remote and ready.folder == str(pair.model) and ready.mark == ""
+    assert pair.stores["b"].get(pair.key) is not None  # an engine may open it at once
+    await pair.arrived(pair.key)
+    [report] = pair.sides["b"].arriving()
+    assert report.took_s is not None and report.bytes_done == report.bytes_all and set(report.sources) == {"a"}
+    assert sum(pieces for pieces, _, _ in report.sources.values()) == report.pieces_all
+    assert [(p.model, p.layout) for p in pair.sides["b"].packs] == [(pair.mark, "an image")]
+    assert pair.sides["b"].link_bytes_s > 0
+
+
+async def test_without_a_plan_a_folder_that_is_here_is_used(pair: Pair) -> None:
+    ready = await pair.sides["b"].prepare(pair.order(pair.model))
+    assert (ready.folder, ready.remote) == (str(pair.model), False)
+
+
+async def test_a_source_that_is_gone_leaves_the_folder(pair: Pair) -> None:
+    pair.image()
+    parts = node_plans(plan(Request(("a",), ("b",), 1 << 20)), "s", pair.key, pair.addresses)
+    pair.sides["a"].close()
+    ready = await pair.sides["b"].prepare(pair.order(pair.model, msgspec.msgpack.encode(parts["b"])))
+    assert not ready.remote and not pair.sides["b"].arriving()
+
+
+async def test_a_folder_that_is_nowhere_is_an_error_that_names_it(pair: Pair) -> None:
+    with pytest.raises(SourceLost, match=r"/no/such/model is not on this machine.*a: does not have it"):
+        await pair.sides["b"].prepare(pair.order(Path("/no/such/model")))
+
+
+async def test_small_files_are_borrowed_once_and_code_is_not(pair: Pair, tmp_path: Path) -> None:
+    peers = {"gone": "127.0.0.1:1", "a": pair.addresses["a"]}
+    lent = await asyncio.to_thread(borrow_folder, str(pair.model), pair.mark, tmp_path / "m", peers, SECRET, "b")
+    assert {f.name for f in lent.iterdir()} == {"config.json", "tokenizer.json"}
+    assert borrow_folder(str(pair.model), pair.mark, tmp_path / "m", {}, SECRET, "b") == lent
+    with pytest.raises(SourceLost):
+        await asyncio.to_thread(borrow_folder, str(pair.model), "another", tmp_path / "m", peers, SECRET, "b")
+
+
+async def test_files_that_nobody_packed_are_packed_by_who_has_them(pair: Pair) -> None:
+    order = pair.order(pair.model)
+    assert await pair.sides["b"]._fetch_files(order)
+    await pair.arrived(PackKey(pair.mark))
+    found = await asyncio.to_thread(pack_elsewhere, "/no/such/model", pair.mark, order.peers, SECRET, "b")
+    assert found is None
+
+
+def test_what_is_sent_of_a_folder_is_bounded_and_names_are_no_paths(tmp_path: Path) -> None:
+    folders = Folders(WeightStore(tmp_path / "s", host_directory=tmp_path / "h"))
+    assert folders.small_files("relative", "x") == folders.small_files(str(tmp_path), "x") == []
+    for name in ("../config.json", "/etc/x", ".hidden"):
+        with pytest.raises(PeerError, match="a file called"):
+            _lay_out(tmp_path / "m" / "mark", [SmallFile(name, b"")])
+    assert list((tmp_path / "m").iterdir()) == []

@@ -1,0 +1,65 @@
+"""Choosing what leaves: enough, not more than needed, in the policy's order."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from itertools import combinations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from prism.core.ids import Generation, ModelName
+from prism.core.settings import EvictionOrder
+from prism.policy.eviction import EvictionCandidate, choose_evictions
+
+
+def _candidate(i: int, frees: int, idle: float = 10.0, slo: float = 1.0, left: float = 10.0) -> EvictionCandidate:
+    return EvictionCandidate(ModelName(f"m{i}"), Generation(1), frees, idle, slo, left, 1.0)
+
+
+candidates_strategy = st.lists(
+    st.tuples(st.integers(1, 50), st.floats(0.1, 100.0), st.floats(0.1, 10.0), st.floats(0.0, 100.0)), max_size=7
+)
+
+
+@given(candidates_strategy, st.integers(0, 150), st.sampled_from(list(EvictionOrder)))
+def test_enough_leaves_and_nobody_needlessly(
+    sizes: list[tuple[int, float, float, float]], need: int, order: EvictionOrder
+) -> None:
+    candidates = [_candidate(i, *size) for i, size in enumerate(sizes)]
+    chosen = choose_evictions(candidates, need, order)
+    if chosen is None:
+        assert sum(c.frees_bytes for c in candidates) < need
+        return
+    freed = sum(c.frees_bytes for c in chosen)
+    assert freed >= need
+    assert all(freed - c.frees_bytes < need for c in chosen), "one of them could have stayed"
+    assert chosen == choose_evictions(list(reversed(candidates)), need, order)
+
+
+@given(st.lists(st.tuples(st.floats(0.1, 100.0), st.floats(0.1, 10.0), st.floats(0.0, 100.0)), max_size=7))
+def test_with_equal_sizes_the_least_regret_is_exact(sizes: list[tuple[float, float, float]]) -> None:
+    candidates = [_candidate(i, 10, *size) for i, size in enumerate(sizes)]
+    chosen = choose_evictions(candidates, 30, EvictionOrder.EXPECTED_IDLE)
+    if chosen is not None:
+        best = min(sum(c.regret for c in some) for some in combinations(candidates, 3))
+        assert sum(c.regret for c in chosen) <= best * (1 + 1e-12)
+
+
+def test_papers_order_is_larger_objective_then_longer_idle() -> None:
+    a, b, c = _candidate(0, 10, 5.0, 1.0), _candidate(1, 10, 50.0, 1.0), _candidate(2, 10, 1.0, 3.0)
+    assert choose_evictions([a, b, c], 10, EvictionOrder.PAPER) == (c,)
+    assert choose_evictions([a, b], 10, EvictionOrder.PAPER) == (b,)
+
+
+def test_models_in_use_leave_last() -> None:
+    idle, used = _candidate(0, 10, left=0.1), replace(_candidate(1, 10, left=1e6), in_use=True)
+    for order in EvictionOrder:
+        assert choose_evictions([used, idle], 10, order) == (idle,)
+
+
+def test_what_leaves_anyway_is_counted_on_first_and_costs_nothing() -> None:
+    leaving, idle = replace(_candidate(0, 10, left=0.1), leaving=True, in_use=True), _candidate(1, 10, left=1e6)
+    assert leaving.regret == 0.0
+    for order in EvictionOrder:
+        assert choose_evictions([idle, leaving], 10, order) == (leaving,)

@@ -1,0 +1,121 @@
+"""The planner takes the fastest candidate under its model, and the model agrees with a plain simulation."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from prism.policy.multicast.estimate import Link, finish_times
+from prism.policy.multicast.planner import ALGORITHMS, Request, build_schedule, plan
+from prism.policy.multicast.schedule import Schedule
+
+SLOW, FAST = Link(1e6, 1e6), Link(1e8, 1e8)
+
+
+def names(count: int) -> tuple[str, ...]:
+    return tuple(f"r{i}" for i in range(count))
+
+
+def simulate(schedule: Schedule, links: list[Link], block_bytes: float, overhead_s: float) -> list[float]:
+    """The estimate's oracle: transfer by transfer, in plain Python."""
+    held = {(s, b): 0.0 for s in range(schedule.sources) for b in range(schedule.blocks)}
+    out_free, in_free = [0.0] * schedule.nodes, [0.0] * schedule.nodes
+    for i in range(schedule.transfers):
+        s, d, b = int(schedule.src[i]), int(schedule.dst[i]), int(schedule.block[i])
+        start = max(held[s, b], out_free[s], in_free[d])
+        end = start + overhead_s + block_bytes / min(links[s].out_bytes_s, links[d].in_bytes_s)
+        held[d, b] = out_free[s] = in_free[d] = end
+    return in_free
+
+
+@settings(max_examples=50, deadline=None)
+@given(
+    name=st.sampled_from(sorted(ALGORITHMS)),
+    nodes=st.integers(2, 12),
+    blocks=st.integers(1, 10),
+    rates=st.lists(st.sampled_from([1e6, 5e6, 1e8]), min_size=12, max_size=12),
+)
+def test_finish_times_equal_a_simulation(name: str, nodes: int, blocks: int, rates: list[float]) -> None:
+    links = [Link(rate, rate) for rate in rates[:nodes]]
+    schedule = build_schedule(ALGORITHMS[name], nodes, 1, blocks)
+    assert np.allclose(finish_times(schedule, links, 1e5, 0.001), simulate(schedule, links, 1e5, 0.001))
+
+
+@settings(max_examples=100, deadline=None)
+@given(
+    nodes=st.integers(2, 12),
+    sources=st.integers(1, 3),
+    blocks=st.none() | st.integers(1, 10),
+    rates=st.lists(st.sampled_from([1e6, 5e6, 1e8]), min_size=24, max_size=24),
+)
+def test_nothing_better_is_passed_over(nodes: int, sources: int, blocks: int | None, rates: list[float]) -> None:
+    """Candidates are ruled out by a bound without being timed: none of them would have been faster."""
+    senders, receivers = tuple(f"s{i}" for i in range(sources)), names(nodes)
+    links = {n: Link(*rates[2 * i : 2 * i + 2]) for i, n in enumerate((senders + receivers)[:12])}
+    request = Request(senders, receivers, 1 << 20, links=links, blocks=blocks)
+    chosen = plan(request)
+    placed = [links.get(n, request.default_link) for n in chosen.nodes]
+    for algorithm in ALGORITHMS.values():
+        for count in (blocks,) if blocks else (4, 8, 16, 32, 64):
+            schedule = build_schedule(algorithm, len(placed), chosen.schedule.sources, count)
+            took_s = finish_times(schedule, placed, request.nbytes / count, request.overhead_s).max()
+            assert took_s >= chosen.expected_s * (1 - 1e-9), (schedule.algorithm, count)
+
+
+def test_equal_links_take_the_schedules_steps() -> None:
+    for name, algorithm in ALGORITHMS.items():
+        schedule = algorithm(8, 16)
+        assert max(finish_times(schedule, [FAST] * 8, 1e6, 0.0)) == pytest.approx(schedule.steps * 0.01), name
+
+
+def test_few_blocks_or_many_nodes_go_by_binomial_pipeline() -> None:
+    chosen = plan(Request(("s",), names(15), 64 << 20, default_link=FAST, blocks=16))
+    assert chosen.schedule.algorithm == "binomial"
+    assert chosen.considered["binomial"] < chosen.considered["chain"]
+
+
+def test_the_choice_is_the_best_candidate() -> None:
+    for receivers in (1, 2, 5, 9):
+        for blocks in (1, 4, 64):
+            chosen = plan(Request(("s",), names(receivers), 64 << 20, default_link=FAST, blocks=blocks))
+            assert chosen.expected_s == pytest.approx(min(chosen.considered.values()))
+            assert chosen.schedule.blocks == blocks
+
+
+def test_free_choice_of_blocks_weighs_overhead_against_pipelining() -> None:
+    small = plan(Request(("s",), names(7), 1 << 16, default_link=FAST, overhead_s=0.01))
+    large = plan(Request(("s",), names(7), 1 << 30, default_link=FAST, overhead_s=0.001))
+    assert small.schedule.blocks < large.schedule.blocks
+
+
+def test_a_slow_node_is_last_and_forwards_nothing_that_others_wait_for() -> None:
+    chosen = plan(Request(("s",), names(7), 64 << 20, links={"r0": SLOW}, default_link=FAST, blocks=16))
+    times = dict(
+        zip(
+            chosen.nodes,
+            finish_times(chosen.schedule, [SLOW if n == "r0" else FAST for n in chosen.nodes], (64 << 20) / 16, 0.001),
+            strict=True,
+        )
+    )
+    assert chosen.nodes[-1] == "r0"
+    assert max(t for n, t in times.items() if n != "r0") <= times["r0"]
+
+
+def test_several_sources_are_all_used() -> None:
+    chosen = plan(Request(("a", "b"), names(6), 1 << 20, default_link=FAST, blocks=8))
+    assert chosen.nodes[:2] == ("a", "b")
+    assert {int(s) for s in chosen.schedule.src} >= {0, 1}
+
+
+def test_no_more_sources_than_receivers() -> None:
+    chosen = plan(Request(("a", "b", "c"), ("r",), 1 << 20, blocks=4))
+    assert chosen.schedule.sources == 1
+    assert len(chosen.nodes) == 2
+
+
+@pytest.mark.parametrize(("sources", "receivers"), [((), ("r",)), (("s",), ()), (("s",), ("s",)), (("s", "s"), ("r",))])
+def test_nonsense_is_refused(sources: tuple[str, ...], receivers: tuple[str, ...]) -> None:
+    with pytest.raises(ValueError, match="distinct"):
+        plan(Request(sources, receivers, 1))

@@ -1,0 +1,227 @@
+"""The rules of a device's scheduler one by one."""
+
+from __future__ import annotations
+
+from prism.core.effects import Dispatch, GpuEffect, Refuse, SendBack
+from prism.core.events import (
+    AttemptLost,
+    EngineDown,
+    EngineLoad,
+    EngineUp,
+    Finished,
+    FirstToken,
+    MemoryReport,
+    RequestArrived,
+    Tick,
+)
+from prism.core.ids import DeviceId, Generation, ModelName, RequestId
+from prism.core.reasons import ReasonCode
+from prism.core.request import Request
+from prism.core.settings import Admission, GpuSettings
+from prism.core.specs import LatePolicy
+from prism.scheduler.gpu import GpuScheduler
+
+A, B = ModelName("a"), ModelName("b")
+
+
+def scheduler(
+    admission: Admission = Admission.MOORE_HODGSON, max_running: int = 1, free: int = 10**9, **engine: object
+) -> GpuScheduler:
+    """Two engines of 1,000 tokens/s, one byte of KV per token."""
+    s = GpuScheduler(DeviceId("n/host:0"), GpuSettings(admission, 100, decode_reserve_tokens=0))
+    for generation, model in enumerate((A, B), 1):
+        s.on_event(EngineUp(model, Generation(generation), 1000.0, 1, max_running, **engine), 0.0)  # type: ignore[arg-type]
+    s.on_event(MemoryReport(free), 0.0)
+    return s
+
+
+def arrive(
+    s: GpuScheduler, id: str, tokens: int, slo: float, at: float = 0.0, model: ModelName = A, **more: object
+) -> list[GpuEffect]:
+    request = Request(RequestId(id), model, at, tokens, slo, 60.0, max_new_tokens=1, **more)  # type: ignore[arg-type]
+    return s.on_event(RequestArrived(request), at)
+
+
+def finish(s: GpuScheduler, id: str, at: float) -> list[GpuEffect]:
+    s.on_event(FirstToken(RequestId(id)), at)
+    return s.on_event(Finished(RequestId(id)), at)
+
+
+def dispatched(effects: list[GpuEffect]) -> list[tuple[str, ReasonCode]]:
+    return [(e.id, e.reason.code) for e in effects if isinstance(e, Dispatch)]
+
+
+def test_deadlines_decide_and_the_longest_gives_way() -> None:
+    s = scheduler()
+    arrive(s, "first", 1000, 5.0)
+    arrive(s, "long", 4000, 5.0)
+    arrive(s, "short", 500, 5.5)
+    arrive(s, "urgent", 500, 2.5)
+    order = []
+    running, now = "first", 0.0
+    for _ in range(3):
+        now += 1.0
+        (effect,) = dispatched(finish(s, running, now))
+        running = effect[0]
+        order.append(effect)
+    assert order == [("urgent", ReasonCode.ON_TIME), ("short", ReasonCode.ON_TIME), ("long", ReasonCode.LATE)]
+
+
+def test_first_come_first_served_ignores_deadlines() -> None:
+    s = scheduler(Admission.FCFS)
+    for id, slo in (("one", 9.0), ("two", 8.0), ("three", 1.0)):
+        arrive(s, id, 100, slo)
+    assert dispatched(finish(s, "one", 1.0)) == [("two", ReasonCode.ARRIVAL_ORDER)]
+
+
+def test_greedy_hands_everything_over() -> None:
+    s = scheduler(Admission.GREEDY, free=10)
+    assert [dispatched(arrive(s, f"r{i}", 100, 1.0)) for i in range(3)] == [
+        [(f"r{i}", ReasonCode.GREEDY)] for i in range(3)
+    ]
+
+
+def test_late_requests_are_refused_only_where_the_catalog_says_so() -> None:
+    s = scheduler()
+    arrive(s, "first", 3000, 9.0)
+    assert not arrive(s, "patient", 100, 1.0)
+    (refusal,) = arrive(s, "strict", 100, 1.0, late=LatePolicy.REJECT)
+    assert isinstance(refusal, Refuse) and refusal.reason.code is ReasonCode.LATE_REJECTED
+    assert refusal.retry_after_s is not None and 1.0 <= refusal.retry_after_s <= 5.0
+
+
+def test_a_request_goes_first_once_it_has_waited_for_its_bound() -> None:
+    s = scheduler()
+    arrive(s, "first", 1000, 5.0)
+    arrive(s, "old", 9000, 1.0)
+    for i in range(3):
+        arrive(s, f"new{i}", 100, 5.0, at=59.0)
+    assert dispatched(finish(s, "first", 61.0)) == [("old", ReasonCode.OVERDUE)]
+
+
+def test_late_requests_use_the_slack_of_those_that_can_wait() -> None:
+    s = scheduler()
+    arrive(s, "running", 1000, 5.0)
+    arrive(s, "late", 100, 0.5)
+    arrive(s, "patient", 1000, 5.0)
+    assert dispatched(finish(s, "running", 1.0)) == [("late", ReasonCode.LATE)], "nobody is late because of it"
+
+
+def test_the_old_one_that_lacks_memory_makes_nobody_else_late() -> None:
+    s = scheduler(max_running=10, free=1000)
+    arrive(s, "running", 600, 9.0)
+    s.on_event(FirstToken(RequestId("running")), 0.6)
+    s.on_event(MemoryReport(400), 0.6)
+    arrive(s, "old", 700, 1.0, at=0.7)
+    started = arrive(s, "small", 20, 1.0, at=70.0, model=B)
+    assert dispatched(started) == [("small", ReasonCode.ON_TIME)]
+    assert not dispatched(arrive(s, "later", 20, 1.0, at=130.0, model=B)), "after twice its bound memory is kept for it"
+
+
+def test_in_a_lasting_overload_old_requests_get_a_share_and_no_more() -> None:
+    s = scheduler()
+    arrive(s, "running", 100, 5.0)
+    for i in range(40):
+        arrive(s, f"old{i:02}", 100, 1.0)
+    s.on_event(FirstToken(RequestId("running")), 0.1)
+    running, now, codes = "running", 100.0, []
+    for i in range(40):
+        for place in range(2):
+            arrive(s, f"new{i:02}{place}", 100, 1.0, at=now)
+        now += 0.1
+        ((running, code),) = dispatched(finish(s, running, now))
+        codes.append(code)
+    assert codes.count(ReasonCode.OVERDUE) == 10, "a quarter of the time is theirs"
+    assert codes.count(ReasonCode.ON_TIME) == 30
+
+
+def test_no_more_is_handed_out_than_one_step_prefills() -> None:
+    s = scheduler(max_running=10, chunk_tokens=250)
+    started = [bool(dispatched(arrive(s, f"r{i}", 100, 5.0))) for i in range(5)]
+    assert started == [True, True, True, False, False]
+    assert dispatched(s.on_event(FirstToken(RequestId("r0")), 0.1)) == [("r3", ReasonCode.ON_TIME)]
+
+
+def test_a_queue_inside_the_engine_stops_dispatching() -> None:
+    s = scheduler(max_running=10)
+    arrive(s, "one", 100, 5.0)
+    s.on_event(FirstToken(RequestId("one")), 0.1)
+    s.on_event(EngineLoad(A, 0, 1, 0), 0.1)  # "one" was retracted
+    assert not arrive(s, "two", 100, 5.0, at=0.2)
+    assert dispatched(s.on_event(EngineLoad(A, 1, 0, 0), 0.3)) == [("two", ReasonCode.ON_TIME)]
+
+
+def test_who_lacks_memory_is_not_overtaken_by_smaller_ones_but_others_use_what_is_theirs() -> None:
+    s = scheduler(max_running=10, free=1000)
+    arrive(s, "running", 600, 9.0)
+    s.on_event(FirstToken(RequestId("running")), 0.1)
+    s.on_event(MemoryReport(400), 0.1)
+    assert not arrive(s, "large", 700, 2.0, at=0.2)
+    assert not arrive(s, "small", 100, 9.0, at=0.2, model=B), "the free 400 are kept for the large one"
+    effects = s.on_event(EngineLoad(B, 0, 0, 150), 0.3)
+    assert dispatched(effects) == [("small", ReasonCode.ON_TIME)], "b's own free slots are nobody else's"
+    s.on_event(Finished(RequestId("running")), 1.0)
+    assert dispatched(s.on_event(MemoryReport(1000), 1.0)) == [("large", ReasonCode.ON_TIME)]
+
+
+def test_between_reports_dispatched_requests_count_as_taken() -> None:
+    s = scheduler(max_running=10, free=1000)
+    assert dispatched(arrive(s, "one", 600, 9.0))
+    assert not dispatched(arrive(s, "two", 600, 9.0))
+
+
+def test_what_can_never_fit_is_refused_with_numbers_at_its_bound() -> None:
+    s = scheduler(free=500)
+    assert not arrive(s, "huge", 900, 1.0)
+    assert s.wake_s == 60.0
+    (refusal,) = s.on_event(Tick(), 60.0)
+    assert isinstance(refusal, Refuse) and refusal.retry_after_s is None
+    assert dict(refusal.reason.numbers) == {"tokens": 900, "room_tokens": 500}
+
+
+def test_a_prompt_beyond_the_engines_bound_is_refused_at_once() -> None:
+    s = scheduler(max_request_tokens=512)
+    (refusal,) = arrive(s, "r", 512, 1.0)
+    assert isinstance(refusal, Refuse) and refusal.reason.code is ReasonCode.PROMPT_TOO_LARGE
+
+
+def test_a_fixed_share_bounds_only_its_own_engine() -> None:
+    s = scheduler(max_running=10, elastic=False)
+    s.on_event(EngineLoad(A, 0, 0, 100), 0.0)
+    s.on_event(EngineLoad(B, 0, 0, 100), 0.0)
+    assert not arrive(s, "large", 200, 1.0)
+    assert dispatched(arrive(s, "other", 50, 1.0, model=B)) == [("other", ReasonCode.ON_TIME)]
+
+
+def test_lost_attempts_come_first_where_the_model_still_serves_and_go_back_where_not() -> None:
+    s = scheduler()
+    arrive(s, "one", 100, 5.0)
+    arrive(s, "two", 100, 5.0)
+    arrive(s, "three", 100, 1.0)
+    effects = s.on_event(EngineDown(A), 1.0)
+    assert {e.id for e in effects if isinstance(e, SendBack)} == {"two", "three"}
+    s.on_event(EngineUp(A, Generation(9), 1000.0, 1, 1), 2.0)
+    arrive(s, "four", 100, 5.0, at=2.0)
+    s.on_event(AttemptLost(RequestId("one"), 5), 2.0)
+    (effect,) = finish(s, "four", 3.0)
+    assert dispatched([effect]) == [("one", ReasonCode.RESUMED)]
+    assert isinstance(effect, Dispatch) and effect.generation == 9
+    s.on_event(EngineDown(A), 4.0)
+    assert isinstance(s.on_event(AttemptLost(RequestId("one"), 8), 4.0)[0], SendBack)
+
+
+def test_the_queue_is_bounded_with_an_honest_retry_after() -> None:
+    s = scheduler()
+    for i in range(101):
+        arrive(s, f"r{i}", 1000, 5.0)
+    (refusal,) = arrive(s, "more", 1000, 5.0)
+    assert isinstance(refusal, Refuse) and refusal.reason.code is ReasonCode.QUEUE_FULL
+    assert refusal.retry_after_s is not None and 90.0 <= refusal.retry_after_s <= 101.0
+
+
+def test_positions_count_over_all_models() -> None:
+    s = scheduler()
+    for id, slo, model in (("x", 9.0, A), ("y", 9.0, B), ("late", 5.0, A), ("soon", 1.0, B)):
+        arrive(s, id, 10, slo, model=model)
+    finish(s, "x", 0.1)  # hands over "late"; the plan is made anew
+    assert s.positions() == {"soon": 1}

@@ -1,0 +1,125 @@
+"""Operators' calls, with a scripted controller behind the command stream."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from prism.wire.messages import AdminCommand
+from tests.server.live import ADMIN_KEY, LiveFront
+
+AUTH = {"authorization": f"Bearer {ADMIN_KEY}"}
+
+
+def post(live: LiveFront, path: str, **body: Any) -> tuple[int, Any]:
+    answer = live.http.post(f"/admin/{path}", json=body, headers=AUTH)
+    return answer.status_code, answer.json()
+
+
+def test_commands_reach_the_controller(live: LiveFront, commands: list[AdminCommand]) -> None:
+    assert post(live, "models/quick/load", devices=["local/host:0"]) == (
+        200,
+        {"ok": True, "detail": {"verb": "load"}, "phases": {"load": 0.1}},
+    )
+    assert post(live, "models/org/thinker:7b/pin")[0] == 200
+    assert post(live, "models/fast/unpin")[0] == 200
+    assert post(live, "drain", devices=["local/host:0"], carry=True)[0] == 200
+    assert post(live, "undrain", devices=["local/host:0"])[0] == 200
+    told = [(c.verb, c.model, c.devices, c.carry) for c in commands]
+    assert told == [
+        ("load", "fast", ["local/host:0"], False),
+        ("pin", "org/thinker:7b", [], False),
+        ("unpin", "fast", [], False),
+        ("drain", "", ["local/host:0"], True),
+        ("undrain", "", ["local/host:0"], False),
+    ]
+
+
+def test_a_refusal_says_why(live: LiveFront, commands: list[AdminCommand]) -> None:
+    status, answer = post(live, "models/fast/unload", carry=True)
+    assert status == 409 and answer["error"]["message"] == "CommandRefused: it is pinned"
+
+
+def test_plan_and_reload(live: LiveFront, commands: list[AdminCommand]) -> None:
+    assert live.http.get("/admin/plan", headers=AUTH).json() == {"verb": "plan"}
+    before = live.front.catalog
+    assert post(live, "reload")[1]["ok"]
+    assert live.front.catalog is not before and live.front.catalog == before
+
+
+def test_views_join_catalog_and_cluster(live: LiveFront) -> None:
+    instance = {
+        "generation": 1,
+        "devices": ["local/host:0"],
+        "state": "active",
+        "running": 1,
+        "waiting": 2,
+        "kv_bytes": 10,
+        "since_s": 5.0,
+        "idle_since_s": None,
+    }
+    cluster = {
+        "at_s": 1.0,
+        "policy": "prism",
+        "devices": [
+            {
+                "id": "local/host:0",
+                "node": "local",
+                "domain": "",
+                "capacity_bytes": 1000,
+                "free_bytes": 400,
+                "draining": False,
+                "weight_bytes": 500,
+                "weighted_rate": 5.0,
+            }
+        ],
+        "models": [{"name": "fast", "rate_per_s": 2.0, "weight_bytes": 500, "pinned": True, "instances": [instance]}],
+        "instances": [
+            {
+                "model": "fast",
+                "generation": 1,
+                "devices": ["local/host:0"],
+                "state": "active",
+                "weight_bytes": 500,
+                "kv_bytes": 100,
+                "running": 3,
+                "waiting": 1,
+            }
+        ],
+        "inactive": {"cold": 4},
+    }
+    live.run(live.store.put_doc("cluster", json.dumps(cluster)))
+    models = {m["name"]: m for m in live.http.get("/admin/models", headers=AUTH).json()["models"]}
+    fast, cold = models["fast"], models["cold"]
+    assert (fast["state"], fast["pinned"], fast["running"], fast["waiting"], fast["kv_bytes"]) == (
+        "ready",
+        True,
+        3,
+        1,
+        100,
+    )
+    assert fast["replicas"][0]["state"] == "ready" and fast["replicas"][0]["weight_bytes"] == 500
+    assert (cold["state"], cold["waiting"], cold["replicas"]) == ("waiting", 4, [])
+    [device] = live.http.get("/admin/devices", headers=AUTH).json()["devices"]
+    assert (device["kind"], device["kv_bytes"], device["engines"]["active"], device["kvpr"]) == ("host", 100, 1, 0.01)
+    shown = live.http.get("/admin/models/quick", headers=AUTH).json()
+    assert shown["name"] == "fast" and shown["config"]["name"] == "fast" and shown["decisions"] == []
+
+
+def test_status_requests_and_wellness(live: LiveFront) -> None:
+    live.run(live.store.put_doc("status", json.dumps({"version": "1", "processes": []})))
+    status = live.http.get("/admin/status", headers=AUTH).json()
+    assert status["redis"]["ok"] and status["version"] == "1"
+    assert isinstance(live.http.get("/admin/requests", headers=AUTH).json()["requests"], list)
+    assert live.http.get("/health").json() == {"status": "ok"}
+    ready = live.http.get("/readiness")
+    assert ready.status_code == 200 and ready.json() == {"ready": True, "missing": []}
+    live.client().completions.create(model="fast", prompt="x", max_tokens=2)
+    text = live.http.get("/metrics").text
+    assert 'prism_requests_total{device="local/host:0",model="fast",outcome="ok"}' in text
+    assert "prism_ttft_seconds_bucket" in text
+
+
+def test_the_admin_key_is_needed(live: LiveFront) -> None:
+    assert live.http.get("/admin/models").status_code == 401
+    assert live.http.get("/admin/models", headers={"authorization": "Bearer wrong"}).status_code == 401

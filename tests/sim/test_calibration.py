@@ -1,0 +1,93 @@
+"""A table made from known constants gives them back."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from prism.core.errors import InvalidValue
+from prism.sim.calibrate import activation_s, calibrate, fit_sharing, plan_run, slowdowns
+from prism.sim.calibration import CalibrationFile, StepSample, fit, load_calibration, non_negative_least_squares
+from prism.sim.cluster_file import parse_cluster
+from prism.sim.gpus import gpu
+from tests.sim.helpers import run, tiny_spec
+
+BASE, SEQUENCE, TOKEN, PAIR, CONTEXT = 0.004, 0.0005, 2e-5, 1e-9, 3e-7
+
+
+def table() -> CalibrationFile:
+    samples = []
+    for tokens in (16, 64, 256, 1024, 4096):
+        seconds = BASE + SEQUENCE + TOKEN * tokens + PAIR * tokens * tokens / 2
+        samples.append(StepSample(model="m", kind="prefill", tokens=tokens, seconds=seconds))
+    for batch in (1, 2, 4, 8):
+        for context in (100, 1000, 4000):
+            seconds = BASE + (SEQUENCE + TOKEN) * batch + CONTEXT * context * batch
+            samples.append(StepSample(model="m", kind="decode", batch=batch, context=context * batch, seconds=seconds))
+    return CalibrationFile(gpu="cpu", machine="test", samples=samples, gpu_overrides={"pcie_bytes_per_s": 1e9})
+
+
+def test_constants_come_back() -> None:
+    calibration = fit(table())
+    cpu = calibration.gpu(gpu("cpu"))
+    assert cpu.pcie_bytes_per_s == 1e9
+    cost = calibration.step_cost(tiny_spec("m"), cpu)
+    assert cost is not None
+    assert cost.prefill(512, 512 * 256, 0, 1)[0] == pytest.approx(
+        BASE + SEQUENCE + TOKEN * 512 + PAIR * 512 * 256, rel=1e-3
+    )
+    assert cost.decode(3, 900)[0].first_s == pytest.approx(BASE + (SEQUENCE + TOKEN) * 3 + CONTEXT * 900, rel=1e-3)
+    assert calibration.step_cost(tiny_spec("other"), cpu) is None
+    assert calibration.gpu(gpu("H100")) == gpu("H100")
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.integers(0, 10**6), st.integers(1, 5))
+def test_least_squares_are_optimal_and_not_negative(seed: int, unknowns: int) -> None:
+    rng = np.random.default_rng(seed)
+    a, b = rng.standard_normal((12, unknowns)), rng.standard_normal(12)
+    x = non_negative_least_squares(a, b)
+    assert (x >= 0).all()
+    gradient = a.T @ (a @ x - b)
+    assert (gradient >= -1e-6).all()  # no coordinate could grow with gain
+    assert abs(gradient @ x) < 1e-6  # and none that is positive could shrink with gain
+
+
+def test_bad_tables_are_named(tmp_path: Path) -> None:
+    path = tmp_path / "t.json"
+    path.write_text(json.dumps({"gpu": "cpu"}))
+    with pytest.raises(InvalidValue, match="calibration"):
+        load_calibration(path)
+    bad = CalibrationFile(gpu="cpu", machine="m", samples=[], gpu_overrides={"nonsense": 1.0})
+    with pytest.raises(InvalidValue, match="no such rate"):
+        fit(bad).gpu(gpu("cpu"))
+
+
+def test_a_simulated_calibration_run_gives_the_simulator_back() -> None:
+    """The whole way round: a run made for calibration, on a modelled CPU, yields that model's step times, the share of
+    the cores that an engine takes, and the time of an activation."""
+    specs = tuple(tiny_spec(name, keep_alive_s=10.0) for name in ("a", "b", "c"))
+    still = {"front": "0", "deliver": "0"}
+    group = {"gpu": "cpu", "gpus_per_node": 2, "shared_compute": True, "background_load": 0.2}
+    cluster = parse_cluster({"groups": [group], "timing": still}, "test")
+    plan = plan_run([s.name for s in specs], pause_s=2.0, keep_alive_s=10.0)
+    result, _ = run(cluster, specs, list(plan.rows))
+    records = result.world.recorder.records
+    table = calibrate((r for r in records if r.row in plan.alone), "cpu", "simulated")
+    assert {s.kind for s in table.samples} == {"prefill", "decode"}
+    assert activation_s(records, plan) == pytest.approx(result.stats.activation_s[-1], rel=0.1)
+    share, background = fit_sharing(slowdowns(records, plan), cores=2)
+    assert share == pytest.approx(0.5, abs=0.03)
+    assert background == pytest.approx(0.2, abs=0.05)
+
+
+def test_engines_that_do_not_disturb_each_other_take_one_core_each() -> None:
+    assert fit_sharing({2: 1.0, 3: 0.98}, cores=4) == (0.25, 0.0)
+    assert fit_sharing({}, cores=2) == (0.5, 0.0)
+    share, background = fit_sharing({2: 1.3, 3: 1.9}, cores=2)
+    assert (share, background) == (pytest.approx(0.6, abs=0.01), pytest.approx(0.1, abs=0.02))

@@ -1,0 +1,148 @@
+"""Queue, roofline, decode batch, prefix cache, sharing, host cache, fetcher, models."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from prism.core.errors import InvalidValue
+from prism.core.ids import ModelName, NodeId
+from prism.sim.fetch import Fetcher
+from prism.sim.gpus import GPUS, gpu
+from prism.sim.host_cache import HostCache
+from prism.sim.links import Link, Network
+from prism.sim.models import MODELS, known_model, known_spec
+from prism.sim.prefix import PrefixCache
+from prism.sim.queue import EventQueue
+from prism.sim.roofline import Load, Run, linear_flops_per_token, step_cost
+from prism.sim.sharing import Pool
+
+LLAMA = "meta-llama/Llama-3.1-8B-Instruct"
+
+
+def test_alarms_ring_in_order_and_moving_one_leaves_no_ghost() -> None:
+    queue, rung = EventQueue(), []
+    alarm = queue.alarm(rung.append, "moved")
+    alarm.set(5.0)
+    queue.after(3.0, rung.append, "first")
+    queue.after(3.0, rung.append, "second")
+    alarm.set(1.0)
+    gone = queue.after(2.0, rung.append, "gone")
+    gone.clear()
+    assert queue.next_s() == 1.0
+    queue.run_until(10.0)
+    assert rung == ["moved", "first", "second"]
+    assert queue.now_s == 10.0
+    assert queue.next_s() is None
+
+
+@given(
+    first_us=st.integers(1, 10**6),
+    growth_us=st.integers(0, 1000),
+    count=st.integers(1, 500),
+    part=st.floats(0.0, 1.0),
+)
+def test_run_has_the_sum_of_its_steps(first_us: int, growth_us: int, count: int, part: float) -> None:
+    run = Run(first_us * 1e-6, growth_us * 1e-6)
+    times = [(first_us + growth_us * i) * 1e-6 for i in range(count)]
+    assert run.total_s(count) == pytest.approx(sum(times))
+    work_s = part * sum(times)
+    done = run.done(work_s, count)
+    assert sum(times[:done]) <= work_s * (1 + 1e-9) + 1e-9 * times[0]
+    assert done == count or sum(times[: done + 1]) > work_s * (1 - 1e-9)
+
+
+def test_roofline_of_an_8b_model_on_an_h100_is_plausible() -> None:
+    model = known_spec("m", LLAMA, 1.0, 1.0)
+    cost = step_cost(model, gpu("H100"))
+    decode_s = cost.decode(1, 1000)[0].first_s
+    assert 0.005 < decode_s < 0.012  # 16 GB of weights at 3.35 TB/s take 4.8 ms
+    batch_s = cost.decode(64, 64_000)[0].first_s
+    assert decode_s < batch_s < 5 * decode_s  # batching is nearly free until KV reads dominate
+    assert 20_000 < cost.prefill_tokens_per_s(2048) < 62_000  # 989 TFLOPS / 16 GFLOP per token
+    halves = step_cost(known_spec("m", LLAMA, 1.0, 1.0, 2), gpu("H100"))
+    assert decode_s / 2 < halves.decode(1, 1000)[0].first_s < decode_s
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_shapes_agree_with_parameter_counts(name: str) -> None:
+    model = known_model(name)
+    embeddings = model.shape.vocab * model.shape.hidden
+    layers = linear_flops_per_token(model.shape) / 2 - embeddings
+    fewest, most = layers + embeddings, layers + 2 * embeddings  # input and output embeddings tied or not
+    assert 0.97 * fewest < model.parameters < 1.03 * most
+
+
+def test_unknown_names_list_the_known_ones() -> None:
+    with pytest.raises(InvalidValue, match="H100"):
+        gpu("H1000")
+    with pytest.raises(InvalidValue, match=LLAMA):
+        known_model("llama")
+
+
+def test_gpu_table_is_complete() -> None:
+    assert {"A100", "A800", "H100", "H800", "H200", "B200"} <= set(GPUS)
+
+
+def test_prefix_cache_counts_every_block_once() -> None:
+    cache = PrefixCache(100)
+    assert cache.match([1, 2, 3]) == 0
+    assert cache.insert([1, 2, 3]) == [1, 2, 3]
+    assert cache.match([1, 2, 9]) == 2
+    assert cache.hold([1, 2]) == 0  # still held by the first
+    assert cache.release([1, 2, 3]) == 100  # only 3 is idle now
+    assert cache.release([1, 2]) == 200
+    assert cache.idle_tokens == 300
+    assert cache.hold([1]) == 100
+    assert cache.evict(150) == 200  # 3 and 2 go, 1 is held
+    assert cache.match([1, 2]) == 1
+    assert cache.idle_tokens == 0
+
+
+class _Engine:
+    def __init__(self) -> None:
+        self.told = 0
+
+    def speed_changed(self) -> None:
+        self.told += 1
+
+
+def test_engines_slow_down_only_when_the_device_is_full() -> None:
+    pool, a, b, c = Pool(2.0), _Engine(), _Engine(), _Engine()
+    pool.set_load(a, Load(0.9, 0.1))
+    pool.set_load(b, Load(0.05, 0.8))
+    assert pool.rate == 1.0
+    pool.set_load(c, Load(0.05, 0.7))
+    assert pool.rate == pytest.approx(1 / 1.6)
+    assert (a.told, b.told, c.told) == (1, 1, 0)
+    pool.set_load(b, None)
+    pool.set_speed(0.5)
+    assert pool.rate == 0.5
+
+
+def test_host_cache_keeps_homes_and_forgets_the_least_used_guest() -> None:
+    cache, one, two = HostCache(), NodeId("n1"), NodeId("n2")
+    a, b, c = ModelName("a"), ModelName("b"), ModelName("c")
+    cache.add_node(one, 100)
+    cache.add_node(two, 100)
+    cache.spread([(a, 60), (b, 60), (c, 30)])
+    home = cache.holder(a)
+    other = two if home == one else one
+    assert cache.holder(b) == other
+    assert not cache.has(other, a)
+    cache.keep(other, a, 60)
+    assert not cache.has(other, a)  # 40 are left there
+    cache.remove_node(other)
+    assert cache.holder(b) is None
+
+
+def test_a_node_fetches_a_few_models_at_a_time() -> None:
+    queue = EventQueue()
+    fetcher, link, done = Fetcher(Network(queue), 2), Link("nic", 10.0), []
+    fetches = [fetcher.fetch((link,), 100.0, lambda i=i: done.append((i, queue.now_s))) for i in range(4)]
+    fetcher.cancel(fetches[3])
+    fetcher.cancel(fetches[0])
+    queue.run_until(100.0)
+    assert [i for i, _ in done] == [1, 2]
+    assert done[-1][1] == pytest.approx(20.0)

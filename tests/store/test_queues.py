@@ -1,0 +1,126 @@
+"""Queues: what every store must do, whichever server is behind it."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from prism.store.interface import Store
+from prism.store.values import QueueFull
+
+Q, R = "prism:queue:test", "prism:queue:other"
+
+
+async def test_oldest_first_and_only_once(store: Store) -> None:
+    for i in range(5):
+        assert await store.add(Q, f"r{i}", b"%d" % i) == i + 1
+    first = await store.read_new([Q], "a", 3, 0)
+    rest = await store.read_new([Q], "b", 10, 0)
+    assert [e.request_id for e in first + rest] == ["r0", "r1", "r2", "r3", "r4"]
+    assert [e.data for e in first] == [b"0", b"1", b"2"]
+    assert await store.read_new([Q], "a", 10, 0) == []
+    assert await store.lengths([Q, R]) == [5, 0]
+
+
+async def test_reading_waits_for_the_first_entry(store: Store) -> None:
+    reader = asyncio.create_task(store.read_new([Q, R], "a", 10, 5.0))
+    await asyncio.sleep(0.05)
+    await store.add(R, "late", b"x")
+    assert [e.request_id for e in await reader] == ["late"]
+
+
+async def test_an_id_is_added_once(store: Store) -> None:
+    await store.add(Q, "same", b"1")
+    await store.add(Q, "same", b"1")
+    await store.add(R, "same", b"1")
+    assert await store.lengths([Q, R]) == [1, 0]
+
+
+async def test_a_full_queue_refuses_with_numbers(store: Store) -> None:
+    await store.add(Q, "one", b"", 2)
+    await store.add(Q, "two", b"", 2)
+    with pytest.raises(QueueFull) as refused:
+        await store.add(Q, "three", b"", 2)
+    assert (refused.value.length, refused.value.limit) == (2, 2)
+    assert await store.add(Q, "two", b"", 2) == 2, "a repeated call of an accepted request is not refused"
+
+
+async def test_done_removes_and_may_be_repeated(store: Store) -> None:
+    await store.add(Q, "r", b"")
+    [entry] = await store.read_new([Q], "a", 1, 0)
+    assert await store.done(entry, "a")
+    assert await store.done(entry, "a")
+    assert await store.lengths([Q]) == [0]
+    assert await store.position("r") is None
+
+
+async def test_ownership_is_the_fence(store: Store) -> None:
+    await store.add(Q, "r", b"x")
+    [old] = await store.read_new([Q], "dead", 1, 0)
+    [new] = await store.take_over(Q, "heir", 0.0)
+    assert (new.request_id, new.data, new.deliveries) == ("r", b"x", 2)
+    assert not await store.done(old, "dead")
+    assert not await store.move(old, "dead", R)
+    assert await store.lengths([Q, R]) == [1, 0]
+    assert await store.owned(Q, "heir") == ["r"]
+    assert await store.owned(Q, "dead") == []
+    assert await store.done(new, "heir")
+
+
+async def test_a_beaten_entry_is_not_taken_over(store: Store) -> None:
+    await store.add(Q, "r", b"")
+    await store.read_new([Q], "alive", 1, 0)
+    await asyncio.sleep(0.12)
+    assert await store.beat(Q, "alive") == 1
+    assert await store.take_over(Q, "heir", 0.1) == []
+    await asyncio.sleep(0.12)
+    assert len(await store.take_over(Q, "heir", 0.1)) == 1
+
+
+async def test_take_over_skips_own_entries_and_stops_at_count(store: Store) -> None:
+    for i in range(6):
+        await store.add(Q, f"r{i}", b"")
+    await store.read_new([Q], "me", 2, 0)
+    await store.read_new([Q], "dead", 4, 0)
+    assert len(await store.take_over(Q, "me", 0.0, count=3)) == 3
+    assert len(await store.take_over(Q, "me", 0.0)) == 1
+    assert len(await store.owned(Q, "me")) == 6
+
+
+async def test_move_is_atomic_and_repeatable(store: Store) -> None:
+    await store.add(Q, "r", b"old")
+    [entry] = await store.read_new([Q], "a", 1, 0)
+    assert await store.move(entry, "a", R, b"new")
+    assert await store.move(entry, "a", R, b"new"), "the first reply may have been lost"
+    assert await store.lengths([Q, R]) == [0, 1]
+    [moved] = await store.read_new([R], "b", 1, 0)
+    assert (moved.request_id, moved.data) == ("r", b"new")
+
+
+async def test_where_names_the_queue(store: Store) -> None:
+    await store.add(Q, "a", b"")
+    await store.add(R, "b", b"")
+    assert await store.where(["a", "nowhere", "b"]) == [Q, None, R]
+    assert await store.where([]) == []
+
+
+async def test_withdraw_before_and_after_reading(store: Store) -> None:
+    await store.add(Q, "waiting", b"")
+    gone = await store.withdraw("waiting")
+    assert (gone.removed, gone.queue) == (True, Q)
+    await store.add(Q, "running", b"")
+    await store.read_new([Q], "agent", 1, 0)
+    kept = await store.withdraw("running")
+    assert (kept.removed, kept.queue, kept.owner) == (False, Q, "agent")
+    assert not (await store.withdraw("unknown")).removed
+    assert await store.lengths([Q]) == [1]
+
+
+async def test_position_counts_what_stands_before(store: Store) -> None:
+    for i in range(3):
+        await store.add(Q, f"r{i}", b"")
+    assert [await store.position(f"r{i}") for i in range(3)] == [0, 1, 2]
+    [first] = await store.read_new([Q], "a", 1, 0)
+    await store.done(first, "a")
+    assert await store.position("r2") == 1

@@ -1,0 +1,316 @@
+"""Machines on loopback: every byte arrives, strangers and nonsense are turned away, damage and loss are got over."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+import struct
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from prism.policy.multicast.planner import Plan, Request, plan
+from prism.policy.multicast.simple import chain
+from prism.weights.auth import admit_client, prove_to_server
+from prism.weights.diskfill import FillLock
+from prism.weights.errors import LoadCancelled, PeerError, SourceLost
+from prism.weights.fetch import Fetch, fetch
+from prism.weights.format import PackKey
+from prism.weights.frames import Data, Frame, Get, GetArrival, Queued, recv_frame, send_frame
+from prism.weights.hostcopy import open_copy
+from prism.weights.peer import Peer
+from prism.weights.server import WeightServer
+from prism.weights.session import NodePlan, cut, node_plans, piece_bytes
+from prism.weights.store import WeightStore
+from tests.weights.conftest import KEY, contents_of, write_pack
+
+SECRET = b"secret"
+Fleet = Callable[[int], list[WeightServer]]
+
+
+@pytest.fixture
+def fleet(tmp_path: Path) -> Iterator[Fleet]:
+    """Makes n servers n0, n1, ...; n0 has a pack."""
+    servers: list[WeightServer] = []
+
+    def make(count: int) -> list[WeightServer]:
+        for i in range(count):
+            store = WeightStore(tmp_path / f"d{i}", host_directory=tmp_path / f"h{i}")
+            servers.append(WeightServer(store, "127.0.0.1:0", SECRET, f"n{i}"))
+        write_pack(servers[0].store, contents_of(8, 250_000))
+        return servers
+
+    yield make
+    for server in servers:
+        server.close()
+
+
+def plans(servers: list[WeightServer], sources: int = 1, pieces: int = 8) -> dict[str, NodePlan]:
+    names = tuple(s.node for s in servers)
+    chosen = plan(Request(names[:sources], names[sources:], 1 << 20, blocks=pieces))
+    return node_plans(chosen, "session", KEY, {s.node: s.address for s in servers})
+
+
+def whole(server: WeightServer) -> bytes:
+    packed = server.store.get(KEY)
+    assert packed is not None
+    with packed:
+        for leaf in range(packed.header.leaves):
+            packed.wait_leaf(leaf)
+        return bytes(packed.data)
+
+
+def test_five_machines(fleet: Fleet) -> None:
+    servers = fleet(5)
+    parts = plans(servers)
+    servers[0].join(parts["n0"])
+    fetches = [Fetch(s, parts[s.node]) for s in servers[1:]]
+    blocks: list[int] = []
+    for running in fetches:
+        packed = running.wait(lambda index, block: blocks.append(index))
+        assert bytes(packed.data) == whole(servers[0])
+        assert running.progress.pieces_done == 8
+        assert running.progress.took_s is not None
+        assert running.progress.reroutes == []
+        packed.close()
+    assert blocks == list(range(10)) * 4
+    assert sum(servers[0].sent_bytes.values()) < 4 * len(whole(servers[0])), "the source sent everything itself"
+
+
+def test_a_late_joiner_and_a_pull_without_a_plan(fleet: Fleet) -> None:
+    servers = fleet(3)
+    addresses = {s.node: s.address for s in servers}
+    for server in servers[1:]:
+        part = NodePlan(session="x", key=KEY, node=server.node, addresses=addresses, sources=("n0",), pieces=4)
+        with fetch(server, part) as packed:
+            assert bytes(packed.data) == whole(servers[0])
+
+
+def test_the_copy_is_complete_already(fleet: Fleet) -> None:
+    servers = fleet(2)
+    parts = plans(servers)
+    fetch(servers[1], parts["n1"]).close()
+    servers[0].close()
+    fetch(servers[1], parts["n1"]).close()
+
+
+def test_a_second_reception_watches_the_first(fleet: Fleet) -> None:
+    servers = fleet(2)
+    parts = plans(servers)
+    first = Fetch(servers[1], parts["n1"], hold=True)
+    second = Fetch(servers[1], parts["n1"])
+    first.start()
+    assert bytes(second.wait().data) == bytes(first.wait().data) == whole(servers[0])
+
+
+def test_cancelled(fleet: Fleet) -> None:
+    servers = fleet(2)
+    running = Fetch(servers[1], plans(servers)["n1"], hold=True)
+    running.cancel()
+    with pytest.raises(LoadCancelled, match="after 0 of"):
+        running.wait()
+
+
+def test_nobody_has_it(fleet: Fleet) -> None:
+    servers = fleet(2)
+    part = msgspec.structs.replace(plans(servers)["n1"], key=PackKey("unknown"))
+    with pytest.raises(SourceLost, match="unknown"):
+        Fetch(servers[1], part)
+
+
+def test_an_unreachable_source_is_routed_around(fleet: Fleet) -> None:
+    servers = fleet(4)
+    parts = plans(servers)
+    servers[2].close()
+    others = [Fetch(s, parts[s.node]) for s in (servers[1], servers[3])]
+    for running in others:
+        assert bytes(running.wait().data) == whole(servers[0])
+
+
+def test_corrupt_memory_at_a_peer_is_fetched_elsewhere(fleet: Fleet) -> None:
+    servers = fleet(3)
+    addresses = {s.node: s.address for s in servers}
+    fetch(servers[1], NodePlan(session="a", key=KEY, node="n1", addresses=addresses, sources=("n0",), pieces=4)).close()
+    copy = open_copy(next(servers[1].store.host_directory.rglob("*.pack")), writable=True)
+    assert copy is not None
+    copy.data[1000] ^= 1
+    # n2 is told to take everything from n1
+    receives = tuple(("n1", piece) for piece in range(4))
+    part = NodePlan(session="b", key=KEY, node="n2", addresses=addresses, sources=("n0",), pieces=4, receives=receives)
+    running = Fetch(servers[2], part)
+    assert bytes(running.wait().data) == whole(servers[0])
+    assert [(r.piece, r.source, r.reason) for r in running.progress.reroutes] == [(0, "n1", "corrupt")]
+    copy.close()
+
+
+def test_a_piece_is_passed_on_while_its_end_still_comes(fleet: Fleet) -> None:
+    """n1 holds all but the last leaf of the only piece; n2 pulls from it, gets that, and the rest when it is here."""
+    servers = fleet(3)
+    parts = plans(servers, pieces=1)
+    held = Fetch(servers[1], parts["n1"], hold=True)
+    data, header = whole(servers[0]), held.packed.header
+    copy = open_copy(held.packed.path, writable=True)
+    assert copy is not None
+    last = header.leaves - 1
+    for leaf in range(last):
+        first, end = header.leaf_range(leaf)
+        copy.write(first, memoryview(data)[first:end])
+        assert copy.accept(leaf)
+    servers[1].arrived("session")
+    receives = (("n1", 0),)
+    running = Fetch(servers[2], msgspec.structs.replace(parts["n2"], receives=receives))
+    reached = header.leaf_range(last)[0]
+    while running.progress.bytes_done < reached:
+        threading.Event().wait(0.01)
+    assert running.packed.has(range(last)), "what came before the end is usable at once"
+    first, end = header.leaf_range(last)
+    copy.write(first, memoryview(data)[first:end])
+    assert copy.accept(last)
+    servers[1].arrived("session")
+    assert bytes(running.wait().data) == data
+    assert running.progress.reroutes == []
+    copy.close()
+    held.cancel()
+    held.wait()
+
+
+def test_the_plan_tells_when_the_first_piece_comes() -> None:
+    names = tuple(f"n{i}" for i in range(5))
+    chosen = Plan(names, chain(5, 8), 1.0, {})
+    parts = node_plans(chosen, "s", KEY, dict.fromkeys(names, "127.0.0.1:1"))
+    assert [parts[name].first_step for name in names] == [0, 0, 1, 2, 3]
+
+
+def test_warming_a_connection_leaves_it_as_it_was(fleet: Fleet) -> None:
+    server = fleet(1)[0]
+    peer = Peer("n0", server.address, SECRET, "me", 5.0)
+    peer.warm(100_000)
+    assert peer.header(KEY) == server.store.header(KEY)
+    peer.close()
+
+
+def test_the_receiver_is_the_one_who_fills(fleet: Fleet) -> None:
+    servers = fleet(2)
+    running = Fetch(servers[1], plans(servers)["n1"], hold=True)
+    lock = FillLock(running.packed.path)
+    assert not lock.acquire()
+    running.start()
+    running.wait()
+    assert lock.acquire()
+    lock.release()
+
+
+# --- strangers and nonsense ---
+
+
+def test_both_sides_prove_the_secret() -> None:
+    def talk(client: bytes, server: bytes) -> tuple[object, object]:
+        ours, theirs = socket.socketpair()
+        found: list[object] = [None, None]
+
+        def serve() -> None:
+            with theirs:
+                try:
+                    found[1] = admit_client(theirs, server, "server", ("tcp",))
+                except (PeerError, EOFError, OSError) as error:
+                    found[1] = error
+
+        thread = threading.Thread(target=serve)
+        thread.start()
+        with ours:
+            try:
+                found[0] = prove_to_server(ours, client, "client").node
+            except (PeerError, EOFError) as error:
+                found[0] = error
+        thread.join()
+        return found[0], found[1]
+
+    assert talk(b"same", b"same") == ("server", "client")
+    client, server = talk(b"one", b"other")
+    assert "secret" in str(client)
+    assert isinstance(server, EOFError)
+
+
+def test_a_client_that_lies_about_the_secret_is_refused(fleet: Fleet) -> None:
+    server = fleet(1)[0]
+    with socket.create_connection(_address(server)) as sock:
+        from prism.weights.frames import Challenge, Hello, Proof, expect
+
+        send_frame(sock, Hello(node="x", nonce=bytes(32)))
+        expect(sock, Challenge)
+        send_frame(sock, Proof(proof=bytes(32)))
+        with pytest.raises(PeerError, match="wrong secret"):
+            expect(sock, Data)
+
+
+@pytest.mark.parametrize("nonsense", [b"GET / HTTP/1.1\r\n\r\n", struct.pack("<I", 1 << 31), b"\3\0\0\0abc", b""])
+def test_nonsense_ends_the_connection_and_nothing_else(fleet: Fleet, nonsense: bytes) -> None:
+    servers = fleet(2)
+    with socket.create_connection(_address(servers[0])) as sock:
+        sock.settimeout(5)
+        with contextlib.suppress(OSError):  # closed before everything was read
+            sock.sendall(nonsense)
+            sock.shutdown(socket.SHUT_WR)
+            assert sock.recv(1000) == b""
+    assert bytes(fetch(servers[1], plans(servers)["n1"]).data) == whole(servers[0])
+
+
+def test_requests_outside_the_pack_are_refused(fleet: Fleet) -> None:
+    server = fleet(1)[0]
+    for offset, nbytes in ((-1, 10), (0, 1 << 40), (1 << 40, 1)):
+        peer = Peer("n0", server.address, SECRET, "me", 5.0)
+        get = Get(session="s", key=KEY, piece=0, offset=offset, nbytes=nbytes, node="me")
+        peer.ask(get)
+        with pytest.raises(PeerError, match="outside"):
+            peer._await_data(nbytes, 1.0, 1.0)
+        peer.close()
+
+
+def test_an_answer_that_is_no_question_is_refused(fleet: Fleet) -> None:
+    server = fleet(1)[0]
+    peer = Peer("n0", server.address, SECRET, "me", 5.0)
+    send_frame(peer._sock, Queued(held=True))
+    with pytest.raises((EOFError, ConnectionError)):
+        peer.arrival(KEY)
+    peer.close()
+
+
+def test_frames_round_trip() -> None:
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        frames: list[Frame] = [GetArrival(key=KEY), Data(nbytes=5), Queued(held=False)]
+        for frame in frames:
+            send_frame(ours, frame)
+        assert [recv_frame(theirs) for _ in frames] == frames
+
+
+def test_random_bytes_are_no_frame() -> None:
+    for _ in range(50):
+        ours, theirs = socket.socketpair()
+        with ours, theirs:
+            body = os.urandom(20)
+            ours.sendall(struct.pack("<I", len(body)) + body)
+            with pytest.raises(PeerError, match="no frame"):
+                recv_frame(theirs)
+
+
+def test_pieces_cover_the_data_area_once(fleet: Fleet) -> None:
+    header = fleet(1)[0].store.header(KEY)
+    assert header is not None
+    for pieces in (1, 3, 16, header.leaves, 2 * header.leaves):
+        at = 0
+        for leaves in cut(header, pieces):
+            offset, nbytes = piece_bytes(header, leaves)
+            if nbytes:
+                assert offset == at
+                at += nbytes
+        assert at == header.data_bytes
+
+
+def _address(server: WeightServer) -> tuple[str, int]:
+    host, _, port = server.address.rpartition(":")
+    return host, int(port)

@@ -1,0 +1,53 @@
+"""Blocks follow the forward pass: embeddings, layers in order, head; a size limit cuts them between tensors."""
+
+from __future__ import annotations
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from prism.weights.format import PackKey
+from prism.weights.plan import TensorPlan, layout_header, plan_blocks, stage_of
+
+
+def plans(*names: str, nbytes: int = 100) -> list[TensorPlan]:
+    return [TensorPlan(name, "uint8", (nbytes,)) for name in names]
+
+
+def test_order_of_blocks() -> None:
+    made = plan_blocks(
+        plans(
+            "lm_head.weight",
+            "model.layers.10.mlp.weight",
+            "model.layers.2.mlp.weight",
+            "model.norm.weight",
+            "model.embed_tokens.weight",
+            "model.layers.2.self_attn.weight",
+        )
+    )
+    assert [b.name for b in made] == ["embeddings", "layer2", "layer10", "head"]
+    assert [t.name for t in made[1].tensors] == ["model.layers.2.mlp.weight", "model.layers.2.self_attn.weight"]
+
+
+def test_other_architectures_names() -> None:
+    assert stage_of("transformer.h.3.attn.weight") == (4, "layer3")
+    assert stage_of("transformer.wte.weight")[1] == "embeddings"
+    assert stage_of("decoder.block.0.layer.1.weight")[1] == "layer0"
+    assert stage_of("rotary_emb.cos_sin_cache")[1] == "embeddings"
+    assert stage_of("model.norm.weight")[1] == "head"
+
+
+@settings(deadline=None)
+@given(st.lists(st.integers(0, 2000), min_size=1, max_size=30), st.integers(256, 4000))
+def test_block_size_is_kept_unless_one_tensor_is_larger(sizes: list[int], limit: int) -> None:
+    tensors = [TensorPlan(f"layers.{i % 3}.t{i}", "uint8", (size,)) for i, size in enumerate(sizes)]
+    made = plan_blocks(tensors, limit)
+    assert sorted(t.name for b in made for t in b.tensors) == sorted(t.name for t in tensors)
+    for block, entry in zip(made, layout_header(PackKey("m"), made).blocks, strict=True):
+        assert entry.nbytes <= limit or len(block.tensors) == 1
+
+
+def test_small_packs_have_small_leaves() -> None:
+    small = layout_header(PackKey("m"), plan_blocks(plans("a", nbytes=8 << 20)))
+    large = layout_header(PackKey("m"), plan_blocks(plans("a", nbytes=1 << 30)))
+    assert small.leaves >= 32
+    assert large.leaf_bytes == 1 << 20
