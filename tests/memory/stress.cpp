@@ -149,6 +149,30 @@ void threads_on_shared_and_own_pools(const std::string& directory, int rounds) {
   require(device->account().free_bytes() == kCapacity, "memory is left");
 }
 
+// What the helper thread has taken off the pool's lease is in the account's books when quiesce() or give_back() returns.
+void books_are_exact_when_asked_for(const std::string& directory, int rounds) {
+  auto device = open(directory);
+  auto owner = device->enter("exact", 0, kNoLimit);
+  auto arena = std::make_shared<Arena>(owner, std::int64_t{64} << 20);
+  owner->adopt(arena);
+  auto pool = arena->divide({{kLayout, 2000, kElastic}})[0];
+  std::vector<std::int64_t> slots(150);
+  for (int i = 0; i < rounds * 5; ++i) {
+    auto fence = std::make_shared<ManualFence>();
+    pool->fence_with(fence);
+    pool->alloc(slots.data(), 150);
+    if (pool->free(slots.data(), 150)) pool->settle();  // nothing may go yet: from now on the helper looks after it
+    fence->signal();
+    if (i % 3 != 0) owner->wake();
+    if (i % 2 == 0) std::this_thread::yield();
+    const std::int64_t before = i % 5 == 0 ? pool->give_back(0, INT64_MAX) : (pool->quiesce(), 0);
+    require(before >= 0, "less than nothing was given back");
+    require(owner->account().held(owner->id()) == kPage && pool->stats().lease_bytes == kPage, "memory is still on its way back");
+    require(device->account().stats().owners.at(0).mapped_bytes == kPage, "what is shown lags behind");
+  }
+  owner->close();
+}
+
 void processes_killed_at_random(const std::string& directory, int kills) {
   auto device = open(directory);
   std::mt19937 random(7);
@@ -190,6 +214,7 @@ int main(int argc, char** argv) {
   require(mkdtemp(directory) != nullptr, "mkdtemp");
   try {
     processes_killed_at_random(directory, rounds / 20);  // first: forking a process with threads is another matter
+    books_are_exact_when_asked_for(directory, rounds);
     threads_on_shared_and_own_pools(directory, rounds);
   } catch (const Error& error) {
     require(false, error.what());

@@ -111,7 +111,8 @@ void Pool::publish_locked() {
     shown = now;
   };
   const std::int64_t slot_bytes = geometry_.layout.token_bytes() * geometry_.layout.tokens_per_slot;
-  show(mapped_ * geometry_.block_bytes, shown_.mapped, p.mapped_bytes);
+  // Not what is on its way: an audit must never see more mapped than there is.
+  show((mapped_ - mapping_ - unmapping_) * geometry_.block_bytes, shown_.mapped, p.mapped_bytes);
   show(table_.ready_blocks() * geometry_.block_bytes, shown_.ahead, p.ahead_bytes);
   show(static_cast<std::int64_t>(fences_.size()) * geometry_.block_bytes, shown_.deferred, p.deferred_bytes);
   show(table_.used_slots() * slot_bytes, shown_.used, p.used_bytes);

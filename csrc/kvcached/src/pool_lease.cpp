@@ -30,17 +30,24 @@ void Pool::return_lease(Guard& lock) {
   // What alloc() calls that are mapping were promised stays theirs, however far the target has been lowered.
   const std::int64_t promised = table_.used_blocks() + blocks_for(outstanding_) + refilling_;
   const std::int64_t keep = std::max({target_, mapped_, promised});
-  if (lease_ <= keep) return;
+  if (closed_ || lease_ <= keep) return;
   const std::int64_t blocks = lease_ - keep;
   lease_ = keep;
+  ++returning_;
   lock.unlock();
+  const auto arrive = [&] {
+    lock.lock();
+    --returning_;
+    changed_.notify_all();
+  };
   try {
     owner_->unlease(blocks * geometry_.block_bytes, Klass::Kv);
   } catch (...) {
-    lock.lock();
+    arrive();
     throw;
   }
-  lock.lock();
+  arrive();
+  returned_ += blocks;
 }
 
 void Pool::settle_locked(Guard& lock) {
@@ -72,8 +79,8 @@ void Pool::quiesce() {
   Guard lock(lock_);
   check_open();
   finish(lock);
-  while (mapping_ + unmapping_ > 0) {
-    changed_.wait(lock, [this] { return mapping_ + unmapping_ == 0; });
+  while (mapping_ + leaving_locked() > 0) {
+    changed_.wait(lock, [this] { return mapping_ + leaving_locked() == 0; });
     finish(lock);
   }
 }
@@ -132,11 +139,15 @@ std::int64_t Pool::unneeded_locked(std::int64_t keep_slots) const {
 std::int64_t Pool::give_back(std::int64_t keep_slots, std::int64_t most_bytes) {
   Guard lock(lock_);
   check_open();
-  const std::int64_t before = lease_;
+  const std::int64_t before = returned_;
   const std::int64_t most = most_bytes / geometry_.block_bytes + (most_bytes % geometry_.block_bytes != 0);
   target_ -= std::min(unneeded_locked(keep_slots), most);
   finish(lock);
-  return (before - lease_) * geometry_.block_bytes;
+  while (leaving_locked() > 0) {  // what the helper thread is about to give counts, too
+    changed_.wait(lock, [this] { return leaving_locked() == 0; });
+    finish(lock);
+  }
+  return (returned_ - before) * geometry_.block_bytes;
 }
 
 std::int64_t Pool::relieve(std::int64_t keep_slots) {
@@ -169,13 +180,15 @@ void Pool::wait_for_fences(Guard& lock) {
 void Pool::close_pages() {
   Guard lock(lock_);
   closed_ = true;
-  changed_.wait(lock, [this] { return mapping_ + unmapping_ == 0 && outstanding_ == 0; });
+  changed_.wait(lock, [this] { return mapping_ + leaving_locked() == 0 && outstanding_ == 0; });
   wait_for_fences(lock);
   std::vector<bool> absent(geometry_.blocks, false);
   for (std::int32_t block : absent_) absent[block] = true;
   std::exception_ptr failed;
   for (std::int64_t b = 0; b < geometry_.blocks; ++b) {
     if (absent[b]) continue;
+    ++unmapping_;
+    publish_locked();
     try {
       unmap_block(static_cast<std::int32_t>(b));
       absent_.push_back(static_cast<std::int32_t>(b));
@@ -183,7 +196,9 @@ void Pool::close_pages() {
     } catch (const Error&) {
       failed = std::current_exception();
     }
+    --unmapping_;
   }
+  publish_locked();
   if (failed != nullptr) std::rethrow_exception(failed);  // close again to try again
   table_ = SlotTable(geometry_);
   fences_.clear();

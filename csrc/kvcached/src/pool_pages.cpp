@@ -107,6 +107,7 @@ bool Pool::unmap_oldest(Guard& lock) {
   if (block < 0) return false;
   table_.drop(block);
   ++unmapping_;
+  publish_locked();
   lock.unlock();
   try {
     unmap_block(block);

@@ -61,8 +61,8 @@ class Pool final : public Tended {
   bool alloc_after_at_once(const std::int64_t* last, std::int64_t* out, std::int64_t count);
   bool free_at_once(const std::int64_t* slots, std::int64_t count, bool* due);  // *due: as free() returns
   bool reset();   // every slot is free again; as free()
-  void quiesce(); // settle(), and waits for what the helper thread has begun
-  void settle();  // unmaps what is surplus now, gives back what the lease no longer needs
+  void settle();   // unmaps what is surplus now, gives back what the lease no longer needs
+  void quiesce();  // the same, and waits for what other threads have begun: afterwards the account shows what this pool does
 
   std::int64_t available() const;  // a promise
   std::int64_t used() const;
@@ -72,7 +72,8 @@ class Pool final : public Tended {
   void set_lease(std::int64_t bytes);      // from now on leased
   void set_elastic();                      // from now on elastic
   bool ensure(std::int64_t slots);         // grows the lease until `slots` are available; false if refused, nothing changed
-  std::int64_t give_back(std::int64_t keep_slots, std::int64_t most_bytes);  // shrinks the lease by what is not in use
+  // Shrinks the lease by what is not in use; returns bytes given to the account meanwhile, waits for those on their way there.
+  std::int64_t give_back(std::int64_t keep_slots, std::int64_t most_bytes);
   std::int64_t relieve(std::int64_t keep_slots);  // give_back(), as much as pressure() asks for
   std::int64_t trim();  // gives back the whole unused lease and destroys spare pages; returns bytes given to the account
   void set_ahead(std::int64_t low_bytes, std::int64_t high_bytes);  // high < 0: no limit
@@ -129,6 +130,7 @@ class Pool final : public Tended {
   void publish_locked();
   void wait_for_fences(Guard& lock);
   void close_pages();
+  std::int64_t leaving_locked() const { return unmapping_ + returning_; }  // pieces of work that give memory away
 
   const std::shared_ptr<Owner> owner_;
   const std::shared_ptr<void> keep_;
@@ -152,6 +154,8 @@ class Pool final : public Tended {
   std::int64_t lease_ = 0, target_ = 0;      // blocks
   std::int64_t mapped_ = 0;                  // blocks mapped or in transition, all within the lease
   std::int64_t mapping_ = 0, unmapping_ = 0; // of these: a driver call is under way
+  std::int64_t returning_ = 0;               // threads that give the account blocks which lease_ no longer counts
+  std::int64_t returned_ = 0;                // blocks that the account got back, since the start
   std::int64_t refilling_ = 0;               // of mapping_: by the helper, for nobody in particular
   std::int64_t outstanding_ = 0;             // slots promised to alloc() calls that are mapping
   std::int64_t low_ = 0, high_ = INT64_MAX;  // blocks
