@@ -98,7 +98,7 @@ class Admin:
                 return _decided(self._c.feed(PinChanged(model, command.verb == "pin")))
             case "drain" | "undrain":
                 on = command.verb == "drain"
-                return _decided([e for d in devices for e in self._c.feed(OperatorDrain(d, on, command.carry))])
+                return _decided(self._c.feed(OperatorDrain(devices, on, command.carry)))
             case "reload":
                 return await self.reload()
             case "plan":

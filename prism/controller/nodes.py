@@ -89,7 +89,7 @@ class Nodes:
         events += [_device_report(report, spec) for spec in node.devices]
         if report.leaving and not node.leaving:
             node.leaving = True
-            events += [OperatorDrain(spec.id) for spec in node.devices]
+            events.append(OperatorDrain(tuple(spec.id for spec in node.devices)))
         return events
 
     def silent(self, now_s: float, broken: Callable[[str], bool] = lambda mailbox: False) -> list[ClusterEvent]:

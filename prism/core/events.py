@@ -325,10 +325,11 @@ class OperatorUnload:
 
 @dataclass(frozen=True, slots=True)
 class OperatorDrain:
-    """Empty the device and place nothing there (``on``), or take it back into service. ``carry``: running requests move
-    with their tokens instead of finishing first."""
+    """Empty the devices and place nothing there (``on``), or take them back into service. ``carry``: running requests
+    move with their tokens instead of finishing first. Devices that are to be empty together are named together, so that
+    what leaves one does not go to another."""
 
-    device: DeviceId
+    devices: tuple[DeviceId, ...]
     on: bool = True
     carry: bool = False
 

@@ -127,6 +127,8 @@ _NEARLY_ALL = 0.8
 class DeviceState:
     spec: DeviceSpec
     draining: bool = False
+    carries: bool = False
+    """Draining, and what runs there moves away with its tokens."""
     free_bytes: int | None = None
     busy_kv_bytes: int = 0
     """Mapped KV of running requests, from the last report."""
@@ -187,8 +189,8 @@ class Fleet:
         self._rebuild()
         return list(lost.values())
 
-    def set_draining(self, device: DeviceId, on: bool) -> None:
-        self.devices[device].draining = on
+    def set_draining(self, device: DeviceId, on: bool, carry: bool) -> None:
+        self.devices[device].draining, self.devices[device].carries = on, on and carry
         self.usable[self.index[device]] = not on
 
     def put(self, instance: Instance) -> None:
@@ -283,6 +285,11 @@ class Fleet:
         """Bytes of every device that nothing is promised to and no running request occupies."""
         result: Floats = self.board.shared - self.board.promised_kv - self.grown_kv
         return result
+
+    def room_on(self, index: int) -> float:
+        """:meth:`room` of one device."""
+        board = self.board
+        return float(board.shared[index] - board.promised_kv[index] - self.grown_kv[index])
 
     def fits_now(self, shard: Shard) -> Mask:
         """Usable devices with room for the shard and its least KV."""

@@ -9,8 +9,8 @@ from prism.core.reasons import ReasonCode, because
 from prism.core.specs import ModelSpec
 from prism.core.views import InstanceState
 from prism.policy.demand import SlidingRate
-from prism.scheduler.fleet import Instance, ModelState
-from prism.scheduler.lifecycle import NoRoom, Room
+from prism.scheduler.fleet import DeviceState, Instance, ModelState
+from prism.scheduler.lifecycle import Room
 from prism.scheduler.wanting import Wanting
 
 
@@ -46,6 +46,9 @@ class Operations(Wanting):
                 self.fleet.mark_idle(instance, now_s)
                 model.idle_since_s = now_s
                 self.became_idle(instance)
+        device = self.fleet.devices[event.device]
+        if device.draining and device.instances:
+            self._vacate([device], now_s)
         self.device_reported(event.device, now_s)
 
     def _lost(self, instance: Instance, now_s: float) -> None:
@@ -174,25 +177,50 @@ class Operations(Wanting):
         for instance in leaving:
             self.stop(instance, because(ReasonCode.OPERATOR), now_s, event.carry)
 
+    # --- devices that are to be empty ---
+
     def _operator_drain(self, event: OperatorDrain, now_s: float) -> None:
-        device = event.device
-        if device not in self.fleet.devices:
-            return
-        self.fleet.set_draining(device, event.on)
+        known = [d for d in event.devices if d in self.fleet.devices]
+        for id in known:  # all of them before anything looks for another place
+            self.fleet.set_draining(id, event.on, event.carry)
         if not event.on:
             self._retry(now_s)
+        elif known:
+            self._vacate([d for d in self.fleet.devices.values() if d.draining], now_s)
+
+    def _vacate(self, devices: list[DeviceState], now_s: float) -> None:
+        """What is on these devices leaves, what is in use for another place. Called again with every report of such a
+        device: the other place may fail, be lost or be drained itself before it serves."""
+        here = list({key: (i, d) for d in devices for key, i in d.instances.items()}.values())
+        # What does not serve yet goes first: it may be the new place of what does.
+        for instance, device in sorted(here, key=lambda pair: pair[0].state is InstanceState.ACTIVE):
+            if instance.key in self.loaded:
+                self._leave(instance, device, now_s)
+
+    def _leave(self, instance: Instance, device: DeviceState, now_s: float) -> None:
+        model, reason = self.models[instance.model], because(ReasonCode.DRAIN, device=device.spec.id)
+        active, drains = instance.state is InstanceState.ACTIVE, instance.state is InstanceState.DRAINING
+        if drains or (active and _has_successor(model, instance)):
+            if drains and device.carries:
+                self.stop(instance, reason, now_s, carry=True)
             return
-        for instance in list(self.fleet.devices[device].instances.values()):
-            model = self.models[instance.model]
-            needed = instance.busy or model.pinned or instance.state is not InstanceState.ACTIVE
-            room = self.find_room(model, now_s) if needed and instance.state is InstanceState.ACTIVE else NoRoom()
+        needed = not model.removed and (not active or instance.busy or model.pinned)
+        if active and needed and model.failures < self.settings.activation_attempts and not model.failed_for_good:
+            if now_s < model.retry_at_s:
+                return  # its new place failed: another one is tried in a moment
+            room = self.find_room(model, now_s)
             if isinstance(room, Room) and not room.evict:
-                self.start(model, room, because(ReasonCode.DRAIN, device=device), now_s, instance.key)
-                continue
-            self.stop(instance, because(ReasonCode.DRAIN, device=device), now_s, event.carry)
-            if needed and not model.coming_or_here:
-                model.want = model.want or because(ReasonCode.DRAIN, device=device)
-                self.want(model, now_s)
+                self.start(model, room, reason, now_s, instance.key)
+                return
+        self.stop(instance, reason, now_s, device.carries)
+        if needed and not model.coming_or_here:
+            model.want = model.want or reason
+            self.want(model, now_s)
+
+
+def _has_successor(model: ModelState, instance: Instance) -> bool:
+    """Whether another instance is on its way that takes its place."""
+    return any(i.replaces == instance.key and i.state is not InstanceState.DRAINING for i in model.instances)
 
 
 def _loads_differently(old: ModelSpec, new: ModelSpec) -> bool:

@@ -85,7 +85,7 @@ class Faults:
         self._world.control.tell(NodeJoined(devices[0].spec.node, tuple(device.spec for device in devices)))
 
     def _gpu_drained(self, fault: FaultSection) -> None:
-        self._world.control.tell(OperatorDrain(self._device(fault.target).id))
+        self._world.control.tell(OperatorDrain((self._device(fault.target).id,)))
 
     def _straggler(self, fault: FaultSection) -> None:
         self._device(fault.target).pool.set_speed(fault.speed)

@@ -158,7 +158,9 @@ def test_a_broken_connection_shortens_the_wait_for_a_silent_machine() -> None:
 
 def test_a_leaving_machine_is_drained_once_and_then_lost() -> None:
     nodes, _ = fleet(report("b"))
-    assert kinds(nodes.report(report("b", leaving=True), 1.0)) == [DeviceReport, OperatorDrain]
+    events = nodes.report(report("b", leaving=True), 1.0)
+    assert kinds(events) == [DeviceReport, OperatorDrain]
+    assert events[-1].devices == tuple(d.id for node in nodes.all() for d in node.devices), "all at once"
     assert kinds(nodes.report(report("b", leaving=True), 2.0)) == [DeviceReport]
     assert nodes.report(report("b", left=True), 3.0) == [NodeLost(NodeId("b"))]
     assert nodes.report(report("b", left=True), 3.1) == []

@@ -7,6 +7,8 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
+import pytest
+
 from prism.core.events import OperatorLoad
 from prism.core.ids import ModelName, NodeId
 from prism.engine.fake import FakePool
@@ -75,6 +77,16 @@ async def some_tokens(answers: list[Answer]) -> None:
             await asyncio.sleep(0.005)
 
 
+async def known_to_be_busy(system: System, answers: list[Answer]) -> None:
+    """The controller has heard that requests run (unless they end before): what leaves gets a new place first."""
+    async with asyncio.timeout(60):
+        while not all(a.ended.is_set() for a in answers):
+            if any(instance.busy for instance in system.controller.scheduler.loaded.values()):
+                return
+            system.agents[-1]._changed.set()  # it reports
+            await asyncio.sleep(0.01)
+
+
 async def test_requests_are_answered_by_another_machine(tmp_path: Path) -> None:
     async with fleet(tmp_path, "b") as system:
         await load_on(system, "b/host:1")
@@ -98,11 +110,15 @@ async def test_a_machine_that_dies_in_mid_answer_costs_no_token(tmp_path: Path) 
         await system.empty()
 
 
-async def test_a_machine_that_leaves_hands_everything_over(tmp_path: Path) -> None:
+@pytest.mark.parametrize("heard", [False, True])
+async def test_a_machine_that_leaves_hands_everything_over(tmp_path: Path, heard: bool) -> None:
+    """Whether or not the controller has ``heard`` that it has requests."""
     async with fleet(tmp_path, "b") as system:
         await load_on(system, "b/host:0")
         answers = [await system.front.ask("a", 300) for _ in range(4)]
         await some_tokens(answers)
+        if heard:
+            await known_to_be_busy(system, answers)
         leaving = system.agents[-1]
         async with asyncio.timeout(20):
             await leaving.leave()

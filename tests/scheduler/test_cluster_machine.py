@@ -112,7 +112,7 @@ class ClusterMachine(RuleBasedStateMachine):
             device = data.draw(st.sampled_from(sorted(self.w.devices)))
             on = device not in self.w.drained
             (self.w.drained.add if on else self.w.drained.discard)(device)
-            self.w.send(OperatorDrain(device, on))
+            self.w.send(OperatorDrain((device,), on))
 
     @rule(model=st.sampled_from(MODELS))
     def edit_catalog(self, model: ModelName) -> None:
@@ -137,13 +137,20 @@ class ClusterMachine(RuleBasedStateMachine):
         self.w.check()
 
     def teardown(self) -> None:
-        """All devices there, nothing pinned, loads succeed: every request is answered within its starvation bound."""
+        """Loads succeed from now on: devices that are to be empty become so. Then all are in service and nothing is
+        pinned: every request is answered within its starvation bound."""
+        for _ in range(4 * 60):
+            if not any(self.w.drained & set(i.devices) for i in self.w.live.values()):
+                break
+            self.w.pass_time(0.25)
+            self.w.step()
+        assert not any(self.w.drained & set(i.devices) for i in self.w.live.values()), "a drain that never ends"
         for model in list(self.w.pinned):
             self.w.pinned.discard(model)
             self.w.send(PinChanged(model, False))
         for device in list(self.w.drained):
             self.w.drained.discard(device)
-            self.w.send(OperatorDrain(device, False))
+            self.w.send(OperatorDrain((device,), False))
         for node in ("n0", "n1"):
             if not any(d.node == node for d in self.w.devices.values()):
                 self.w.join(*node_devices(node, 2))

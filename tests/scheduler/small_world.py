@@ -1,0 +1,36 @@
+"""Small worlds for rules one by one: a few models on a device or two."""
+
+from __future__ import annotations
+
+from prism.core.effects import Route
+from prism.core.ids import DeviceId, ModelName
+from prism.core.reasons import ReasonCode
+from prism.core.settings import ClusterSettings
+from prism.core.specs import ModelSpec
+from tests.scheduler.cluster_world import World, node_devices
+
+A, B, C = ModelName("a"), ModelName("b"), ModelName("c")
+GB0, GB1 = DeviceId("n/host:0"), DeviceId("n/host:1")
+QUIET = ClusterSettings(rebalance_every_s=0.0)
+
+
+def world(*catalog: ModelSpec, devices: int = 1, settings: ClusterSettings = QUIET) -> World:
+    w = World(settings, list(catalog))
+    w.join(*node_devices("n", devices))
+    return w
+
+
+def serve(w: World, model: ModelName, count: int = 1) -> None:
+    """``count`` requests for the model come and are answered."""
+    w.arrive(model, count)
+    w.pass_time(0.5)
+    w.step()
+    w.step()
+
+
+def reasons(w: World, kind: type) -> list[tuple[str, ReasonCode]]:
+    return [(e.model, e.reason.code) for _, e in w.log if isinstance(e, kind) and not isinstance(e, Route)]
+
+
+def on(w: World, model: ModelName) -> tuple[DeviceId, ...]:
+    return next(i.devices for k, i in w.live.items() if k[0] == model and i.state == "active")

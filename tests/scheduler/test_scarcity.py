@@ -1,0 +1,232 @@
+"""More is wanted than there is: who waits, who leaves, who gets more, and when a starving model claims a device."""
+
+from __future__ import annotations
+
+import pytest
+
+from prism.core.effects import Activate, Deactivate, RefuseWaiting
+from prism.core.events import (
+    ActivationError,
+    Arrivals,
+    DeviceReport,
+    ModelLoad,
+    WaitingRequests,
+)
+from prism.core.ids import DeviceId, Generation, ModelName
+from prism.core.reasons import ReasonCode
+from prism.core.settings import ClusterSettings, MigrationTest
+from prism.scheduler.planning import plan
+from tests.scheduler.cluster_world import World, model_spec, node_devices
+from tests.scheduler.small_world import GB0, GB1, QUIET, A, B, reasons, serve, world
+
+
+def test_a_starving_model_drives_out_one_that_never_rests() -> None:
+    w = world(model_spec("a", 600), model_spec("b", 600, max_wait_s=20.0))
+    serve(w, A)
+    w.arrive(A)
+    w.report(GB0)
+    w.arrive(B)
+    while not reasons(w, Deactivate):
+        w.arrive(A)
+        w.report(GB0)
+        w.pass_time(0.5)
+        assert w.now < 15.0
+    assert reasons(w, Deactivate) == [("a", ReasonCode.STARVATION)]
+    assert [e.carry for _, e in w.log if isinstance(e, Deactivate)] == [True], "its requests move on with their tokens"
+    w.step()
+    assert (B, Generation(2)) in w.live
+
+
+def test_waiting_ends_at_the_starvation_bound_when_nothing_may_leave() -> None:
+    w = world(model_spec("a", 600, pinned=True), model_spec("b", 600, max_wait_s=20.0))
+    w.pass_time(0.5)
+    w.step()
+    w.arrive(B)
+    w.pass_time(19.0)
+    assert not reasons(w, RefuseWaiting)
+    w.pass_time(2.0)
+    refusal = next(e for _, e in w.log if isinstance(e, RefuseWaiting))
+    assert refusal.reason.code is ReasonCode.NO_ROOM
+    assert refusal.retry_after_s is not None and refusal.retry_after_s >= 1.0
+
+
+def test_a_pressed_device_sheds_a_model_to_an_empty_one() -> None:
+    settings = ClusterSettings(rebalance_every_s=5.0, planning_window_s=8.0)
+    w = world(model_spec("a", 300), model_spec("b", 300), settings=settings)
+    serve(w, A)
+    serve(w, B)
+    w.join(*node_devices("x", 1))
+    for _ in range(60):
+        w.arrive(A, 3)
+        w.arrive(B, 2)
+        loads = tuple(ModelLoad(k[0], k[1], 300, 180, 0, 5, 3, 9) for k in w.live if w.live[k].devices == (GB0,))
+        w.send(DeviceReport(GB0, 1000, 100, loads))
+        w.pass_time(0.5)
+        for key, instance in list(w.live.items()):
+            if instance.state == "activating":
+                w.activated(key)
+    moved = [e for _, e in w.log if isinstance(e, Activate) and e.reason.code is ReasonCode.MIGRATION]
+    assert len(moved) == 1
+    assert moved[0].devices == (DeviceId("x/host:0"),)
+    assert w.routes[moved[0].model] == moved[0].devices
+
+
+@pytest.mark.parametrize(("migration", "moves"), [(MigrationTest.COST_AWARE, 0), (MigrationTest.PAPER, 1)])
+def test_without_pressure_only_the_papers_threshold_moves_a_model(migration: MigrationTest, moves: int) -> None:
+    w = world(
+        model_spec("a", 300), model_spec("b", 300), settings=ClusterSettings(migration=migration, planning_window_s=5.0)
+    )
+    serve(w, A, 5)
+    serve(w, B, 4)
+    w.join(*node_devices("x", 1))
+    w.pass_time(20.0)
+    assert w.migrations == moves
+
+
+def test_idle_neighbours_leave_when_requests_wait_for_memory() -> None:
+    w = world(model_spec("a", 300), model_spec("b", 300))
+    serve(w, B)
+    serve(w, A)
+    w.pass_time(30.0)
+    for _ in range(10):
+        w.send(Arrivals(A, 5))
+        a, b = (A, Generation(2)), (B, Generation(1))
+        loads = (ModelLoad(*a, 300, 390, 0, 9, 4, 9), ModelLoad(*b, 300, 0, 0, 0, 0, 1))
+        w.send(DeviceReport(GB0, 1000, 10, loads if b in w.live and w.live[b].state == "active" else loads[:1]))
+        w.pass_time(1.0)
+    assert reasons(w, Deactivate) == [("b", ReasonCode.KV_PRESSURE)]
+
+
+def _load(w: World, model: ModelName, running: int, waiting: int) -> None:
+    """One second in which the model's requests fill its instances and ``waiting`` more wait at each."""
+    w.pass_time(1.0)
+    w.send(Arrivals(model, 4))
+    for key, instance in list(w.live.items()):
+        if instance.state == "active" and key[0] == model:
+            load = ModelLoad(model, key[1], 300, 100, 0, running, waiting, 9)
+            w.send(DeviceReport(instance.devices[0], 1000, 500, (load,)))
+
+
+def test_a_model_that_one_device_cannot_serve_gets_replicas_in_free_room_and_loses_them_again() -> None:
+    w = world(model_spec("a", 300), devices=3)
+    serve(w, A)
+    for _ in range(6):
+        _load(w, A, 20, 12)
+    assert reasons(w, Activate) == [("a", ReasonCode.DEMAND), ("a", ReasonCode.SCALE_OUT)]
+    for key in list(w.live):
+        w.activated(key)
+    assert w.routes[A] == (GB0, GB1)
+    for _ in range(90):  # the rate falls: one instance is enough again
+        w.pass_time(1.0)
+        for device in list(w.devices):
+            w.report(device)
+    assert reasons(w, Deactivate) == [("a", ReasonCode.SCALE_IN)]
+    assert len(w.routes[A]) == 1
+
+
+def test_a_replica_is_the_first_to_make_room() -> None:
+    w = world(model_spec("a", 300), model_spec("b", 800), devices=2)
+    serve(w, A)
+    for _ in range(6):
+        _load(w, A, 20, 12)
+    for key in list(w.live):
+        w.activated(key)
+    for _ in range(3):
+        _load(w, A, 20, 12)
+    w.arrive(B)
+    assert reasons(w, Deactivate)[-1] == ("a", ReasonCode.SCALE_IN)
+
+
+def test_a_model_with_busy_neighbours_has_time_to_move_before_it_gets_a_replica() -> None:
+    w = world(model_spec("a", 300), model_spec("b", 300), settings=ClusterSettings())
+    serve(w, B)
+    serve(w, A)
+    w.join(*node_devices("x", 1))
+    for _ in range(6):
+        w.send(Arrivals(B, 4))
+        _load(w, A, 20, 12)
+    assert ReasonCode.SCALE_OUT not in [code for _, code in reasons(w, Activate)]
+
+
+def test_an_idle_model_leaves_when_a_request_finds_no_room_beside_its_weights() -> None:
+    """Nothing runs and no KV is in use, so the device does not look full: one request (retracted, or too large for what
+    the idle neighbour leaves) would stand there for ever."""
+    w = world(model_spec("a", 300), model_spec("b", 300), devices=1)
+    serve(w, B)
+    serve(w, A)
+    a, b = (A, Generation(2)), (B, Generation(1))
+    w.pass_time(60.0)
+    for _ in range(8):
+        w.pass_time(1.0)
+        loads = (ModelLoad(*a, 300, 0, 0, 1, 0, 9), ModelLoad(*b, 300, 0, 0, 0, 0, 1))
+        w.send(DeviceReport(GB0, 1000, 400, loads if b in w.live and w.live[b].state == "active" else loads[:1]))
+    assert reasons(w, Deactivate) == [("b", ReasonCode.KV_PRESSURE)]
+
+
+def test_a_starving_model_claims_a_device_that_newcomers_may_not_take() -> None:
+    """a and b take turns on the device, so that big never finds both gone; the claim ends that."""
+    big, bound_s = ModelName("big"), 20.0
+    w = world(*(model_spec(name, 400) for name in "abc"), model_spec("big", 900, max_wait_s=bound_s))
+    serve(w, A)
+    serve(w, B)
+    w.arrive(big)
+    since_s, placed = w.now, []
+    while not placed and w.now < since_s + bound_s:
+        for model in (A, B):
+            w.arrive(model)
+        w.pass_time(0.3)
+        w.step()
+        placed = [code for name, code in reasons(w, Activate) if name == "big"]
+    assert placed == [ReasonCode.DEMAND]
+    assert w.now - since_s <= bound_s / 2 + 1.0 + QUIET.min_residency_s
+
+
+def test_a_claim_is_what_plan_shows_and_it_ends_with_its_requests() -> None:
+    w = world(model_spec("a", 400), model_spec("b", 400), model_spec("big", 900, max_wait_s=20.0))
+    big = ModelName("big")
+    w.arrive(A)  # loads for ever
+    w.arrive(big)
+    w.pass_time(11.0)
+    (waits,) = [d for d in plan(w.scheduler, w.now) if d.model == big]
+    assert (waits.action, waits.reason.code) == ("wait", ReasonCode.CLAIM)
+    w.arrive(B)
+    assert reasons(w, Activate) == [("a", ReasonCode.DEMAND)], "the room beside a is kept for big"
+    w.inactive.pop(big)
+    w.send(WaitingRequests(big, 0, float("inf")))
+    w.finished += 1  # its client went away
+    w.pass_time(0.2)
+    assert reasons(w, Activate) == [("a", ReasonCode.DEMAND), ("b", ReasonCode.DEMAND)]
+
+
+def test_a_drain_that_a_starving_model_waits_for_is_hurried() -> None:
+    w = world(model_spec("a", 600), model_spec("b", 600, max_wait_s=20.0))
+    serve(w, A)
+    w.pass_time(30.0)
+    w.arrive(B)  # a is idle and told to leave, but a request has just reached it
+    w.live[(A, Generation(1))].running.append(w.now)
+    w.arrived += 1
+    w.pass_time(9.0)
+    assert [e.carry for _, e in w.log if isinstance(e, Deactivate)] == [False]
+    w.pass_time(2.0)
+    assert [e.carry for _, e in w.log if isinstance(e, Deactivate)] == [False, True]
+    assert reasons(w, Deactivate)[-1] == ("a", ReasonCode.STARVATION)
+
+
+def test_memory_that_is_never_there_is_made_by_evicting_and_then_counts_as_a_failure() -> None:
+    """The books say that b fits beside a; the device says no."""
+    w = world(model_spec("a", 300), model_spec("b", 300, max_wait_s=20.0))
+    serve(w, A)
+    w.arrive(B)
+    tries = []
+    while not reasons(w, RefuseWaiting) and w.now < 100.0:
+        for key, instance in list(w.live.items()):
+            if instance.state == "activating":
+                tries.append((w.now, len(w.live)))
+                w.failed(key, ActivationError.NO_MEMORY)
+        w.pass_time(0.25)
+        for key, instance in list(w.live.items()):
+            if instance.state == "draining":
+                w.gone(key)
+    assert ("a", ReasonCode.MAKE_ROOM) in reasons(w, Deactivate), "what leaves makes the room that was promised"
+    assert sum(others > 1 for _, others in tries) <= 6, "not tried in vain beside a for ever"
+    assert reasons(w, RefuseWaiting)[-1] == ("b", ReasonCode.ACTIVATION_FAILED)
