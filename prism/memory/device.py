@@ -77,7 +77,7 @@ class Device:
         return self._core.free_bytes()
 
     def wanted_bytes(self) -> int:
-        """What waiting reservations ask for, over all owners. One read of shared memory."""
+        """What waiting reservations and wishes ask for, over all owners. Two reads of shared memory."""
         return self._core.wanted_bytes()
 
     def wait_for(self, nbytes: int, timeout_s: float) -> bool:

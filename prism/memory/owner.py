@@ -52,19 +52,36 @@ class Owner:
         """Bytes held in the books for one class."""
         return self._core.held(klass)
 
-    def reserve(self, nbytes: int, klass: Klass, timeout_s: float = 0.0) -> None:
+    def reserve(self, nbytes: int, klass: Klass, timeout_s: float = 0.0, *, yielding: bool = False) -> None:
         """Add to the books, atomically and exclusively: ``OutOfMemory`` or ``LimitExceeded``, and then nothing changed.
 
-        With a timeout it waits for memory to come back, and meanwhile other owners feel ``pressure()``.
+        With a timeout it waits for memory to come back, and meanwhile other owners feel ``pressure()``. ``yielding`` (it
+        never waits): only what no wish that goes before this owner needs.
         """
-        self._core.reserve(nbytes, klass, timeout_s)
+        self._core.reserve(nbytes, klass, timeout_s, yielding)
+
+    def wish(self, least_bytes: int, most_bytes: int, order: int = 0) -> int:
+        """Wish for ``most_bytes`` more KV, of which less than ``least_bytes`` would be of no use; ``wish(0, 0)`` withdraws.
+
+        The wish stands until it is replaced or its owner is gone, and is felt as ``pressure()`` by owners that have
+        none and by those that hold more KV. Returns what stands: at most what could become free if all others gave
+        back what they can, 0 if ``least_bytes`` could not. ``order`` decides between owners that hold alike (default:
+        the process id); the ranks of one engine give the same.
+        """
+        return self._core.wish(least_bytes, most_bytes, order)
+
+    @property
+    def wished_bytes(self) -> int:
+        """The wish that stands."""
+        return self._core.wished_bytes
 
     def release(self, nbytes: int, klass: Klass) -> None:
         """Take off the books and wake those who wait; ``OverRelease`` for more than is held."""
         self._core.release(nbytes, klass)
 
     def pressure(self) -> int:
-        """Bytes this owner should give back now: over its limit, or others wait and it holds more than its floor."""
+        """Bytes this owner should give back now: over its limit, or others wait or wish before it and it holds more than
+        its floor."""
         return self._core.pressure()
 
     def excess(self) -> int:

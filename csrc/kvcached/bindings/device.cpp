@@ -67,9 +67,13 @@ nb::tuple audit(Device& device) {
 }
 
 // Python's lock is given up only to wait: handing it to another thread and back costs more than a change of the books.
-void reserve(Owner& owner, std::int64_t bytes, const char* klass, double timeout_s) {
+void reserve(Owner& owner, std::int64_t bytes, const char* klass, double timeout_s, bool yielding) {
   const Klass k = klass_of(klass);
   owner.check_usable();
+  if (yielding) {
+    nb::gil_scoped_release release;
+    return owner.account().reserve(owner.id(), bytes, k, true);
+  }
   if (owner.account().reserve_at_once(owner.id(), bytes, k)) return;
   nb::gil_scoped_release release;
   owner.account().reserve_within(owner.id(), bytes, k, timeout_s);
@@ -83,11 +87,19 @@ void release_bytes(Owner& owner, std::int64_t bytes, const char* klass) {
   owner.account().release(owner.id(), bytes, k);
 }
 
+std::int64_t wish(Owner& owner, std::int64_t least_bytes, std::int64_t most_bytes, std::int64_t order) {
+  owner.check_usable();
+  nb::gil_scoped_release release;
+  return owner.account().wish(owner.id(), least_bytes, most_bytes, order);
+}
+
 void bind_owner(nb::module_& m) {
   nb::class_<Owner>(m, "Owner", nb::is_weak_referenceable())
       .def_prop_ro("id", &Owner::id)
       .def_prop_ro("usable", &Owner::usable)
-      .def("reserve", &reserve, "bytes"_a, "klass"_a, "timeout_s"_a)
+      .def("reserve", &reserve, "bytes"_a, "klass"_a, "timeout_s"_a, "yielding"_a = false)
+      .def("wish", &wish, "least_bytes"_a, "most_bytes"_a, "order"_a = 0)
+      .def_prop_ro("wished_bytes", [](const Owner& o) { return o.account().wished(o.id()); })
       .def("release", &release_bytes, "bytes"_a, "klass"_a)
       .def("held", [](const Owner& o, const char* klass) { return o.account().held(o.id(), klass_of(klass)); }, "klass"_a)
       .def_prop_ro("held_bytes", [](const Owner& o) { return o.account().held(o.id()); })

@@ -162,7 +162,7 @@ void bind_changes(nb::class_<Pool>& pool) {
       .def("set_lease", &Pool::set_lease, "lease_bytes"_a, NoGil(),
            "Holds this much from now on. Growing raises OutOfMemory or LimitExceeded; shrinking is a target worked down to.")
       .def("set_elastic", &Pool::set_elastic, NoGil(), "From now on the lease follows use.")
-      .def("ensure", &Pool::ensure, "slots"_a, NoGil(), "Grows the lease until `slots` are available; False, and no change, if refused.")
+      .def("ensure", &Pool::ensure, "slots"_a, "yielding"_a = false, NoGil(), "Grows the lease until `slots` are available; False, and no change, if refused.")
       .def("give_back", &Pool::give_back, "keep_slots"_a = 0, "most_bytes"_a = INT64_MAX, NoGil(),
            "Shrinks the lease by what is not in use, keeping `keep_slots` available. Returns bytes given to the account by now.")
       .def("relieve", &Pool::relieve, "keep_slots"_a = 0, NoGil(), "give_back() of as much as pressure() asks for. Returns bytes.")

@@ -147,6 +147,7 @@ OwnerId Account::enter(const std::string& name, std::int64_t floor_bytes, std::i
 void Account::clear(OwnerSlot& s) {
   for (auto& held : s.held_bytes) held.store(0, std::memory_order_relaxed);
   s.wanted_bytes.store(0, std::memory_order_relaxed);
+  s.wish_bytes.store(0, std::memory_order_relaxed);
   s.floor_bytes.store(0, std::memory_order_relaxed);
   Published& p = s.published;
   for (auto* word : {&p.physical_bytes, &p.mapped_bytes, &p.ahead_bytes, &p.deferred_bytes, &p.used_bytes, &p.virtual_bytes}) {
@@ -196,15 +197,17 @@ std::vector<OwnerId> Account::reap() {
 }
 
 void Account::add_up() {
-  std::int64_t charged = 0, wanted = 0;
+  std::int64_t charged = 0, wanted = 0, wishes = 0;
   for (int i = 0; i < kMaxOwners; ++i) {
     const OwnerSlot& s = slots_[i];
     if (!s.live.load(std::memory_order_relaxed)) continue;
     charged += s.charged();
     wanted += s.wanted_bytes.load(std::memory_order_relaxed);
+    wishes += s.wish_bytes.load(std::memory_order_relaxed);
   }
   header_->charged_bytes.store(charged, std::memory_order_relaxed);
   header_->wanted_bytes.store(wanted, std::memory_order_relaxed);
+  header_->wish_bytes.store(wishes, std::memory_order_relaxed);
 }
 
 }  // namespace kvcached

@@ -20,7 +20,7 @@ void Account::charge(OwnerSlot& s, std::int64_t before) {
   header_->charged_bytes.fetch_add(s.charged() - before, std::memory_order_relaxed);
 }
 
-void Account::reserve_locked(OwnerId owner, std::int64_t bytes, Klass klass) {
+void Account::reserve_locked(OwnerId owner, std::int64_t bytes, Klass klass, bool yielding) {
   OwnerSlot& s = live_slot(owner);
   const std::int64_t held = s.held(), before = s.charged();
   const std::int64_t limit = s.limit_bytes.load(std::memory_order_relaxed);
@@ -30,7 +30,7 @@ void Account::reserve_locked(OwnerId owner, std::int64_t bytes, Klass klass) {
   }
   const std::int64_t floor = s.floor_bytes.load(std::memory_order_relaxed);
   const std::int64_t after = held + bytes > floor ? held + bytes : floor;
-  const std::int64_t free = capacity_bytes() - header_->charged_bytes.load(std::memory_order_relaxed);
+  const std::int64_t free = free_bytes() - (yielding ? owed(s) : 0);
   if (after > before && after - before > free) {  // what lies within the floor is granted whatever else happened
     throw Error(ErrorKind::OutOfMemory, path_ + ": not enough device memory for " + s.name,
                 {{"requested_bytes", bytes}, {"free_bytes", free}, {"held_bytes", held}, {"capacity_bytes", capacity_bytes()}});
@@ -48,11 +48,11 @@ bool Account::reap_if_due() {
   return !reap().empty();
 }
 
-void Account::reserve(OwnerId owner, std::int64_t bytes, Klass klass) {
+void Account::reserve(OwnerId owner, std::int64_t bytes, Klass klass, bool yielding) {
   check_bytes(bytes, "a reservation");
   const auto attempt = [&] {
     Locked lock(*this);
-    reserve_locked(owner, bytes, klass);
+    reserve_locked(owner, bytes, klass, yielding);
   };
   try {
     attempt();
@@ -159,7 +159,8 @@ std::int64_t Account::pressure(OwnerId owner) const {
   const std::int64_t over_limit = held - s.limit_bytes.load(std::memory_order_relaxed);
   // Below its floor nothing it gives back would reach anyone else.
   const std::int64_t above_floor = held - s.floor_bytes.load(std::memory_order_relaxed);
-  const std::int64_t others = wanted_bytes() - s.wanted_bytes.load(std::memory_order_relaxed);
+  const std::int64_t waited = header_->wanted_bytes.load(std::memory_order_relaxed) - s.wanted_bytes.load(std::memory_order_relaxed);
+  const std::int64_t others = (waited > 0 ? waited : 0) + owed(s);
   std::int64_t missing = others > 0 ? others - free_bytes() : 0;
   if (missing > above_floor) missing = above_floor;
   const std::int64_t most = over_limit > missing ? over_limit : missing;

@@ -131,7 +131,7 @@ AccountStats Account::stats() {
     o.floor_bytes = s.floor_bytes.load(std::memory_order_relaxed);
     o.limit_bytes = s.limit_bytes.load(std::memory_order_relaxed);
     for (int k = 0; k < kKlasses; ++k) o.held_bytes[k] = s.held_bytes[k].load(std::memory_order_relaxed);
-    o.wanted_bytes = s.wanted_bytes.load(std::memory_order_relaxed);
+    o.wanted_bytes = s.wanted_bytes.load(std::memory_order_relaxed) + s.wish_bytes.load(std::memory_order_relaxed);
     const Published& p = s.published;
     o.kernel_bytes = kernel_bytes(s);
     o.physical_bytes = p.physical_bytes.load(std::memory_order_relaxed);

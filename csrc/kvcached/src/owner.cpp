@@ -94,6 +94,12 @@ void Owner::lease(std::int64_t bytes, Klass klass, double timeout_s) {
   pages_.raise_budget(bytes);
 }
 
+void Owner::lease_yielding(std::int64_t bytes, Klass klass) {
+  check_usable();
+  account_->reserve(id_, bytes, klass, true);
+  pages_.raise_budget(bytes);
+}
+
 void Owner::unlease(std::int64_t bytes, Klass klass) {
   pages_.lower_budget(bytes);
   account_->release(id_, bytes, klass);

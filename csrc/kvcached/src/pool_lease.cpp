@@ -108,7 +108,7 @@ void Pool::set_elastic() {
   settle_locked(lock);
 }
 
-bool Pool::ensure(std::int64_t slots) {
+bool Pool::ensure(std::int64_t slots, bool yielding) {
   Guard lock(lock_);
   check_open();
   idle_ = false;
@@ -118,7 +118,12 @@ bool Pool::ensure(std::int64_t slots) {
   const std::int64_t needed = blocks_needed_locked(slots);
   if (needed > lease_) {
     try {
-      owner_->lease((needed - lease_) * geometry_.block_bytes, Klass::Kv);
+      const std::int64_t bytes = (needed - lease_) * geometry_.block_bytes;
+      if (yielding) {
+        owner_->lease_yielding(bytes, Klass::Kv);
+      } else {
+        owner_->lease(bytes, Klass::Kv);
+      }
     } catch (const Error& error) {
       if (error.kind() == ErrorKind::OutOfMemory || error.kind() == ErrorKind::LimitExceeded) return false;
       throw;

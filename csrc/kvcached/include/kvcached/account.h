@@ -3,6 +3,11 @@
 // A reservation is atomic and exclusive: it either adds the bytes to the owner's books within the device's capacity,
 // every other owner's floor and the owner's limit, or it changes nothing and throws. Nobody checks first and takes later.
 // Owners are processes' (pid, start time); whoever meets a dead one gives back what it held.
+//
+// A wish says that an owner has work for which the memory is missing. It stands until it is withdrawn or its owner is gone,
+// and it is felt as pressure() by the owners it goes before. Among owners with wishes the one that holds less KV goes before
+// (then the lower order, then the lower slot); any wish goes before owners without one. Why two wishes cannot block each
+// other for ever: docs/memory.md.
 #pragma once
 
 #include <memory>
@@ -46,7 +51,8 @@ class Account {
   void leave(OwnerId owner);  // gives back everything; no error if it is gone already
 
   // OutOfMemory, LimitExceeded, UnknownOwner. With a timeout it waits for memory to come back, and says so to the others.
-  void reserve(OwnerId owner, std::int64_t bytes, Klass klass);
+  // `yielding`: takes only what no wish that goes before this owner needs. For new work; what runs takes what is free.
+  void reserve(OwnerId owner, std::int64_t bytes, Klass klass, bool yielding = false);
   void reserve_within(OwnerId owner, std::int64_t bytes, Klass klass, double timeout_s);
   void release(OwnerId owner, std::int64_t bytes, Klass klass);  // OverRelease
 
@@ -54,6 +60,12 @@ class Account {
   // thread or process is at the books, or memory is short. The limit and errors of the caller are refused at once.
   bool reserve_at_once(OwnerId owner, std::int64_t bytes, Klass klass);
   bool release_at_once(OwnerId owner, std::int64_t bytes, Klass klass);
+
+  // From now on the owner wishes for `most_bytes` more, of which less than `least_bytes` would be of no use; 0, 0 withdraws.
+  // It stands at what could become free if all others gave back what they can, or not at all (returns 0) if `least_bytes`
+  // could not: a wish that nobody can meet must not hold others up. State it again when either may have changed.
+  std::int64_t wish(OwnerId owner, std::int64_t least_bytes, std::int64_t most_bytes, std::int64_t order);
+  std::int64_t wished(OwnerId owner) const;
 
   void set_limit(OwnerId owner, std::int64_t bytes);  // any process; below what is held: the owner feels pressure()
   void set_floor(OwnerId owner, std::int64_t bytes);  // FloorUnavailable if others hold too much
@@ -68,8 +80,9 @@ class Account {
   std::int64_t capacity_bytes() const { return header_->capacity_bytes.load(std::memory_order_relaxed); }
   std::int64_t page_bytes() const { return header_->page_bytes; }
   std::int64_t free_bytes() const;
-  std::int64_t wanted_bytes() const { return header_->wanted_bytes.load(std::memory_order_relaxed); }
-  // Bytes this owner should give back now: it is over its limit, or others wait and it holds more than its floor.
+  std::int64_t wanted_bytes() const;  // by waiting reservations and wishes
+  // Bytes this owner should give back now: it is over its limit, or others wait or wish before it and it holds more than
+  // its floor.
   std::int64_t pressure(OwnerId owner) const;
   std::int64_t excess(OwnerId owner) const;  // bytes above its limit
   std::int64_t held(OwnerId owner, Klass klass) const;
@@ -99,7 +112,10 @@ class Account {
   void want_locked(OwnerId owner, std::int64_t bytes);
   void ring_everyone_but(OwnerId owner);
   void memory_came_back();
-  void reserve_locked(OwnerId owner, std::int64_t bytes, Klass klass);
+  void reserve_locked(OwnerId owner, std::int64_t bytes, Klass klass, bool yielding = false);
+  bool goes_before(const OwnerSlot& wisher, const OwnerSlot& other) const;
+  std::int64_t owed(const OwnerSlot& s) const;  // the wishes that go before this owner
+  std::int64_t attainable_locked(const OwnerSlot& s) const;
   void release_locked(OwnerId owner, std::int64_t bytes, Klass klass);
   bool reap_if_due();
 

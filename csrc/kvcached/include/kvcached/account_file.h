@@ -21,7 +21,7 @@
 namespace kvcached {
 
 inline constexpr std::uint64_t kAccountMagic = 0x31746363616d7270;  // "prmacct1"
-inline constexpr std::uint32_t kAccountVersion = 1;
+inline constexpr std::uint32_t kAccountVersion = 2;
 inline constexpr int kMaxOwners = 128;
 inline constexpr int kNameBytes = 64;
 inline constexpr std::int64_t kNoLimit = INT64_MAX;
@@ -52,6 +52,8 @@ struct alignas(64) OwnerSlot {
   std::atomic<std::int64_t> limit_bytes;  // kNoLimit: none
   std::atomic<std::int64_t> held_bytes[kKlasses];
   std::atomic<std::int64_t> wanted_bytes;  // what its waiters wait for
+  std::atomic<std::int64_t> wish_bytes;    // what it would take now if it were free; stands until it is withdrawn
+  std::atomic<std::int64_t> wish_order;    // decides between wishes of owners that hold alike; written before wish_bytes
   alignas(64) std::atomic<std::uint32_t> doorbell;  // futex: rung when others want memory
   std::atomic<std::uint32_t> sleepers;
   alignas(64) Published published;
@@ -62,6 +64,7 @@ struct alignas(64) OwnerSlot {
     return sum;
   }
   // What the owner costs the device: its floor is set aside even where it is not used.
+  std::int64_t kv() const { return held_bytes[static_cast<int>(Klass::Kv)].load(std::memory_order_relaxed); }
   std::int64_t charged() const {
     const std::int64_t h = held(), f = floor_bytes.load(std::memory_order_relaxed);
     return h > f ? h : f;
@@ -77,6 +80,7 @@ struct AccountHeader {
   alignas(64) pthread_mutex_t lock;  // robust, shared between processes
   alignas(64) std::atomic<std::int64_t> charged_bytes;  // sum of charged() over live slots
   std::atomic<std::int64_t> wanted_bytes;               // sum of wanted_bytes over live slots
+  std::atomic<std::int64_t> wish_bytes;                 // sum of wish_bytes over live slots
   alignas(64) std::atomic<std::uint32_t> freed;         // futex: changes when memory comes back
   std::atomic<std::uint32_t> waiters;                   // at least the number of sleepers on `freed`
   std::atomic<std::int64_t> reaped_at_ns;

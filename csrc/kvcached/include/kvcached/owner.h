@@ -57,6 +57,7 @@ class Owner final : public std::enable_shared_from_this<Owner> {
 
   // Leases of pages: the account's books and the page budget together, in the order that keeps physical <= books.
   void lease(std::int64_t bytes, Klass klass, double timeout_s = 0);  // as Account::reserve_within
+  void lease_yielding(std::int64_t bytes, Klass klass);               // as Account::reserve
   void unlease(std::int64_t bytes, Klass klass);                      // destroys spare pages first
 
   // The helper thread starts with the first thing to tend; wake() has it look again now.

@@ -71,7 +71,9 @@ class Pool final : public Tended {
 
   void set_lease(std::int64_t bytes);      // from now on leased
   void set_elastic();                      // from now on elastic
-  bool ensure(std::int64_t slots);         // grows the lease until `slots` are available; false if refused, nothing changed
+  // Grows the lease until `slots` are available; false if refused, nothing changed. `yielding`: by memory that no wish before
+  // this owner needs (Account::reserve).
+  bool ensure(std::int64_t slots, bool yielding = false);
   // Shrinks the lease by what is not in use; returns bytes given to the account meanwhile, waits for those on their way there.
   std::int64_t give_back(std::int64_t keep_slots, std::int64_t most_bytes);
   std::int64_t relieve(std::int64_t keep_slots);  // give_back(), as much as pressure() asks for

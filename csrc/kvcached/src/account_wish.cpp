@@ -1,0 +1,69 @@
+// Standing wishes: who goes before whom, what may stand, and what is kept for it.
+#include <algorithm>
+
+#include "account_locked.h"
+
+namespace kvcached {
+
+// A total order over wishes, so that there is always a first one, and any wish before no wish.
+bool Account::goes_before(const OwnerSlot& wisher, const OwnerSlot& other) const {
+  if (other.wish_bytes.load(std::memory_order_acquire) <= 0) return true;
+  const std::int64_t mine = wisher.kv(), its = other.kv();
+  if (mine != its) return mine < its;
+  const std::int64_t my_order = wisher.wish_order.load(std::memory_order_relaxed);
+  const std::int64_t its_order = other.wish_order.load(std::memory_order_relaxed);
+  return my_order != its_order ? my_order < its_order : &wisher < &other;
+}
+
+std::int64_t Account::owed(const OwnerSlot& s) const {
+  const std::int64_t all = header_->wish_bytes.load(std::memory_order_relaxed);
+  if (all <= s.wish_bytes.load(std::memory_order_relaxed)) return 0;  // the usual case, read in every scheduling step
+  std::int64_t sum = 0;
+  for (int i = 0; i < kMaxOwners; ++i) {
+    const OwnerSlot& other = slots_[i];
+    if (&other == &s || !other.live.load(std::memory_order_acquire)) continue;
+    const std::int64_t wish = other.wish_bytes.load(std::memory_order_acquire);
+    if (wish > 0 && goes_before(other, s)) sum += wish;
+  }
+  return sum;
+}
+
+// How much more KV the owner could hold if all others gave back what they can: of its KV each keeps a page (the first block
+// of a pool), and its weights and its floor stay.
+std::int64_t Account::attainable_locked(const OwnerSlot& s) const {
+  std::int64_t rest = capacity_bytes();
+  for (int i = 0; i < kMaxOwners; ++i) {
+    const OwnerSlot& other = slots_[i];
+    if (&other == &s || !other.live.load(std::memory_order_relaxed)) continue;
+    const std::int64_t least = other.held() - other.kv() + std::min(other.kv(), page_bytes());
+    rest -= std::max(least, other.floor_bytes.load(std::memory_order_relaxed));
+  }
+  return std::min(rest, s.limit_bytes.load(std::memory_order_relaxed)) - s.held();
+}
+
+std::int64_t Account::wish(OwnerId owner, std::int64_t least_bytes, std::int64_t most_bytes, std::int64_t order) {
+  if (least_bytes < 0 || most_bytes < least_bytes) {
+    throw Error(ErrorKind::BadRequest, "a wish must be 0 <= least <= most", {{"least_bytes", least_bytes}, {"most_bytes", most_bytes}});
+  }
+  std::int64_t stands = 0, before = 0;
+  {
+    Locked lock(*this);
+    OwnerSlot& s = live_slot(owner);
+    const std::int64_t attainable = attainable_locked(s);
+    stands = least_bytes <= attainable ? std::max<std::int64_t>(0, std::min(most_bytes, attainable)) : 0;
+    before = s.wish_bytes.load(std::memory_order_relaxed);
+    s.wish_order.store(order != 0 ? order : s.pid, std::memory_order_relaxed);
+    s.wish_bytes.store(stands, std::memory_order_release);
+    header_->wish_bytes.fetch_add(stands - before, std::memory_order_relaxed);
+  }
+  if (stands > before) ring_everyone_but(owner);
+  return stands;
+}
+
+std::int64_t Account::wished(OwnerId owner) const { return live_slot(owner).wish_bytes.load(std::memory_order_relaxed); }
+
+std::int64_t Account::wanted_bytes() const {
+  return header_->wanted_bytes.load(std::memory_order_relaxed) + header_->wish_bytes.load(std::memory_order_relaxed);
+}
+
+}  // namespace kvcached
