@@ -30,7 +30,8 @@ from prism.wire.messages import Cancel, Submission
 
 log = logging.getLogger(__name__)
 
-LEASE_S = 10.0
+LEASE_S = 60.0
+"""Nobody else wants it; a process that shares one with its tests may come to renew it late."""
 
 
 class FakeNode:

@@ -24,6 +24,7 @@ server: {sse_keepalive: 200ms, write_timeout: 1s, max_body: 1MiB, max_queue: 200
 models:
   - {name: fast, path: tiny, aliases: [quick]}
   - {name: slow, path: tiny}
+  - {name: endless, path: tiny}
   - {name: cold, path: tiny}
   - {name: busy, path: tiny, max_queue: 2}
   - {name: "org/thinker:7b", path: tiny, reasoning_parser: qwen3, tool_call_parser: qwen}
@@ -32,6 +33,7 @@ models:
 SPEEDS = {
     "fast": FakeSpeed(vocab=LETTERS),
     "slow": FakeSpeed(prefill_s=0.01, step_s=0.02, vocab=LETTERS),
+    "endless": FakeSpeed(prefill_s=0.01, step_s=0.5, vocab=LETTERS),  # minutes for an answer: something ends it
     "org/thinker:7b": FakeSpeed(vocab=LETTERS),
 }
 

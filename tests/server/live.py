@@ -23,6 +23,8 @@ from prism.engine.fake_node import FakeNode
 from prism.server.front import Front, make_front
 from prism.store.interface import Store
 from prism.wire.mailbox import Inbox
+from prism.wire.messages import Message
+from tests.patience import PATIENCE_S
 
 T = TypeVar("T")
 ADMIN_KEY = "admin-key-for-tests"
@@ -56,21 +58,34 @@ class LiveFront:
     def __enter__(self) -> LiveFront:
         import_sglang()
         self._thread.start()
-        assert self._ready.wait(60)
+        assert self._ready.wait(PATIENCE_S)
         if self._failure is not None:
             raise self._failure
-        self.http = httpx.Client(transport=httpx.HTTPTransport(uds=self.socket), base_url="http://prism", timeout=30)
+        self.http = self.connect()
         return self
 
     def __exit__(self, *_: object) -> None:
         self.http.close()
         self._loop.call_soon_threadsafe(self._stop.set)
-        self._thread.join(30)
+        self._thread.join(PATIENCE_S)
         assert not self._thread.is_alive()
 
     def run(self, work: Coroutine[Any, Any, T]) -> T:
         """A coroutine in the server's loop."""
-        return asyncio.run_coroutine_threadsafe(work, self._loop).result(30)
+        return asyncio.run_coroutine_threadsafe(work, self._loop).result(PATIENCE_S)
+
+    def connect(self, timeout: httpx.Timeout | float = PATIENCE_S) -> httpx.Client:
+        """A client with connections of its own."""
+        transport = httpx.HTTPTransport(uds=self.socket)
+        return httpx.Client(transport=transport, base_url="http://prism", timeout=timeout)
+
+    def tell(self, message: Message) -> None:
+        """Puts ``message`` into the front door's mailbox, from the loop whose socket it is."""
+
+        async def send() -> None:
+            self.node.pool._outbox.send(self.front.broker.inbox.address, message)
+
+        self.run(send())
 
     def client(self, **options: Any) -> openai.OpenAI:
         options = {"api_key": "none", "max_retries": 0, **options}
@@ -78,7 +93,7 @@ class LiveFront:
 
     def async_client(self, limits: httpx.Limits | None = None) -> openai.AsyncOpenAI:
         transport = httpx.AsyncHTTPTransport(uds=self.socket, limits=limits or httpx.Limits())
-        http = httpx.AsyncClient(transport=transport, timeout=120)
+        http = httpx.AsyncClient(transport=transport, timeout=PATIENCE_S)
         return openai.AsyncOpenAI(base_url="http://prism/v1", http_client=http, api_key="none", max_retries=0)
 
     def _main(self) -> None:

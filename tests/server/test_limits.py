@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from starlette.datastructures import Headers
@@ -33,7 +34,7 @@ def catalog(tmp_path: Path) -> Catalog:
 @pytest.fixture
 def gate(catalog: Catalog, monkeypatch: pytest.MonkeyPatch) -> Gate:
     clock = [1000.0]
-    monkeypatch.setattr(auth.time, "time", lambda: clock[0])
+    monkeypatch.setattr(auth, "time", SimpleNamespace(time=lambda: clock[0]))  # not for other threads
     made = Gate(catalog, MemoryStore(), "state-admin-key")
     made.clock = clock  # type: ignore[attr-defined]
     return made

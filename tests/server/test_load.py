@@ -10,9 +10,10 @@ from collections import Counter
 import pytest
 
 from prism.engine.fake_payload import fake_tokens
+from tests.patience import until
 from tests.server.conftest import LETTERS
 from tests.server.live import LiveFront
-from tests.server.test_streams import nothing_left, until
+from tests.server.test_streams import nothing_left
 
 
 async def _connect(path: str) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:

@@ -12,6 +12,7 @@ import pytest
 from prism.wire import keys
 from prism.wire.mailbox import Inbox, Outbox
 from prism.wire.messages import Finish, ResumeQuery, ResumeReply, TokenItem, Tokens, encode
+from tests.patience import PATIENCE_S, until
 from tests.server.live import LiveFront
 
 ANSWER = "hé🙂 there".encode()
@@ -42,7 +43,7 @@ class Agent:
     async def _ask(self, message: Any) -> ResumeReply:
         with Inbox(self.address) as inbox, Outbox() as outbox:
             outbox.send(self.front, message)
-            async with asyncio.timeout(5):
+            async with asyncio.timeout(PATIENCE_S):
                 reply = await inbox.recv()
         assert isinstance(reply, ResumeReply)
         return reply
@@ -50,24 +51,32 @@ class Agent:
     def ask(self, message: Any) -> ResumeReply:
         return asyncio.run(self._ask(message))
 
-    def send(self, message: Any) -> None:
-        self.live.node.pool._outbox.send(self.front, message)
+    def send(self, message: Tokens, arrived: int | None = None) -> None:
+        """``arrived``: returns when the client's stream has so many tokens. Questions go another way, and may be
+        faster."""
+        self.live.tell(message)
+        if arrived is not None:
+            until(lambda: len(self._stream(message.items[0].id).log.tokens) == arrived, "the tokens' arrival")
+
+    def _stream(self, request_id: str) -> Any:
+        return self.live.front.broker.streams[request_id]
 
     def open_id(self) -> str:
-        for _ in range(500):
-            waiting = [s for s in self.live.front.broker.streams.values() if s.model == "cold"]
-            if waiting:
-                return waiting[0].id
-            time.sleep(0.01)
-        pytest.fail("no request came")
+        """The request that waits, once it stands in the agent's list."""
+        until(lambda: self.live.node._waiting.get("cold"), "a request")
+        return next(s.id for s in list(self.live.front.broker.streams.values()) if s.model == "cold")
 
 
 @pytest.fixture
 def agent(live: LiveFront) -> Any:
     yield Agent(live)
-    for entry in live.node._waiting.pop("cold", []):
-        live.run(live.store.done(entry, live.node.consumer))
-    assert live.run(live.store.lengths([keys.INACTIVE_QUEUE])) == [0]
+
+    def acknowledged() -> bool:
+        for entry in live.node._waiting.pop("cold", []):
+            live.run(live.store.done(entry, live.node.consumer))
+        return live.run(live.store.lengths([keys.INACTIVE_QUEUE])) == [0]
+
+    until(acknowledged, "every request being acknowledged")
 
 
 def answered(live: LiveFront, play: Any) -> str:
@@ -98,13 +107,12 @@ def test_an_answer_over_three_attempts(live: LiveFront, agent: Agent) -> None:
         first = agent.ask(ResumeQuery(id=rid, reply_to=agent.address))
         assert (first.known, first.attempt, first.token_ids) == (True, 2, [])
         agent.send(item(rid, 2, 0, ANSWER[:2]))
-        agent.send(item(rid, 2, 2, ANSWER[2:5]))
-        time.sleep(0.05)
+        agent.send(item(rid, 2, 2, ANSWER[2:5]), arrived=5)
         second = agent.ask(ResumeQuery(id=rid, reply_to=agent.address))
         assert (second.attempt, bytes(second.token_ids)) == (3, ANSWER[:5])
         agent.send(item(rid, 2, 5, b"late tokens of the dead engine"))
         agent.send(item(rid, 3, 5, ANSWER[5:9]))
-        agent.send(item(rid, 3, 7, ANSWER[7:11]))  # overlaps: sent again
+        agent.send(item(rid, 3, 7, ANSWER[7:11]), arrived=11)  # overlaps: sent again
         final = encode(item(rid, 3, 11, ANSWER[11:], finish=True))
         done = agent.ask(Finish(id=rid, reply_to=agent.address, attempt=3, total_tokens=len(ANSWER), final=final))
         assert not done.known or done.complete
@@ -117,7 +125,7 @@ def test_lost_tokens_are_asked_for_again(live: LiveFront, agent: Agent) -> None:
 
     def play() -> None:
         rid = agent.open_id()
-        agent.send(item(rid, 1, 0, ANSWER[:4]))
+        agent.send(item(rid, 1, 0, ANSWER[:4]), arrived=4)
         final = encode(item(rid, 1, 8, ANSWER[8:], finish=True))
         reply = agent.ask(Finish(id=rid, reply_to=agent.address, attempt=1, total_tokens=len(ANSWER), final=final))
         assert (reply.complete, reply.attempt, bytes(reply.token_ids)) == (False, 2, ANSWER[:4])
@@ -126,9 +134,15 @@ def test_lost_tokens_are_asked_for_again(live: LiveFront, agent: Agent) -> None:
     assert answered(live, play) == ANSWER.decode()
 
 
-def test_a_message_still_on_its_way_is_waited_for(live: LiveFront, agent: Agent) -> None:
+def test_a_message_still_on_its_way_is_waited_for(
+    live: LiveFront, agent: Agent, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Here it lies unread in the mailbox until the tokens are there."""
+
     def play() -> None:
         rid = agent.open_id()
+        stream = agent._stream(rid)
+        monkeypatch.setattr(live.front.broker._resuming, "_behind", lambda: len(stream.log.tokens) < 4)
         final = encode(item(rid, 1, 4, ANSWER[4:], finish=True))
 
         def late() -> None:

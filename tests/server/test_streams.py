@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import socket
-import time
+import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -16,22 +16,17 @@ from prism.engine.fake import FakeSpeed
 from prism.store.values import Replica
 from prism.wire import keys
 from prism.wire.messages import Failed
+from tests.patience import PATIENCE_S, until
 from tests.server.conftest import LETTERS
-from tests.server.live import LiveFront
+from tests.server.live import ADMIN_KEY, LiveFront
 
 CHAT = "/v1/chat/completions"
+LEAVES = httpx.Timeout(PATIENCE_S, read=0.3)
+"""A client that leaves soon when nothing comes."""
 
 
 def body(model: str, **fields: Any) -> dict[str, Any]:
     return {"model": model, "messages": [{"role": "user", "content": "hi"}], "stream": True, **fields}
-
-
-def until(condition: Callable[[], bool], what: str) -> None:
-    for _ in range(500):
-        if condition():
-            return
-        time.sleep(0.02)
-    pytest.fail(f"never: {what}")
 
 
 def nothing_left(live: LiveFront) -> bool:
@@ -101,9 +96,7 @@ def test_a_failure_before_the_first_byte_is_an_http_error(live: LiveFront, cold:
         failed = Failed(
             id=open_id(live), status=429, type="overloaded_error", code="late", message="m", retry_after_s=3
         )
-        live.node.pool._outbox.send(live.front.broker.inbox.address, failed)
-
-    import threading
+        live.tell(failed)
 
     thread = threading.Thread(target=fail)
     thread.start()
@@ -114,11 +107,11 @@ def test_a_failure_before_the_first_byte_is_an_http_error(live: LiveFront, cold:
 
 
 def test_a_failure_after_the_first_byte_is_an_event_and_never_done(live: LiveFront) -> None:
-    with live.http.stream("POST", CHAT, json=body("slow", max_tokens=200)) as answer:
+    with live.http.stream("POST", CHAT, json=body("endless", max_tokens=400)) as answer:
         lines = answer.iter_lines()
         assert next(lines).startswith("data: ")
         failed = Failed(id=open_id(live), status=503, type="server_error", code="engine_lost", message="gone")
-        live.node.pool._outbox.send(live.front.broker.inbox.address, failed)
+        live.tell(failed)
         rest = [line for line in lines if line]
     assert json.loads(rest[-1].removeprefix("data: "))["error"]["code"] == "engine_lost"
     assert "data: [DONE]" not in rest
@@ -126,22 +119,25 @@ def test_a_failure_after_the_first_byte_is_an_event_and_never_done(live: LiveFro
 
 
 def test_a_text_stream_fails_the_same_way(live: LiveFront) -> None:
-    request = {"model": "slow", "prompt": "abc", "max_tokens": 200, "stream": True}
+    request = {"model": "endless", "prompt": "abc", "max_tokens": 400, "stream": True}
     with live.http.stream("POST", "/v1/completions", json=request) as answer:
         lines = answer.iter_lines()
         next(lines)
         failed = Failed(id=open_id(live), status=503, type="server_error", code="engine_lost", message="gone")
-        live.node.pool._outbox.send(live.front.broker.inbox.address, failed)
+        live.tell(failed)
         rest = [line for line in lines if line]
     assert json.loads(rest[-1].removeprefix("data: "))["error"]["code"] == "engine_lost"
     until(lambda: nothing_left(live), "the request was cancelled everywhere")
 
 
 @pytest.mark.parametrize("stream", [True, False])
-@pytest.mark.parametrize("model", ["slow", "cold"])
+@pytest.mark.parametrize("model", ["endless", "cold"])
 def test_a_client_that_leaves_cancels_everywhere(live: LiveFront, model: str, stream: bool) -> None:
-    client = httpx.Client(transport=httpx.HTTPTransport(uds=live.socket), base_url="http://prism", timeout=0.3)
-    with client, pytest.raises(httpx.ReadTimeout), client.stream("POST", CHAT, json=body(model, stream=stream)) as s:
+    with (
+        live.connect(LEAVES) as client,
+        pytest.raises(httpx.ReadTimeout),
+        client.stream("POST", CHAT, json=body(model, stream=stream)) as s,
+    ):
         next(s.iter_lines())
         raise httpx.ReadTimeout("enough was read")
     until(lambda: nothing_left(live), "nothing of the request is left")
@@ -160,7 +156,7 @@ def test_a_client_that_never_reads_is_cut_off(live: LiveFront) -> None:
 
 
 def test_other_clients_go_on_beside_one_that_does_not_read(live: LiveFront) -> None:
-    with live.http.stream("POST", CHAT, json=body("slow", max_tokens=300)) as unread:
+    with live.http.stream("POST", CHAT, json=body("endless", max_tokens=400)) as unread:
         answer = live.http.post(CHAT, json=body("fast", stream=False, max_tokens=3))
         assert answer.status_code == 200
         unread.close()
@@ -179,14 +175,12 @@ def test_a_models_own_bound_answers_429(live: LiveFront) -> None:
 
 
 def test_an_operator_cancels(live: LiveFront) -> None:
-    from tests.server.live import ADMIN_KEY
-
     auth = {"authorization": f"Bearer {ADMIN_KEY}"}
-    with live.http.stream("POST", CHAT, json=body("slow", max_tokens=300)) as answer:
+    with live.http.stream("POST", CHAT, json=body("endless", max_tokens=400)) as answer:
         lines = answer.iter_lines()
         next(lines)
         request_id = answer.headers["x-request-id"]
-        with httpx.Client(transport=httpx.HTTPTransport(uds=live.socket), base_url="http://prism") as other:
+        with live.connect() as other:
             assert other.post(f"/admin/requests/{request_id}/cancel", headers=auth).json() == {"ok": True}
             assert other.post("/admin/requests/req_none/cancel", headers=auth).status_code == 404
         rest = [line for line in lines if line]
