@@ -49,11 +49,25 @@ def choose_evictions(
     leave anyway come first, idle ones before those in use, and a chosen one that turns out not to be needed stays.
     Empty when nothing is needed, None when all together do not free enough.
     """
+    return choose_from_ranked(ranked(candidates, order), need_bytes)
+
+
+def ranked(candidates: Sequence[EvictionCandidate], order: EvictionOrder) -> list[EvictionCandidate]:
+    """``candidates`` in the order in which they should be chosen."""
+    if len(candidates) < 2:
+        return list(candidates)
+    return sorted(candidates, key=lambda c: _rank(c, order))
+
+
+def choose_from_ranked(
+    candidates: Sequence[EvictionCandidate], need_bytes: int
+) -> tuple[EvictionCandidate, ...] | None:
+    """:func:`choose_evictions` of candidates that are :func:`ranked` already."""
     if need_bytes <= 0:
         return ()
     chosen: list[EvictionCandidate] = []
     freed_bytes = 0
-    for candidate in sorted(candidates, key=lambda c: _rank(c, order)):
+    for candidate in candidates:
         chosen.append(candidate)
         freed_bytes += candidate.frees_bytes
         if freed_bytes >= need_bytes:

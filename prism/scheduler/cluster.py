@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from prism.core.ids import DeviceId
-from prism.core.reasons import ReasonCode, because
+from prism.core.reasons import Reason, ReasonCode, because
 from prism.core.settings import ClusterSettings, MigrationTest
 from prism.core.specs import ModelSpec
 from prism.core.views import InstanceState
@@ -14,7 +14,7 @@ from prism.policy.eviction import choose_evictions
 from prism.policy.placement import Assignment, PlacementModel, mean_pressure, move_pays, place
 from prism.scheduler.base import ClusterScheduler
 from prism.scheduler.claims import Claims
-from prism.scheduler.fleet import Instance, ModelState
+from prism.scheduler.fleet import Instance, InstanceKey, ModelState
 from prism.scheduler.keepalive import KeepAlive
 from prism.scheduler.lifecycle import NoRoom, Room
 from prism.scheduler.replicas import Replicas
@@ -69,6 +69,28 @@ class PrismScheduler(ClusterScheduler):
         waited_s = now_s - model.waiting_since_s if model.waiting else 0.0
         reason = because(ReasonCode.NO_ROOM, waiting=model.waiting, waited_s=waited_s)
         return self.give_up_waiting(model, reason, now_s)
+
+    # Many models that wait for room look at the same devices. Nothing but what is started and stopped for them changes
+    # meanwhile, so that who may leave is found once for all of them.
+
+    def _retry(self, now_s: float) -> None:
+        self._finder.victims.remember(True)
+        super()._retry(now_s)
+        self._finder.victims.remember(False)
+
+    def start(
+        self, model: ModelState, room: Room, reason: Reason, now_s: float, replaces: InstanceKey | None = None
+    ) -> Instance:
+        self._finder.victims.forget()
+        return super().start(model, room, reason, now_s, replaces)
+
+    def stop(self, instance: Instance, reason: Reason, now_s: float, carry: bool = False) -> None:
+        self._finder.victims.forget()
+        super().stop(instance, reason, now_s, carry)
+
+    def gone(self, instance: Instance, now_s: float) -> None:
+        self._finder.victims.forget()
+        super().gone(instance, now_s)
 
     def still_waiting(self, model: ModelState, now_s: float) -> None:
         """A starving model claims the devices that can be cleared for it."""

@@ -14,7 +14,7 @@ from prism.core.reasons import Reason, ReasonCode, because
 from prism.core.settings import ClusterSettings
 from prism.core.views import InstanceState
 from prism.policy.demand import IdleIntervals
-from prism.policy.eviction import choose_evictions
+from prism.policy.eviction import choose_from_ranked
 from prism.policy.pressure import Mask, Shard, least_kv_bytes
 from prism.scheduler.claims import Claims
 from prism.scheduler.fleet import Fleet, Instance, InstanceKey, ModelState
@@ -102,7 +102,7 @@ class RoomFinder:
         allowed = self._fleet.fits_now(shard) & self.allowed(model, now_s)
         for device in model.short_bytes:
             if (index := self._fleet.index.get(device)) is not None:
-                allowed[index] &= self._need_bytes(model, device, shard) <= self._fleet.room()[index]
+                allowed[index] &= self._need_bytes(model, device, shard) <= self._fleet.room_on(index)
         for instance in model.instances:  # a second instance (migration) goes elsewhere
             for device in instance.devices:
                 if (index := self._fleet.index.get(device)) is not None:
@@ -152,16 +152,20 @@ class RoomFinder:
         self, device: DeviceId, model: ModelState, shard: Shard, pressing: Pressing, now_s: float
     ) -> Eviction | None:
         fleet, index = self._fleet, self._fleet.index[device]
-        candidates = self.victims.on(device, pressing, now_s)
+        leavers = self.victims.leavers(device, pressing, now_s)
+        need_bytes = self._need_bytes(model, device, shard)
+        if need_bytes > leavers.room_bytes + leavers.frees_bytes and device not in model.short_bytes:
+            return None
+        candidates = leavers.candidates
         forced = [c for c in candidates if c.model == model.name and c.leaving]
-        others = [c for c in candidates if c.model != model.name]
+        others = [c for c in leavers.ranked if c.model != model.name]
         if len(forced) < sum(i.model == model.name for i in fleet.devices[device].instances.values()):
             return None  # an instance of its own is there, or still busy on its way out
-        room_bytes = fleet.room()[index] + sum(c.frees_bytes for c in forced)
-        need_bytes = self._need_bytes(model, device, shard)
-        chosen = choose_evictions(others, int(need_bytes - room_bytes), self._settings.eviction)
+        room_bytes = leavers.room_bytes + sum(c.frees_bytes for c in forced)
+        chosen = choose_from_ranked(others, int(need_bytes - room_bytes))
         if chosen is None and device in model.short_bytes and pressing is Pressing.STARVING:
             # Memory that should have been there was not: everybody leaves, if that should be enough.
+            others = [c for c in candidates if c.model != model.name]
             most_bytes = room_bytes + sum(c.frees_bytes for c in others)
             chosen = tuple(others) if most_bytes >= fleet.board.need_on(index, shard) else None
         if chosen is None:
@@ -195,10 +199,10 @@ class RoomFinder:
             index = fleet.index[spec.id]
             instances = fleet.devices[spec.id].instances.values()
             goes_bytes = sum(fleet.frees_bytes(spec.id, i) for i in instances if not self._models[i.model].pinned)
-            if fleet.room()[index] + goes_bytes >= fleet.board.need_on(index, shard):
+            if fleet.room_on(index) + goes_bytes >= fleet.board.need_on(index, shard):
                 now_bytes = sum(c.frees_bytes for c in self.victims.on(spec.id, Pressing.STARVING, now_s))
                 group = groups.setdefault(spec.domain or f"node {spec.node}", [])
-                group.append((-float(fleet.room()[index]) - now_bytes, spec.id))
+                group.append((-fleet.room_on(index) - now_bytes, spec.id))
         sets = [sorted(found)[: model.spec.tp] for found in groups.values() if len(found) >= model.spec.tp]
         best = min(sets, key=lambda chosen: (chosen[-1], chosen), default=None)
         return None if best is None else tuple(device for _, device in best)

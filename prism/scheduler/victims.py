@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from enum import IntEnum
 
 from prism.core.ids import DeviceId, ModelName
 from prism.core.settings import ClusterSettings
 from prism.core.views import InstanceState
 from prism.policy.demand import IdleIntervals, expected_remaining_s, idle_threshold_s
-from prism.policy.eviction import EvictionCandidate
+from prism.policy.eviction import EvictionCandidate, ranked
 from prism.scheduler.fleet import Fleet, Instance, ModelState
 
 _SPARE_LASTS_S = 60.0
@@ -26,6 +27,20 @@ class Pressing(IntEnum):
     """Models in use leave too; their requests are carried over."""
 
 
+@dataclass(frozen=True, slots=True)
+class Leavers:
+    """Everybody who may leave one device, as things stand."""
+
+    candidates: tuple[EvictionCandidate, ...]
+    """As they stand on the device."""
+    ranked: tuple[EvictionCandidate, ...]
+    """In the order in which they should go."""
+    frees_bytes: int
+    """Of all together."""
+    room_bytes: float
+    """What the device has without anybody leaving."""
+
+
 class Victims:
     """Looks at instances; changes nothing."""
 
@@ -33,6 +48,30 @@ class Victims:
         self, settings: ClusterSettings, fleet: Fleet, models: dict[ModelName, ModelState], pool_idle: IdleIntervals
     ) -> None:
         self._settings, self._fleet, self._models, self._pool_idle = settings, fleet, models, pool_idle
+        self._remembers = False
+        self._known: dict[tuple[DeviceId, Pressing], Leavers] = {}
+
+    def remember(self, on: bool) -> None:
+        """While on, answers of :meth:`leavers` are kept: for many waiting models that look at the same devices at one
+        time. Whoever lets an instance come or go calls :meth:`forget`."""
+        self._remembers = on
+        self._known.clear()
+
+    def forget(self) -> None:
+        """Something has changed."""
+        self._known.clear()
+
+    def leavers(self, device: DeviceId, pressing: Pressing, now_s: float) -> Leavers:
+        """Everybody on the device who may leave it now, ready to be chosen from."""
+        known = self._known.get((device, pressing))
+        if known is None:
+            found = self.on(device, pressing, now_s)
+            order = ranked(found, self._settings.eviction)
+            frees_bytes = sum([c.frees_bytes for c in found])
+            known = Leavers(tuple(found), tuple(order), frees_bytes, self._fleet.room_on(self._fleet.index[device]))
+            if self._remembers:
+                self._known[(device, pressing)] = known
+        return known
 
     def on(self, device: DeviceId, pressing: Pressing, now_s: float) -> list[EvictionCandidate]:
         """Everybody on the device who may leave it now."""
@@ -45,14 +84,14 @@ class Victims:
         """The instance as one that may leave ``device``, or None if it may not."""
         model = self._models[instance.model]
         leaving = instance.state is InstanceState.DRAINING
-        idle_s = 0.0 if instance.idle_since_s is None else now_s - instance.idle_since_s
-        activation_s = model.activation_s if model.activation_s is not None else self._settings.activation_guess_s
-        spare = not leaving and self._is_spare(model, pressing)
+        spare = not leaving and len(model.instances) > 1 and self._is_spare(model, pressing)
         in_use = instance.busy if leaving else instance.idle_since_s is None and not spare
         if in_use and pressing < Pressing.STARVING:
             return None
         if not leaving and not self._may_leave(model, instance, in_use, now_s):
             return None
+        idle_s = 0.0 if instance.idle_since_s is None else now_s - instance.idle_since_s
+        activation_s = model.activation_s if model.activation_s is not None else self._settings.activation_guess_s
         if pressing is Pressing.CAN_WAIT and not leaving and idle_s < self._threshold_s(model, activation_s):
             return None
         return EvictionCandidate(
@@ -76,9 +115,7 @@ class Victims:
 
     def _is_spare(self, model: ModelState, pressing: Pressing) -> bool:
         """The model serves on without one of its instances."""
-        if len(model.instances) < 2 or pressing is Pressing.CAN_WAIT:
-            return False
-        return len(model.in_state(InstanceState.ACTIVE)) > 1
+        return pressing is not Pressing.CAN_WAIT and len(model.in_state(InstanceState.ACTIVE)) > 1
 
     def _threshold_s(self, model: ModelState, activation_s: float) -> float:
         if self._settings.idle_threshold_s is not None:
