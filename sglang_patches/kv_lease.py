@@ -3,12 +3,17 @@
 Before each step the lease grows to what the step and the next admissions need, as far as the device's account grants
 it, and shrinks when the account asks for memory back: unused lease first, then cached prefixes; above its limit the
 engine also retracts running requests (SGLang does so once :meth:`KvLease.available_tokens` says there is no room).
+What the account does not grant stands there as a wish, which neighbours feel as they step or rest.
 Tensor-parallel ranks agree on every change, since all of them must schedule alike.
 """
 
 from __future__ import annotations
 
+import os
+from bisect import bisect_left
 from collections.abc import Sequence
+from itertools import accumulate
+from math import ceil
 from typing import Any
 
 import torch
@@ -19,8 +24,6 @@ from sglang_patches.seat import Seat
 
 _CLIP_NEW_TOKENS = 4096
 """SGLang's admission looks at most so many tokens of one request ahead (``CLIP_MAX_NEW_TOKENS``)."""
-_STARVED_WAIT_S = 0.05
-"""How long an engine that can run nothing waits at a time for its neighbours to give up what they only cache."""
 _LOOKAHEAD_STEPS = 16
 """Decode steps the lease covers ahead, so that it does not change at every step."""
 
@@ -35,6 +38,8 @@ class KvLease:
         """Slots this rank could still hand out beyond what the tightest rank can."""
         self._last_available = 0
         self._resting = False
+        self._order = 0
+        """Of this engine's wishes among those of engines that hold alike; the same on all ranks."""
         self.retractions = 0
 
     @property
@@ -49,16 +54,15 @@ class KvLease:
     def before_step(self, scheduler: Any) -> None:
         """Adjust the lease for the step about to be scheduled."""
         self._resting = False
-        decode, admission = demand_tokens(scheduler, self.pool.block_slots if self._own else 1)
+        self._order = self._order or self._agree_on_order(scheduler)
+        running, admissions = demand_tokens(scheduler, self.pool.block_slots if self._own else 1)
         wanted, excess = self._asked_back(scheduler)
         if wanted > 0:
-            self._give_back(scheduler, wanted, excess, keep=0 if excess else decode + self._scattered())
-            self.pool.ensure(self._within_size(decode // _LOOKAHEAD_STEPS))
+            self._give_back(scheduler, wanted, excess, keep=0 if excess else running + self._scattered())
+            self.pool.ensure(self._within_size(running // _LOOKAHEAD_STEPS))
         else:
-            cached = int(scheduler.tree_cache.evictable_size())
-            self._grow(decode, admission, cached)
-            if admission > 0 and decode == 0:
-                self._ask_neighbours(scheduler.waiting_queue, cached)
+            self._grow(running, admissions, int(scheduler.tree_cache.evictable_size()))
+        self._wish(scheduler, running, admissions)
         self._agree(scheduler)
         available = self.available_tokens()
         if available > self._last_available:
@@ -68,6 +72,7 @@ class KvLease:
 
     def rest(self, scheduler: Any) -> None:
         """The engine is idle: keep only cached prefixes, and fewer of them when others wait for memory."""
+        self.withdraw()
         wanted, excess = self._asked_back(scheduler)
         if wanted > 0:
             self._give_back(scheduler, wanted, excess, keep=0)
@@ -95,6 +100,13 @@ class KvLease:
         torch.distributed.all_reduce(both, torch.distributed.ReduceOp.MAX, group=scheduler.tp_cpu_group)
         return int(both[0]), int(both[1])
 
+    def _agree_on_order(self, scheduler: Any) -> int:
+        """Two engines that span the same devices must not each go first on one of them."""
+        order = torch.tensor([os.getpid()], dtype=torch.int64)
+        if self._seat.world > 1:
+            torch.distributed.all_reduce(order, torch.distributed.ReduceOp.MIN, group=scheduler.tp_cpu_group)
+        return int(order[0])
+
     def _agree(self, scheduler: Any) -> None:
         if self._seat.world == 1:
             return
@@ -113,48 +125,61 @@ class KvLease:
         if excess > 0:
             self.pool.set_lease(max(0, int(self.pool.lease_bytes) - excess))
 
-    def _grow(self, decode: int, admission: int, cached: int) -> None:
-        scattered = self._scattered()
-        for tokens in (decode + admission, decode + admission - cached, decode, decode - cached):
-            if self.pool.ensure(self._within_size(max(tokens, 0) + scattered)):
+    def _grow(self, running: int, admissions: Sequence[int], cached: int) -> None:
+        """What runs takes what is free; new requests, as many as fit, what no wish that goes first needs."""
+        base = running + self._scattered()
+        if admissions:
+            if self._reach(base + admissions[-1]):
                 return
-        if scattered:  # then sequences share blocks
-            self.pool.ensure(self._within_size(decode))
+            fitting = bisect_left(admissions, True, key=lambda tokens: not self._reach(base + tokens - cached))
+            if fitting:  # its own cache then makes room for the rest
+                return
+        for tokens in (base, base - cached, running):  # the last: sequences share blocks
+            if self.pool.ensure(self._within_size(max(tokens, 0))):
+                return
 
-    def _ask_neighbours(self, waiting: Sequence[Any], cached: int) -> None:
-        """Nothing runs here. If the first request has no room either, wait for it as others feel the pressure: what an
-        idle engine has cached would be kept from this one for ever."""
-        if not waiting:
-            return
-        tokens = self._within_size(_rounded(_length(waiting[0]), self.pool.block_slots if self._own else 1) - cached)
-        missing, page = (tokens - self._mine()) * self.token_bytes, int(self._seat.owner.page_bytes)
-        if missing <= 0:
-            return
-        nbytes = -(-missing // page) * page
-        try:
-            self._seat.owner.reserve(nbytes, "kv", timeout_s=_STARVED_WAIT_S)
-        except memory.errors.DeviceMemoryError:
-            return  # this step; the next one asks again
-        self._seat.owner.release(nbytes, "kv")
-        self.pool.ensure(tokens)
+    def _reach(self, tokens: int) -> bool:
+        return self.pool.ensure(self._within_size(max(tokens, 0)), yielding=True)
+
+    def _wish(self, scheduler: Any, running: int, admissions: Sequence[int]) -> None:
+        """Have the account know what is missing beyond this engine's own cache. It stands until the next step says
+        otherwise, so that it is there when a neighbour looks, which may be long after."""
+        base = running + self._scattered() - int(scheduler.tree_cache.evictable_size())
+        mine = self._mine()
+        missing = [self._within_size(base + tokens) - mine for tokens in (0, *admissions)]
+        missing = [tokens for tokens in missing if tokens > 0]
+        if missing:
+            self._seat.owner.wish(self._bytes(missing[0]), self._bytes(missing[-1]), self._order)
+        else:
+            self.withdraw()
+
+    def withdraw(self) -> None:
+        """Nothing is missing here, or the model leaves."""
+        if self._seat.owner.wished_bytes:
+            self._seat.owner.wish(0, 0)
+
+    def _bytes(self, tokens: int) -> int:
+        """Whole blocks with so many slots."""
+        return -(-tokens // int(self.pool.block_slots)) * int(self.pool.block_bytes)
 
 
-def demand_tokens(scheduler: Any, block: int) -> tuple[int, int]:
-    """Slots needed soon, in whole blocks of ``block``: by the requests that decode, and by each of those that wait (as
-    SGLang's admission counts them)."""
+def demand_tokens(scheduler: Any, block: int) -> tuple[int, list[int]]:
+    """Slots needed soon, in whole blocks of ``block``: by what runs (steps of decoding, the rest of a prompt that is
+    taken in by chunks), and beyond that by the first, the first two, ... of the requests that wait, as SGLang's
+    admission counts them: with what running requests may still need."""
     ratio = scheduler.new_token_ratio_tracker.current
-    running = [r for r in scheduler.running_batch.reqs if not r.finished()]
+    requests = [r for r in scheduler.running_batch.reqs if not r.finished()]
     if scheduler.last_batch is not None and scheduler.last_batch is not scheduler.running_batch:
-        running += [r for r in scheduler.last_batch.reqs if not r.finished()]
-    decode = _rounded(len(running) * _LOOKAHEAD_STEPS, block)
-    reserved = sum(int(_remaining(r) * ratio) for r in running)
-    waiting = list(scheduler.waiting_queue[: scheduler.max_running_requests])
-    if scheduler.chunked_req is not None:
-        waiting.append(scheduler.chunked_req)
-    if not waiting:
-        return decode, 0
-    admission = sum(_rounded(_length(r), block) for r in waiting)
-    return decode, max(0, reserved - decode) + admission
+        requests += [r for r in scheduler.last_batch.reqs if not r.finished()]
+    running = _rounded(len(requests) * _LOOKAHEAD_STEPS, block)
+    reserved = sum(ceil(_remaining(r) * ratio) for r in requests)
+    if (chunked := scheduler.chunked_req) is not None:
+        prompt = len(chunked.origin_input_ids) + len(chunked.output_ids) - len(chunked.prefix_indices)
+        running += _rounded(max(prompt, 0), block)
+        reserved += _remaining(chunked)
+    waiting = scheduler.waiting_queue[: max(0, scheduler.max_running_requests - len(requests))]
+    extra = max(0, reserved - running)
+    return running, [extra + total for total in accumulate(_rounded(_length(r), block) for r in waiting)]
 
 
 def _rounded(tokens: int, block: int) -> int:
@@ -162,8 +187,8 @@ def _rounded(tokens: int, block: int) -> int:
 
 
 def _length(req: Any) -> int:
-    """Tokens of a request that waits, at its end."""
-    return len(req.origin_input_ids) + len(req.output_ids) + _remaining(req) + 1
+    """Tokens for which admission lets a waiting request in: it wants more than its own and one for alignment."""
+    return len(req.origin_input_ids) + len(req.output_ids) + _remaining(req) + 2
 
 
 def _remaining(req: Any) -> int:

@@ -55,13 +55,13 @@ class Owner:
     def reserve(self, nbytes: int, klass: Klass, timeout_s: float = 0.0, *, yielding: bool = False) -> None:
         """Add to the books, atomically and exclusively: ``OutOfMemory`` or ``LimitExceeded``, and then nothing changed.
 
-        With a timeout it waits for memory to come back, and meanwhile other owners feel ``pressure()``. ``yielding`` (it
-        never waits): only what no wish that goes before this owner needs.
+        With a timeout it waits for memory to come back, and meanwhile other owners feel ``pressure()``. ``yielding``
+        (it never waits): only what no wish that goes before this owner needs.
         """
         self._core.reserve(nbytes, klass, timeout_s, yielding)
 
     def wish(self, least_bytes: int, most_bytes: int, order: int = 0) -> int:
-        """Wish for ``most_bytes`` more KV, of which less than ``least_bytes`` would be of no use; ``wish(0, 0)`` withdraws.
+        """Wish for ``most_bytes`` more KV; less than ``least_bytes`` would be of no use. ``wish(0, 0)`` withdraws.
 
         The wish stands until it is replaced or its owner is gone, and is felt as ``pressure()`` by owners that have
         none and by those that hold more KV. Returns what stands: at most what could become free if all others gave
@@ -80,8 +80,8 @@ class Owner:
         self._core.release(nbytes, klass)
 
     def pressure(self) -> int:
-        """Bytes this owner should give back now: over its limit, or others wait or wish before it and it holds more than
-        its floor."""
+        """Bytes this owner should give back now: over its limit, or others wait or wish before it and it holds more
+        than its floor."""
         return self._core.pressure()
 
     def excess(self) -> int:

@@ -1,0 +1,184 @@
+"""The lease before each step: what an engine takes, wishes for and gives back; real pools, a pretended SGLang."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from prism import memory
+from sglang_patches import kv_lease
+from sglang_patches.kv_lease import KvLease, demand_tokens
+
+PAGE = 65536
+PAGES = 16
+BLOCK = 128  # tokens a page: sequences share blocks
+LAYOUT = memory.KvLayout(layers=2, kv_heads=1, head_dim=PAGE // BLOCK // 8, dtype_bytes=2)
+
+
+def request(prompt: int, new: int, output: int = 0) -> SimpleNamespace:
+    return SimpleNamespace(
+        origin_input_ids=[0] * prompt,
+        output_ids=[0] * output,
+        prefix_indices=[],
+        sampling_params=SimpleNamespace(max_new_tokens=new),
+        finished=lambda: False,
+    )
+
+
+class Engine:
+    """A lease and as much of SGLang's scheduler as it looks at; one request at a time is admitted, as SGLang would."""
+
+    def __init__(self, device: memory.Device, name: str) -> None:
+        self.owner = device.register(name)
+        self.pool = self.owner.arena(4 * PAGES * PAGE).divide(LAYOUT, max_tokens=PAGES * BLOCK, lease_bytes=0)
+        seat: Any = SimpleNamespace(owner=self.owner, world=1)
+        self.lease = KvLease(self.pool, seat, PAGES * BLOCK)
+        self.cache: list[np.ndarray] = []
+        self.slots: list[np.ndarray] = []
+        self.tree_cache = SimpleNamespace(evictable_size=lambda: sum(map(len, self.cache)))
+        self.running_batch = SimpleNamespace(reqs=[], batch_is_full=False)
+        self.last_batch = self.chunked_req = None
+        self.max_running_requests = 32
+        self.waiting_queue: list[Any] = []
+        self.new_token_ratio_tracker = SimpleNamespace(current=1.0)
+
+    @property
+    def lease_pages(self) -> int:
+        return self.pool.lease_bytes // PAGE
+
+    def cache_tokens(self, tokens: int) -> None:
+        assert self.pool.ensure(tokens)
+        self.cache += np.split(self.pool.alloc(tokens), range(1, tokens))
+
+    def evict(self, tokens: int) -> bool:
+        evicted, self.cache = self.cache[:tokens], self.cache[tokens:]
+        if evicted:
+            self.pool.free(np.concatenate(evicted))
+        return bool(evicted)
+
+    def step(self) -> None:
+        self.lease.before_step(self)
+        while self.waiting_queue:
+            need = len(self.waiting_queue[0].origin_input_ids)
+            promised = need + self.waiting_queue[0].sampling_params.max_new_tokens
+            kept = sum(r.sampling_params.max_new_tokens for r in self.running_batch.reqs)
+            if promised + kept >= self.lease.available_tokens() + self.tree_cache.evictable_size():
+                return
+            if need > self.lease.available_tokens():
+                self.evict(need - self.lease.available_tokens())
+            self.slots.append(self.pool.alloc(need))
+            self.running_batch.reqs.append(self.waiting_queue.pop(0))
+
+    def finish(self) -> None:
+        """The first running request ends; what it had is cached."""
+        self.running_batch.reqs.pop(0)
+        self.cache += np.split(done := self.slots.pop(0), range(1, len(done)))
+
+
+@pytest.fixture
+def device(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> memory.Device:
+    monkeypatch.setattr(kv_lease, "evict", Engine.evict)
+    return memory.open_device("host:0", PAGES * PAGE, account_dir=tmp_path, page_bytes=PAGE)
+
+
+def test_a_busy_engine_with_a_queue_gets_what_an_idle_one_caches(device: memory.Device) -> None:
+    idle, busy = Engine(device, "idle"), Engine(device, "busy")
+    idle.cache_tokens(10 * BLOCK)
+    busy.waiting_queue = [request(2 * BLOCK, BLOCK) for _ in range(3)]
+    busy.step()
+    assert len(busy.running_batch.reqs) == 1 and busy.owner.wished_bytes > 0
+    idle.lease.rest(idle)
+    assert idle.lease_pages < 11
+    busy.step()
+    assert len(busy.running_batch.reqs) == 3 and busy.owner.wished_bytes == 0
+    kept = idle.lease_pages
+    idle.lease.rest(idle)
+    assert idle.lease_pages == kept > 1, "no more than was missing"
+
+
+def test_what_runs_keeps_its_pages_and_its_next_steps(device: memory.Device) -> None:
+    first, second = Engine(device, "first"), Engine(device, "second")
+    first.waiting_queue = [request(5 * BLOCK, BLOCK)]
+    first.step()
+    first.cache_tokens(3 * BLOCK)
+    used = first.pool.used()
+    second.waiting_queue = [request(PAGES * BLOCK // 2 + BLOCK, BLOCK)]
+    second.step()
+    assert second.owner.wished_bytes > 0
+    first.step()
+    assert first.cache == [] and first.pool.used() == used - 3 * BLOCK and first.lease.available_tokens() >= 16
+    second.step()
+    assert not second.running_batch.reqs, "it needs what the other runs with"
+    first.finish()
+    first.lease.rest(first)
+    second.step()
+    assert second.running_batch.reqs and second.owner.wished_bytes == 0
+
+
+def test_the_rest_of_a_chunked_prompt_is_kept_under_pressure(device: memory.Device) -> None:
+    engine, other = Engine(device, "engine"), Engine(device, "other")
+    engine.chunked_req = request(6 * BLOCK, 10)
+    engine.step()
+    assert engine.lease.available_tokens() >= 6 * BLOCK
+    other.waiting_queue = [request(12 * BLOCK, BLOCK)]
+    other.step()
+    assert engine.pool.pressure() > 0
+    engine.step()
+    assert engine.lease.available_tokens() >= 6 * BLOCK
+
+
+def test_one_of_many_waiting_requests_is_let_in_when_not_all_fit(device: memory.Device) -> None:
+    engine = Engine(device, "engine")
+    engine.waiting_queue = [request(4 * BLOCK, BLOCK) for _ in range(10)]
+    engine.step()
+    assert len(engine.running_batch.reqs) == 3
+    assert engine.owner.wished_bytes == 0, "nobody could give anything"
+
+
+@pytest.mark.parametrize("engines", [2, 3])
+def test_busy_engines_that_wish_all_get_their_turn(device: memory.Device, engines: int) -> None:
+    """Each needs most of the device for one request, again and again."""
+    all_engines = [Engine(device, f"e{i}") for i in range(engines)]
+    done = 0
+    for _ in range(4):
+        for engine in all_engines:
+            engine.waiting_queue.append(request(9 * BLOCK, 2 * BLOCK))
+    for _ in range(200):
+        for engine in all_engines:
+            engine.step()
+            engine.pool.check()
+            if engine.running_batch.reqs:
+                engine.finish()
+                done += 1
+            if not engine.waiting_queue:
+                engine.lease.rest(engine)
+    assert done == 4 * engines and device.wanted_bytes() == 0
+
+
+def test_a_wish_goes_when_the_model_does_or_its_queue_is_empty(device: memory.Device) -> None:
+    idle, busy = Engine(device, "idle"), Engine(device, "busy")
+    idle.cache_tokens(10 * BLOCK)
+    busy.waiting_queue = [request(6 * BLOCK, BLOCK)]
+    for end in (busy.lease.withdraw, lambda: busy.lease.rest(busy), busy.owner.close):
+        busy.step()
+        assert device.wanted_bytes() > 0
+        end()
+        assert device.wanted_bytes() == 0
+
+
+def test_demand_counts_what_runs_first_and_places_in_the_batch() -> None:
+    scheduler: Any = SimpleNamespace(
+        running_batch=SimpleNamespace(reqs=[request(10, 100, output=60)]),
+        last_batch=None,
+        chunked_req=None,
+        max_running_requests=3,
+        waiting_queue=[request(10, 5), request(20, 5), request(30, 5)],
+        new_token_ratio_tracker=SimpleNamespace(current=0.51),
+    )
+    assert demand_tokens(scheduler, 1) == (16, [21 - 16 + 17, 21 - 16 + 17 + 27])
+    scheduler.max_running_requests = 1
+    assert demand_tokens(scheduler, 1) == (16, [])
