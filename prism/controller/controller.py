@@ -30,6 +30,7 @@ from prism.core.events import (
     DeactivationFinished,
     InstanceFound,
     InstanceLost,
+    NodeJoined,
     NodeLost,
     PinChanged,
     Tick,
@@ -91,21 +92,21 @@ class Controller:
 
     async def run(self) -> None:
         """Serves until cancelled or until the lease is lost (:class:`LeaseLost`: another controller took over)."""
-        holder = await self._lease()
+        self._holder = await self._lease()
         await self._introduce_all()
         try:
             async with asyncio.TaskGroup() as group:
-                group.create_task(self._renew(holder))
+                group.create_task(self._renew())
                 group.create_task(self._mail())
                 group.create_task(self._waiting())
                 group.create_task(self.admin.serve(self.consumer))
-                group.create_task(self.placement.publish(holder))
+                group.create_task(self.placement.publish(lambda: self._holder))
                 group.create_task(self._clock())
                 group.create_task(self._watch())
                 group.create_task(self._pinned())
         finally:
             self.outbox.close()
-            await self.store.release_lease(holder)
+            await self.store.release_lease(self._holder)
 
     async def _lease(self) -> ControllerRecord:
         while True:
@@ -118,16 +119,24 @@ class Controller:
                 return holder
             await asyncio.sleep(0.2)
 
-    async def _renew(self, holder: ControllerRecord) -> None:
+    async def _renew(self) -> None:
         while True:
             await asyncio.sleep(LEASE_S / 5)
             try:
-                held = await self.store.renew_lease(holder, LEASE_S)
+                await self._keep_lease()
             except StoreUnavailable as error:
                 log.warning("the store is away: %s", error)
-                continue
-            if not held and await self.store.acquire_lease(self.consumer, self.inbox.address, LEASE_S) is None:
-                raise LeaseLost(f"another controller took over from {self.consumer}")
+
+    async def _keep_lease(self) -> None:
+        """A process that stood still for so long that its lease ended takes it again: fences are counted, so that it
+        sees whether another controller decided anything in between."""
+        if await self.store.renew_lease(self._holder, LEASE_S):
+            return
+        again = await self.store.acquire_lease(self.consumer, self.inbox.address, LEASE_S)
+        if again is None or again.fence > self._holder.fence + 1:
+            raise LeaseLost(f"another controller took over from {self.consumer}")
+        log.warning("the lease had ended before it was renewed (fence %d now)", again.fence)
+        self._holder = again
 
     # --- events ---
 
@@ -171,6 +180,8 @@ class Controller:
         for event in self.nodes.report(report, time.time()):
             if isinstance(event, NodeLost):
                 self.orders.node_lost(event.node)
+            if isinstance(event, NodeJoined):
+                self.outbox.broken(report.mailbox)  # watched from now on
             if isinstance(event, InstanceFound) and not await self._introduce(event.model):
                 continue
             if isinstance(event, InstanceFound | InstanceLost) and self.placement.expects(event):

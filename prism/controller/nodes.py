@@ -26,6 +26,8 @@ new incarnation."""
 BROKEN_AFTER_S: Final = 2.0
 """The same for a node to which the connection is broken: its agent ended, or its machine does not answer. A starved
 process keeps its connections, so this may be short."""
+MOST_PER_LOOK_S: Final = 2.0
+"""Silence that one look at the nodes can find: after more, this process was the one that stood still."""
 
 
 @dataclass(slots=True)
@@ -52,6 +54,7 @@ class Nodes:
 
     def __init__(self) -> None:
         self._nodes: dict[NodeId, Node] = {}
+        self._looked_s = 0.0
 
     def all(self) -> list[Node]:
         return list(self._nodes.values())
@@ -94,7 +97,14 @@ class Nodes:
 
     def silent(self, now_s: float, broken: Callable[[str], bool] = lambda mailbox: False) -> list[ClusterEvent]:
         """Drops the nodes that have not reported for :data:`LOST_AFTER_S`, or for :data:`BROKEN_AFTER_S` when the
-        connection to their mailbox is ``broken``. (The agent on this machine is looked after by its supervisor.)"""
+        connection to their mailbox is ``broken``. (The agent on this machine is looked after by its supervisor.)
+
+        Call it every second. Who stood still meanwhile has not read what the nodes said, so that the time between two
+        looks counts as :data:`MOST_PER_LOOK_S` of silence at most."""
+        not_theirs_s = max(0.0, now_s - self._looked_s - MOST_PER_LOOK_S)
+        self._looked_s = now_s
+        for node in self._nodes.values():
+            node.seen_s = min(now_s, node.seen_s + not_theirs_s)
 
         def patience_s(node: Node) -> float:
             return BROKEN_AFTER_S if node.mailbox.startswith("tcp://") and broken(node.mailbox) else LOST_AFTER_S

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Final
 
 import msgspec
@@ -21,7 +21,7 @@ from prism.core.events import (
 )
 from prism.core.ids import DeviceId, Generation, ModelName
 from prism.store.interface import State
-from prism.store.values import ControllerRecord, Replica, StoreUnavailable
+from prism.store.values import ControllerRecord, LeaseLost, Replica, StoreUnavailable
 
 log = logging.getLogger(__name__)
 
@@ -107,9 +107,10 @@ class Placement:
     def models(self) -> list[ModelName]:
         return [model for model, group in self._replicas.items() if group]
 
-    async def publish(self, holder: ControllerRecord) -> None:
+    async def publish(self, holder: Callable[[], ControllerRecord]) -> None:
         """Writes changes to the store for ever, starting with a clean slate: what an earlier controller wrote about
-        models that this one does not know of is removed."""
+        models that this one does not know of is removed. ``holder`` is asked each time: whoever renews the lease finds
+        out whether it is lost for good."""
         await self._clear_leftovers(holder)
         while True:
             await self._wake.wait()
@@ -117,20 +118,20 @@ class Placement:
             while self._dirty:
                 model = self._dirty.pop()
                 try:
-                    await self._store.set_placement(model, self.replicas(model), holder)
-                except StoreUnavailable as error:
+                    await self._store.set_placement(model, self.replicas(model), holder())
+                except (StoreUnavailable, LeaseLost) as error:
                     log.warning("placement of %s not published yet: %s", model, error)
                     self._dirty.add(model)
                     await asyncio.sleep(RETRY_S)
             self._written.set()
 
-    async def _clear_leftovers(self, holder: ControllerRecord) -> None:
+    async def _clear_leftovers(self, holder: Callable[[], ControllerRecord]) -> None:
         while True:
             try:
                 for model in (await self._store.placement()).keys() - self._replicas.keys():
-                    await self._store.set_placement(model, [], holder)
+                    await self._store.set_placement(model, [], holder())
                 return
-            except StoreUnavailable:
+            except (StoreUnavailable, LeaseLost):
                 await asyncio.sleep(RETRY_S)
 
     def _set_state(self, model: ModelName, generation: Generation, state: str, now_s: float) -> None:

@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 from dataclasses import dataclass, field
+from types import SimpleNamespace
 
+import pytest
+
+from prism.controller.controller import Controller
 from prism.controller.inactive import InactiveQueue, Refusal
 from prism.controller.nodes import LOST_AFTER_S, Nodes
 from prism.controller.orders import REPEAT_S, Orders
@@ -25,6 +30,8 @@ from prism.core.reasons import ReasonCode, because
 from prism.core.specs import ModelShape, ModelSpec
 from prism.store.connect import open_store
 from prism.store.ledger import Ledger
+from prism.store.memory import MemoryStore
+from prism.store.values import LeaseLost
 from prism.wire import keys
 from prism.wire.messages import (
     AgentReport,
@@ -96,9 +103,43 @@ def test_a_silent_node_is_lost_and_its_mailbox_forgotten() -> None:
     nodes = Nodes()
     nodes.report(report(), 0.0)
     assert nodes.mailbox_of(D) == "ipc:///a"
-    assert nodes.silent(LOST_AFTER_S) == []
+    assert [nodes.silent(s) for s in range(1, int(LOST_AFTER_S) + 1)] == [[]] * int(LOST_AFTER_S)
     assert nodes.silent(LOST_AFTER_S + 0.1) == [NodeLost(NodeId("n1"))]
     assert nodes.mailbox_of(D) is None
+
+
+def test_a_controller_that_stood_still_does_not_take_the_others_for_silent() -> None:
+    nodes = Nodes()
+    nodes.report(report(), 0.0)
+    nodes.silent(1.0)
+    assert nodes.silent(1000.0) == [], "their reports may be there, unread"
+    gone = [s for s in range(1001, 1020) if nodes.silent(float(s))]
+    assert len(gone) == 1
+
+
+async def test_a_lease_that_ended_unnoticed_is_taken_again_unless_another_had_it() -> None:
+    store = MemoryStore()
+    inbox = SimpleNamespace(keys=None, address="ipc:///c")
+    nothing = SimpleNamespace(on_event=None)
+    controller = Controller(nothing, nothing, store, inbox, nothing, nothing)  # type: ignore[arg-type]
+    controller._holder = await controller._lease()
+    publishing = asyncio.create_task(controller.placement.publish(lambda: controller._holder))
+    await store.release_lease(controller._holder)  # as if it had run out
+    controller.placement.note(InstanceFound(M, Generation(1), (D,)), 0.0)
+    await asyncio.sleep(0)
+    await controller._keep_lease()
+    await controller.placement.published()
+    assert list(await store.placement()) == [M]
+    publishing.cancel()
+    await store.release_lease(controller._holder)
+    other = await store.acquire_lease("other", "ipc:///o", 60.0)
+    assert other is not None
+    with pytest.raises(LeaseLost):
+        await controller._keep_lease()
+    await store.release_lease(other)
+    with pytest.raises(LeaseLost):
+        await controller._keep_lease()
+    controller.outbox.close()
 
 
 def test_orders_are_repeated_until_answered_and_answered_once() -> None:

@@ -28,9 +28,12 @@ from prism.wire import keys
 from prism.wire.mailbox import Inbox, Outbox
 from prism.wire.messages import Failed, Finish, ResumeQuery, ResumeReply, Submission, Tokens, decode, encode
 from prism.wire.secret import MailKeys
+from tests.patience import LOOK_S, PATIENCE_S, happens
 
 MIB = 1 << 20
 SHAPE = ModelShape(2, 64, 4, 2, 16, 128, 1000)
+MAX_WAIT_S = 2 * PATIENCE_S
+"""Nothing is refused for having waited: that is tested where time is an argument."""
 SPEED = FakeSpeed(activation_s=0.02, prefill_s=0.005, step_s=0.002)
 
 
@@ -81,7 +84,7 @@ class Front:
             max_new_tokens=tokens,
             slo_ttft_s=1.0,
             slo_tpot_s=0.1,
-            max_wait_s=20.0,
+            max_wait_s=MAX_WAIT_S,
             late="serve",
             payload=msgspec.msgpack.encode(fields),
         )
@@ -150,7 +153,20 @@ class Catalog:
 
 
 def model(name: str, weight_bytes: int = 40 * MIB) -> ModelSpec:
-    return ModelSpec(ModelName(name), f"/{name}", 1.0, 0.1, weight_bytes, SHAPE, 1024, max_wait_s=20.0)
+    return ModelSpec(ModelName(name), f"/{name}", 1.0, 0.1, weight_bytes, SHAPE, 1024, max_wait_s=MAX_WAIT_S)
+
+
+async def ended(*answers: Answer) -> None:
+    await happens(lambda: all(a.ended.is_set() for a in answers), "the end of all answers")
+
+
+async def some_tokens(answers: list[Answer]) -> None:
+    """Each answer is under way (or has ended, on a machine that lets nothing else run meanwhile)."""
+    await happens(lambda: all(len(a.tokens) > 5 for a in answers), "some tokens of each answer")
+
+
+def whole(answer: Answer) -> bool:
+    return answer.failed is None and answer.tokens == answer.expected
 
 
 @dataclass
@@ -169,11 +185,11 @@ class System:
         queues = [keys.INACTIVE_QUEUE, *(keys.device_queue(d.id) for a in self.agents for d in a.devices)]
         return sum(await self.store.lengths(queues))
 
-    async def empty(self, seconds: float = 5.0) -> None:
+    async def empty(self) -> None:
         """Waits until nothing stands in any queue."""
-        async with asyncio.timeout(seconds):
+        async with asyncio.timeout(PATIENCE_S):
             while await self.left():
-                await asyncio.sleep(0.01)
+                await asyncio.sleep(LOOK_S)
 
 
 def start_agent(

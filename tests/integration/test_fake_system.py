@@ -8,17 +8,7 @@ from pathlib import Path
 
 from prism.engine.fake import FakePool
 
-from .fake_system import MIB, SPEED, Answer, System, fake_system, model, start_agent
-
-
-async def ended(*answers: Answer, seconds: float = 20.0) -> None:
-    async with asyncio.timeout(seconds):
-        for answer in answers:
-            await answer.ended.wait()
-
-
-def whole(answer: Answer) -> bool:
-    return answer.failed is None and answer.tokens == answer.expected
+from .fake_system import MIB, SPEED, System, ended, fake_system, model, some_tokens, start_agent, whole
 
 
 async def test_a_cold_model_wakes_and_answers(tmp_path: Path) -> None:
@@ -71,16 +61,10 @@ async def test_random_deaths_under_load_lose_nothing(tmp_path: Path) -> None:
                 chance.choice(living).kill()
             if chance.random() < 0.05:
                 await replace_agent(system, tmp_path)
-        await ended(*answers, seconds=120.0)
+        await ended(*answers)
         broken = [(a.failed, a.attempt, a.wanted, len(a.tokens), a.finish) for a in answers if not whole(a)]
         assert not broken
         await system.empty()
-
-
-async def some_tokens(answers: list[Answer]) -> None:
-    async with asyncio.timeout(10):
-        while not all(len(a.tokens) > 5 for a in answers):
-            await asyncio.sleep(0.005)
 
 
 async def replace_agent(system: System, folder: Path) -> None:

@@ -14,8 +14,9 @@ from prism.core.ids import ModelName, NodeId
 from prism.engine.fake import FakePool
 from prism.node.agent import NodeAgent
 from prism.wire.secret import FleetSecret
+from tests.patience import PATIENCE_S, happens
 
-from .fake_system import MIB, SPEED, Answer, System, fake_system, model, start_agent
+from .fake_system import MIB, SPEED, Answer, System, ended, fake_system, model, some_tokens, start_agent, whole
 
 KEYS = FleetSecret("the secret of these tests").mail_keys()
 A = ModelName("a")
@@ -27,10 +28,12 @@ async def fleet(folder: Path, *more: str, weight_bytes: int = 60 * MIB) -> Async
     async with fake_system(folder, [model("a", weight_bytes)], KEYS) as system:
         for name in more:
             join(system, folder, name)
-        async with asyncio.timeout(10):
-            while len(system.controller.nodes.all()) < 1 + len(more):
-                await asyncio.sleep(0.01)
+        await joined(system, 1 + len(more))
         yield system
+
+
+async def joined(system: System, machines: int) -> None:
+    await happens(lambda: len(system.controller.nodes.all()) == machines, f"a fleet of {machines}")
 
 
 def join(system: System, folder: Path, name: str) -> NodeAgent:
@@ -42,19 +45,11 @@ def join(system: System, folder: Path, name: str) -> NodeAgent:
     return agent
 
 
-async def ended(*answers: Answer, seconds: float = 30.0) -> None:
-    async with asyncio.timeout(seconds):
-        for answer in answers:
-            await answer.ended.wait()
-
-
 async def load_on(system: System, *devices: str) -> None:
     await system.controller.admin._introduced(A)
     system.controller.feed(OperatorLoad(A, tuple(devices)))  # type: ignore[arg-type]
-    async with asyncio.timeout(10):
-        while not system.controller.placement.route_of(A):
-            await asyncio.sleep(0.01)
-        await system.controller.placement.published()
+    await happens(lambda: system.controller.placement.route_of(A), "a route")
+    await system.controller.placement.published()
 
 
 async def kill(system: System, name: str) -> None:
@@ -67,24 +62,21 @@ async def kill(system: System, name: str) -> None:
     system.agents[index].inbox.close()
 
 
-def whole(answer: Answer) -> bool:
-    return answer.failed is None and answer.tokens == answer.expected
-
-
-async def some_tokens(answers: list[Answer]) -> None:
-    async with asyncio.timeout(10):
-        while not all(len(a.tokens) > 5 for a in answers):
-            await asyncio.sleep(0.005)
-
-
 async def known_to_be_busy(system: System, answers: list[Answer]) -> None:
     """The controller has heard that requests run (unless they end before): what leaves gets a new place first."""
-    async with asyncio.timeout(60):
-        while not all(a.ended.is_set() for a in answers):
-            if any(instance.busy for instance in system.controller.scheduler.loaded.values()):
-                return
-            system.agents[-1]._changed.set()  # it reports
-            await asyncio.sleep(0.01)
+
+    def heard() -> bool:
+        system.agents[-1]._changed.set()  # it reports
+        return any(instance.busy for instance in system.controller.scheduler.loaded.values())
+
+    await happens(lambda: heard() or all(a.ended.is_set() for a in answers), "a report of requests that run")
+
+
+async def all_report(system: System) -> None:
+    """Every machine has reported anew."""
+    before = {node.id: node.seen_s for node in system.controller.nodes.all()}
+    nodes = system.controller.nodes
+    await happens(lambda: all(node.seen_s > before[node.id] for node in nodes.all()), "a report of each machine")
 
 
 async def test_requests_are_answered_by_another_machine(tmp_path: Path) -> None:
@@ -120,14 +112,12 @@ async def test_a_machine_that_leaves_hands_everything_over(tmp_path: Path, heard
         if heard:
             await known_to_be_busy(system, answers)
         leaving = system.agents[-1]
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(PATIENCE_S):
             await leaving.leave()
         assert not leaving.instances.all()
         await ended(*answers)
         assert all(whole(a) for a in answers)
-        async with asyncio.timeout(5):
-            while len(system.controller.nodes.all()) > 1:
-                await asyncio.sleep(0.01)
+        await joined(system, 1)
         assert [r.node for r in await system.store.agents()] == [NodeId("local")]
         await system.empty()
 
@@ -152,7 +142,8 @@ async def test_so_many_instances_as_asked_for_and_there_is_room(tmp_path: Path) 
         assert len({h.devices for h in system.engines("a")}) == 5
         again = await system.controller.admin._load_many(A, 7, deadline_s=1e12)
         assert again["instances"] == 6  # there are six devices
-        await asyncio.sleep(1.2)  # reports: what was asked for stays
+        await all_report(system)  # what was asked for stays
+        await all_report(system)
         assert len(system.engines("a")) == 6
 
 
@@ -160,7 +151,5 @@ async def test_a_late_joiner_serves(tmp_path: Path) -> None:
     async with fleet(tmp_path, weight_bytes=90 * MIB) as system:
         assert (await system.controller.admin._load_many(A, 3, deadline_s=1e12))["instances"] == 2
         join(system, tmp_path, "b")
-        async with asyncio.timeout(10):
-            while len(system.controller.nodes.all()) < 2:
-                await asyncio.sleep(0.01)
+        await joined(system, 2)
         assert (await system.controller.admin._load_many(A, 3, deadline_s=1e12))["instances"] == 3
