@@ -94,8 +94,9 @@ class EmbeddedServer:
             pause_s = 0.05 if time.monotonic() - started > 5.0 else min(5.0, max(0.05, pause_s * 2))
             log.error("the embedded Valkey server ended with %s; restarting it in %.2f s", code, pause_s)
             await asyncio.sleep(pause_s)
-            self.restarts += 1
-            self._spawn()
+            if not self._stopping:
+                self.restarts += 1
+                self._spawn()
 
     def stop(self, timeout_s: float = 10.0) -> None:
         """Ends it in order (the file is flushed), by force after ``timeout_s``. Idempotent."""

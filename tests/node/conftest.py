@@ -20,6 +20,7 @@ from prism.store.connect import open_store
 from prism.store.interface import Store
 from prism.wire import keys
 from prism.wire.messages import Message, Submission, encode
+from tests.patience import LOOK_S, PATIENCE_S
 
 DEVICE = DeviceId("local/host:0")
 QUEUE = keys.device_queue(DEVICE)
@@ -107,6 +108,12 @@ class Bench:
             await asyncio.sleep(0)
         await self.shell.ledger.drain()
 
+    async def stands(self, count: int, queue: str = QUEUE) -> None:
+        """Waits until so many requests stand in ``queue``."""
+        async with asyncio.timeout(PATIENCE_S):
+            while await self.left(queue) != count:
+                await asyncio.sleep(LOOK_S)
+
     async def left(self, queue: str = QUEUE) -> int:
         return (await self.store.lengths([queue]))[0]
 
@@ -129,7 +136,7 @@ async def bench() -> AsyncIterator[Bench]:
     )
     bench.__init__(shell, store, outbox)  # type: ignore[misc]
     task = asyncio.create_task(shell.run())
-    await asyncio.sleep(0.01)
+    await bench.settle()
     yield bench
     task.cancel()
     await asyncio.gather(task, return_exceptions=True)

@@ -9,16 +9,13 @@ from prism.engine import events
 from prism.store.values import FRONT_DEAD
 from prism.wire import keys
 from prism.wire.messages import Failed, Finish, ResumeQuery, ResumeReply
+from tests.patience import PATIENCE_S, happens
 
 from .conftest import QUEUE, Bench
 
 
-async def until(condition: Callable[[], object], seconds: float = 5.0) -> None:
-    for _ in range(int(seconds / 0.005)):
-        if condition():
-            return
-        await asyncio.sleep(0.005)
-    raise AssertionError("did not happen")
+async def until(condition: Callable[[], object]) -> None:
+    await happens(condition, "what the test waits for")
 
 
 def finished(rid: str, attempt: int = 1) -> events.Finished:
@@ -75,10 +72,8 @@ async def test_requests_of_a_dead_engine_go_on_with_the_tokens_their_clients_hav
 
 async def test_a_request_whose_model_left_goes_back_to_the_inactive_queue(bench: Bench) -> None:
     await bench.submit("a")
-    await until(lambda: not bench.shell.live)
-    await bench.settle()
+    await bench.stands(1, keys.INACTIVE_QUEUE)
     assert await bench.left() == 0
-    assert await bench.left(keys.INACTIVE_QUEUE) == 1
     (entry,) = await bench.store.read_new([keys.INACTIVE_QUEUE], "c", 1, 0)
     assert entry.submission.hops == 1
 
@@ -149,9 +144,7 @@ async def test_cancel_reaches_a_running_a_waiting_and_a_coming_request(bench: Be
     assert engine.aborted == ["running"]
     assert not bench.shell.cancel("coming")
     await bench.submit("coming")
-    await until(lambda: "coming" not in bench.shell.live)
-    await bench.settle()
-    assert await bench.left() == 0
+    await bench.stands(0)
     assert [w.rid for w in engine.works] == ["running"]
 
 
@@ -180,9 +173,9 @@ async def test_a_model_that_drains_finishes_what_runs_and_gives_back_what_waits(
     await until(lambda: engine.works)
     bench.shell.stop_admitting("m")
     await bench.submit("b")
-    await until(lambda: "b" not in bench.shell.live)
-    waiting = asyncio.create_task(bench.shell.drained("m", asyncio.Event(), 10.0))
-    await asyncio.sleep(0.01)
+    await bench.stands(1, keys.INACTIVE_QUEUE)
+    waiting = asyncio.create_task(bench.shell.drained("m", asyncio.Event(), PATIENCE_S))
+    await bench.settle()
     assert not waiting.done()
     engine.queue.put_nowait(finished("a"))
     await waiting
@@ -197,8 +190,8 @@ async def test_a_hurried_drain_does_not_wait_for_what_runs(bench: Bench) -> None
     await until(lambda: engine.works)
     bench.shell.stop_admitting("m")
     hurry = asyncio.Event()
-    waiting = asyncio.create_task(bench.shell.drained("m", hurry, 10.0))
-    await asyncio.sleep(0.01)
+    waiting = asyncio.create_task(bench.shell.drained("m", hurry, PATIENCE_S))
+    await bench.settle()
     assert not waiting.done()
     hurry.set()
     await waiting

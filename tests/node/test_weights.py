@@ -23,6 +23,7 @@ from prism.weights.plan import TensorPlan, plan_blocks
 from prism.weights.session import node_plans
 from prism.weights.store import WeightStore
 from prism.wire.messages import Activate
+from tests.patience import happens
 
 SECRET = b"secret"
 SHAPE = ModelShape(1, 8, 1, 1, 8, 16, 10)
@@ -74,15 +75,11 @@ class Pair:
         )
 
     async def arrived(self, key: PackKey) -> None:
-        async with asyncio.timeout(10):
-            while self.sides["b"].busy:
-                await asyncio.sleep(0.01)
+        await happens(lambda: not self.sides["b"].busy, "the end of all arrivals")
         here, there = self.stores["b"].get(key), self.stores["a"].get(key)
         assert here is not None and there is not None
         with here, there:
-            async with asyncio.timeout(10):
-                while not (here.complete and there.complete):
-                    await asyncio.sleep(0.01)
+            await happens(lambda: here.complete and there.complete, "both copies")
             assert bytes(here.data) == bytes(there.data)
 
 

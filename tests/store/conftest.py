@@ -13,6 +13,7 @@ from prism.store.connect import open_store
 from prism.store.embedded import EmbeddedServer
 from prism.store.interface import Store
 from prism.store.memory import MemoryStore
+from tests.patience import PATIENCE_S
 
 
 @pytest.fixture
@@ -27,7 +28,7 @@ def short_dir() -> Iterator[Path]:
 def server() -> Iterator[EmbeddedServer]:
     path = Path(tempfile.mkdtemp(prefix="prism-"))
     embedded = EmbeddedServer(path)
-    embedded.start()
+    embedded.start(PATIENCE_S)
     yield embedded
     embedded.stop()
     shutil.rmtree(path, ignore_errors=True)
@@ -39,7 +40,7 @@ async def store(request: pytest.FixtureRequest) -> AsyncIterator[Store]:
         yield MemoryStore()
         return
     embedded: EmbeddedServer = request.getfixturevalue("server")
-    opened = open_store(embedded.url)
+    opened = open_store(embedded.url, retry_s=PATIENCE_S)
     await opened._conn.client.flushall()  # type: ignore[attr-defined]
     yield opened
     await opened.aclose()

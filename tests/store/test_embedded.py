@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import os
 import signal
-import socket
 import subprocess
 import sys
-import time
 from collections import Counter
 from pathlib import Path
 
@@ -20,6 +17,7 @@ from prism.store.connect import lets_everybody_in, open_store
 from prism.store.embedded import EmbeddedServer
 from prism.store.interface import Store
 from prism.store.values import Replica, StoreError, StoreUnavailable
+from tests.patience import PATIENCE_S, free_port, until
 
 pytestmark = pytest.mark.redis
 Q, R = "prism:queue:a", "prism:queue:b"
@@ -44,9 +42,9 @@ async def _consume(store: Store, consumer: str, finished: Counter[str], queues: 
 
 async def test_nothing_is_lost_or_doubled_when_the_server_is_killed_again_and_again(short_dir: Path) -> None:
     server = EmbeddedServer(short_dir)
-    server.start()
+    server.start(PATIENCE_S)
     watcher = asyncio.create_task(server.watch())
-    producer, first, second = (open_store(server.url) for _ in range(3))
+    producer, first, second = (open_store(server.url, retry_s=PATIENCE_S) for _ in range(3))
     finished: Counter[str] = Counter()
 
     async def killer() -> None:
@@ -57,7 +55,8 @@ async def test_nothing_is_lost_or_doubled_when_the_server_is_killed_again_and_ag
 
     work = [_produce(producer, i * REQUESTS // 4) for i in range(4)]
     consumers = [_consume(first, "one", finished, (Q, R)), _consume(second, "two", finished, (R, Q))]
-    await asyncio.wait_for(asyncio.gather(*work, *consumers, killer()), 60)
+    async with asyncio.timeout(PATIENCE_S):
+        await asyncio.gather(*work, *consumers, killer())
     assert finished == Counter({f"r{i}": 1 for i in range(REQUESTS)})
     assert await producer.lengths([Q, R]) == [0, 0]
     assert server.restarts >= 1
@@ -69,19 +68,21 @@ async def test_nothing_is_lost_or_doubled_when_the_server_is_killed_again_and_ag
 
 async def test_watching_placement_survives_a_kill(short_dir: Path) -> None:
     server = EmbeddedServer(short_dir)
-    server.start()
+    server.start(PATIENCE_S)
     watcher = asyncio.create_task(server.watch())
-    store = open_store(server.url)
-    holder = await store.acquire_lease("c", "ipc:///c", 60.0)
+    store = open_store(server.url, retry_s=PATIENCE_S)
+    holder = await store.acquire_lease("c", "ipc:///c", 2 * PATIENCE_S)
     assert holder is not None
     changes = store.watch_placement()
     assert (await anext(changes)).model is None
     assert server.pid is not None
     os.kill(server.pid, signal.SIGKILL)
-    assert (await asyncio.wait_for(anext(changes), 10)).model is None, "after a loss everything has to be read again"
+    async with asyncio.timeout(PATIENCE_S):
+        assert (await anext(changes)).model is None, "after a loss everything has to be read again"
     replica = Replica(devices=[DeviceId("local/host:0")], state="ready", generation=1)
     await store.set_placement(ModelName("m"), [replica], holder)
-    assert (await asyncio.wait_for(anext(changes), 10)).model == "m"
+    async with asyncio.timeout(PATIENCE_S):
+        assert (await anext(changes)).model == "m"
     server.stop()
     await watcher
     await store.aclose()
@@ -90,13 +91,13 @@ async def test_watching_placement_survives_a_kill(short_dir: Path) -> None:
 async def test_entries_are_found_after_an_orderly_restart(short_dir: Path) -> None:
     for round_ in range(2):
         server = EmbeddedServer(short_dir)
-        server.start()
-        store = open_store(server.url)
+        server.start(PATIENCE_S)
+        store = open_store(server.url, retry_s=PATIENCE_S)
         await store.add(Q, f"r{round_}", b"")
         await store.aclose()
         server.stop()
-    server.start()
-    store = open_store(server.url)
+    server.start(PATIENCE_S)
+    store = open_store(server.url, retry_s=PATIENCE_S)
     assert await store.lengths([Q]) == [2]
     await store.aclose()
     server.stop()
@@ -114,7 +115,7 @@ async def test_a_server_that_stays_away_is_an_error_in_time(short_dir: Path) -> 
 def test_the_server_dies_with_its_parent(short_dir: Path) -> None:
     code = (
         "import sys, time, pathlib; from prism.store.embedded import EmbeddedServer\n"
-        f"s = EmbeddedServer(pathlib.Path({str(short_dir)!r})); s.start(); print(s.pid, flush=True); time.sleep(60)"
+        f"s = EmbeddedServer(pathlib.Path({str(short_dir)!r})); s.start(); print(s.pid, flush=True); time.sleep(3600)"
     )
     parent = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE)
     assert parent.stdout is not None
@@ -122,13 +123,14 @@ def test_the_server_dies_with_its_parent(short_dir: Path) -> None:
     parent.kill()
     parent.wait()
     parent.stdout.close()
-    for _ in range(200):
-        with contextlib.suppress(FileNotFoundError):
-            if "\nState:\tZ" not in Path(f"/proc/{pid}/status").read_text():
-                time.sleep(0.02)
-                continue
-        return
-    pytest.fail(f"server {pid} outlived its parent")
+
+    def ended() -> bool:
+        try:
+            return "\nState:\tZ" in Path(f"/proc/{pid}/status").read_text()
+        except (FileNotFoundError, ProcessLookupError):
+            return True
+
+    until(ended, f"the end of server {pid} with its parent")
 
 
 def test_a_path_too_long_for_a_socket_says_so(tmp_path: Path) -> None:
@@ -138,14 +140,12 @@ def test_a_path_too_long_for_a_socket_says_so(tmp_path: Path) -> None:
 
 async def test_other_machines_come_in_with_the_password(tmp_path: Path) -> None:
     """That nobody does without it is tested with whole machines (tests/e2e/test_fleet.py)."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+    port = free_port()
     server = EmbeddedServer(tmp_path / "redis", listen=("127.0.0.1", port), password="abcd1234")
-    server.start()
+    server.start(PATIENCE_S)
     try:
         for url in (server.url, f"redis://:abcd1234@127.0.0.1:{port}"):
-            store = open_store(url)
+            store = open_store(url, retry_s=PATIENCE_S)
             await store.ping()
             await store.aclose()
         assert not await lets_everybody_in(server.url)

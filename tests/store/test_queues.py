@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import time
 
 import pytest
 
 from prism.store.interface import Store
 from prism.store.values import QueueFull
+from tests.patience import PATIENCE_S
 
 Q, R = "prism:queue:test", "prism:queue:other"
+IDLE_S = 0.2
 
 
 async def test_oldest_first_and_only_once(store: Store) -> None:
@@ -24,8 +27,8 @@ async def test_oldest_first_and_only_once(store: Store) -> None:
 
 
 async def test_reading_waits_for_the_first_entry(store: Store) -> None:
-    reader = asyncio.create_task(store.read_new([Q, R], "a", 10, 5.0))
-    await asyncio.sleep(0.05)
+    reader = asyncio.create_task(store.read_new([Q, R], "a", 10, PATIENCE_S))
+    await asyncio.sleep(0.05)  # so that it most likely waits; what follows holds either way
     await store.add(R, "late", b"x")
     assert [e.request_id for e in await reader] == ["late"]
 
@@ -71,11 +74,17 @@ async def test_ownership_is_the_fence(store: Store) -> None:
 async def test_a_beaten_entry_is_not_taken_over(store: Store) -> None:
     await store.add(Q, "r", b"")
     await store.read_new([Q], "alive", 1, 0)
-    await asyncio.sleep(0.12)
+    await asyncio.sleep(IDLE_S)
+    assert await store.take_over(Q, "heir", 2 * PATIENCE_S) == []
+    began_s = time.monotonic()
     assert await store.beat(Q, "alive") == 1
-    assert await store.take_over(Q, "heir", 0.1) == []
-    await asyncio.sleep(0.12)
-    assert len(await store.take_over(Q, "heir", 0.1)) == 1
+    taken = await store.take_over(Q, "heir", IDLE_S)
+    assert taken == [] or time.monotonic() - began_s >= IDLE_S
+    async with asyncio.timeout(PATIENCE_S):
+        while not taken:
+            taken = await store.take_over(Q, "heir", IDLE_S)
+            await asyncio.sleep(0.01)
+    assert len(taken) == 1
 
 
 async def test_take_over_skips_own_entries_and_stops_at_count(store: Store) -> None:

@@ -9,18 +9,21 @@ import pytest
 from prism.core.ids import DeviceId, ModelName, NodeId
 from prism.store.interface import Store
 from prism.store.values import FRONT_DEAD, AgentRecord, LeaseLost, PlacementChange, Replica
+from tests.patience import PATIENCE_S
 
 M = ModelName("m")
+LONG_S = 2 * PATIENCE_S
 READY = Replica(devices=[DeviceId("local/host:0")], state="ready", generation=3, reason="kvpr", since_s=1.5)
 
 
 async def test_placement_round_trip_and_watch(store: Store) -> None:
-    holder = await store.acquire_lease("c1", "ipc:///c1", 5.0)
+    holder = await store.acquire_lease("c1", "ipc:///c1", LONG_S)
     assert holder is not None
     changes = store.watch_placement()
     assert await anext(changes) == PlacementChange(None)
     await store.set_placement(M, [READY], holder)
-    assert await asyncio.wait_for(anext(changes), 2.0) == PlacementChange(M)
+    async with asyncio.timeout(PATIENCE_S):
+        assert await anext(changes) == PlacementChange(M)
     assert await store.placement() == {M: [READY]}
     await store.set_placement(M, [], holder)
     assert await store.placement() == {}
@@ -28,17 +31,19 @@ async def test_placement_round_trip_and_watch(store: Store) -> None:
 
 
 async def test_only_the_lease_holder_places(store: Store) -> None:
-    old = await store.acquire_lease("c1", "ipc:///c1", 0.05)
+    old = await store.acquire_lease("c1", "ipc:///c1", LONG_S)
     assert old is not None
-    assert await store.acquire_lease("c2", "ipc:///c2", 5.0) is None
-    await asyncio.sleep(0.08)
-    new = await store.acquire_lease("c2", "ipc:///c2", 5.0)
-    assert new is not None and new.fence > old.fence
+    assert await store.acquire_lease("c2", "ipc:///c2", LONG_S) is None
+    assert await store.renew_lease(old, 0.05)
+    async with asyncio.timeout(PATIENCE_S):
+        while (new := await store.acquire_lease("c2", "ipc:///c2", LONG_S)) is None:
+            await asyncio.sleep(0.01)
+    assert new.fence > old.fence
     with pytest.raises(LeaseLost):
         await store.set_placement(M, [READY], old)
-    assert not await store.renew_lease(old, 5.0)
+    assert not await store.renew_lease(old, LONG_S)
     assert await store.controller() == new
-    assert await store.renew_lease(new, 5.0)
+    assert await store.renew_lease(new, LONG_S)
     await store.release_lease(old)
     assert await store.controller() == new
     await store.release_lease(new)

@@ -13,8 +13,16 @@ from prism.core.errors import InvalidValue
 from prism.wire.mailbox import Inbox, Outbox
 from prism.wire.messages import Cancel, encode
 from prism.wire.secret import FleetSecret, make_secret, read_secret, with_password, without_password
+from tests.patience import PATIENCE_S
 
 OURS, THEIRS = FleetSecret("our secret, long enough"), FleetSecret("their secret, long enough")
+
+TURNED_AWAY = (
+    zmq.Event.HANDSHAKE_FAILED_NO_DETAIL
+    | zmq.Event.HANDSHAKE_FAILED_PROTOCOL
+    | zmq.Event.HANDSHAKE_FAILED_AUTH
+    | zmq.Event.DISCONNECTED
+)
 
 
 def test_a_secret_is_made_once_and_kept_private(tmp_path: Path) -> None:
@@ -58,7 +66,7 @@ async def test_who_has_the_secret_is_heard_over_tcp() -> None:
     keys = OURS.mail_keys()
     with Inbox("tcp://127.0.0.1:0", keys=keys) as inbox, Outbox(keys=keys) as outbox:
         assert outbox.send(inbox.address, Cancel(id="1", reason="a"))
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(PATIENCE_S):
             assert await inbox.recv() == Cancel(id="1", reason="a")
 
 
@@ -73,13 +81,16 @@ async def test_others_are_not_heard(way: str) -> None:
             theirs = THEIRS.mail_keys()
             stranger.curve_serverkey = keys.inbox_public if way == "the inbox's key alone" else theirs.inbox_public
             stranger.curve_publickey, stranger.curve_secretkey = public, secret
+        turned_away = stranger.get_monitor_socket(TURNED_AWAY)
         stranger.connect(inbox.address)
         stranger.send(encode(Cancel(id="stranger", reason="")))
         good.send(inbox.address, Cancel(id="good", reason=""))
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(PATIENCE_S):
             assert await inbox.recv() == Cancel(id="good", reason="")
-        await asyncio.sleep(0.1)
+        assert turned_away.poll(PATIENCE_S * 1000)
         assert inbox.drain() == []
+        stranger.disable_monitor()
+        turned_away.close(linger=0)
         stranger.close(linger=0)
         context.term()
 
@@ -98,11 +109,11 @@ async def test_a_broken_connection_is_noticed_and_a_new_one_too() -> None:
         address = inbox.address
         assert not outbox.broken(address)
         outbox.send(address, Cancel(id="1", reason=""))
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(PATIENCE_S):
             await inbox.recv()
         assert not outbox.broken(address)
         inbox.close()
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(PATIENCE_S):
             while not outbox.broken(address):
                 await asyncio.sleep(0.01)
             with Inbox(address, keys=keys):
