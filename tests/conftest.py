@@ -1,7 +1,7 @@
 """Settings of all tests."""
 
-from hypothesis import settings
+from hypothesis import HealthCheck, settings
 
 # How long an example takes says something about the machine, not about the code.
-settings.register_profile("prism", deadline=None)
+settings.register_profile("prism", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("prism")

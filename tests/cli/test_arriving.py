@@ -7,8 +7,10 @@ from typing import Any, cast
 
 import pytest
 
+from prism.cli import arriving
 from prism.cli.arriving import watched
 from prism.cli.client import AdminClient
+from tests.patience import PATIENCE_S
 
 ARRIVED = {"session": "s1", "bytes_all": 100, "bytes_done": 100, "took_s": 0.5, "sources": {"a": (4, 100, 0.5)}}
 
@@ -34,7 +36,8 @@ def watch(server: Server) -> None:
         pass
 
 
-def test_arrivals_are_told_late(capsys: pytest.CaptureFixture[str]) -> None:
+def test_arrivals_are_told_late(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(arriving, "LATE_S", PATIENCE_S)
     watch(Server(shown("a"), shown("a", "b"), shown("a", "b", b=ARRIVED)))
     assert "b: 100 B in 500ms from a" in capsys.readouterr().err
 
