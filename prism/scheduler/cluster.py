@@ -45,15 +45,18 @@ class PrismScheduler(ClusterScheduler):
 
     def find_room(self, model: ModelState, now_s: float) -> Room | NoRoom:
         """Free room with the least KVPR, else by eviction as far as the wait justifies, else wait."""
+        pressing = self._finder.pressing(model, self.activation_s(model), now_s)
+        if self._finder.is_full(model, pressing):
+            return self._no_room(model, now_s)
         if (too_large := self._finder.never_fits(model)) is not None:
             return NoRoom(too_large, None)
         free = self._finder.free(model, now_s) if self.settings.global_scheduler else self._next_in_turn(model, now_s)
         if free is not None:
             devices, kvpr = free
             return Room(devices, (), self._kv_cap_bytes(model, devices), (("kvpr", kvpr),))
-        pressing = self._finder.pressing(model, self.activation_s(model), now_s)
         evictions = self._finder.by_eviction(model, pressing, now_s)
         if evictions is None:
+            self._finder.found_full(model, pressing)
             return self._no_room(model, now_s)
         devices = tuple(e.device for e in evictions)
         kvpr = max(e.kvpr for e in evictions)
@@ -74,22 +77,22 @@ class PrismScheduler(ClusterScheduler):
     # meanwhile, so that who may leave is found once for all of them.
 
     def _retry(self, now_s: float) -> None:
-        self._finder.victims.remember(True)
+        self._finder.remember(True)
         super()._retry(now_s)
-        self._finder.victims.remember(False)
+        self._finder.remember(False)
 
     def start(
         self, model: ModelState, room: Room, reason: Reason, now_s: float, replaces: InstanceKey | None = None
     ) -> Instance:
-        self._finder.victims.forget()
+        self._finder.forget()
         return super().start(model, room, reason, now_s, replaces)
 
     def stop(self, instance: Instance, reason: Reason, now_s: float, carry: bool = False) -> None:
-        self._finder.victims.forget()
+        self._finder.forget()
         super().stop(instance, reason, now_s, carry)
 
     def gone(self, instance: Instance, now_s: float) -> None:
-        self._finder.victims.forget()
+        self._finder.forget()
         super().gone(instance, now_s)
 
     def still_waiting(self, model: ModelState, now_s: float) -> None:
@@ -100,6 +103,7 @@ class PrismScheduler(ClusterScheduler):
         devices = self._finder.clearable(model, now_s)
         if devices is not None:
             self._claims.make(model.name, devices, now_s)
+            self._finder.forget()
             for device in devices:
                 self._hasten(device, model, now_s)
 

@@ -51,6 +51,39 @@ class RoomFinder:
         self._fleet = fleet
         self._models = models
         self.victims = Victims(settings, fleet, models, pool_idle)
+        self._remembers = False
+        self._full: set[tuple[Pressing, int, int, int]] = set()
+
+    def remember(self, on: bool) -> None:
+        """While on, what was found is kept: for many waiting models that are looked at at one time."""
+        self.victims.remember(on)
+        self._remembers = on
+        self._full.clear()
+
+    def forget(self) -> None:
+        """Something has changed: an instance came or goes, or a device was claimed."""
+        self.victims.forget()
+        self._full.clear()
+
+    def is_full(self, model: ModelState, pressing: Pressing) -> bool:
+        """Whether another model of the same size has just found no room, with or without evictions."""
+        return bool(self._full) and self._size(model, pressing) in self._full
+
+    def found_full(self, model: ModelState, pressing: Pressing) -> None:
+        """Neither :meth:`free` nor :meth:`by_eviction` has found anything."""
+        if self._remembers and (size := self._size(model, pressing)) is not None:
+            self._full.add(size)
+
+    def _size(self, model: ModelState, pressing: Pressing) -> tuple[Pressing, int, int, int] | None:
+        """What decides whether there is room; None for a model with instances, failures or a claim of its own, or with
+        devices that it was asked to use."""
+        if model.instances or model.avoid_until_s or model.short_bytes or model.wanted_devices:
+            return None
+        if self._claims and self._claims.of(model.name) is not None:
+            return None
+        spec = model.spec
+        kv_bytes = least_kv_bytes(spec, self._settings.min_kv_tokens)
+        return pressing, spec.tp, spec.shard_weight_bytes, kv_bytes
 
     def shard_of(self, model: ModelState, sharers: int = 1) -> Shard:
         """What one shard of one of ``sharers`` instances would put on a device now; a model that just woke counts with

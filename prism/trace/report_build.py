@@ -56,7 +56,7 @@ def build_report(
         all=everything,
         models=[_group(name, by_model[name]) for name in sorted(by_model)],
         windows=_windows(rows, width_s),
-        by_scale=[ScaledAttainment(scale=s, attainment=attainment(rows, s)) for s in SCALES] if _has_slo(rows) else [],
+        by_scale=attainment_by_scale(rows, SCALES) if _has_slo(rows) else [],
         lag_s=distribution([r.lag_s for r in rows]) if sent else None,
         requests_per_s=len(rows) / span_s if span_s else 0.0,
         output_tokens_per_s=everything.output_tokens / span_s if span_s else 0.0,
@@ -67,12 +67,41 @@ def build_report(
 
 def attainment(records: Sequence[RequestRecord], scale: float = 1.0) -> Attainment:
     """Shares that met their objectives times ``scale``; all 0 when there is no record."""
-    total = len(records)
-    ttft = sum(r.met_ttft(scale) for r in records)
-    tpot = sum(r.met_tpot(scale) for r in records)
-    both = sum(r.met_ttft(scale) and r.met_tpot(scale) for r in records)
+    ttft = tpot = both = 0
+    for record in records:
+        in_time, in_pace = record.met_ttft(scale), record.met_tpot(scale)
+        ttft += in_time
+        tpot += in_pace
+        both += in_time and in_pace
+    return _shares(len(records), ttft, tpot, both)
+
+
+def _shares(total: int, ttft: int, tpot: int, both: int) -> Attainment:
     share = 1.0 / total if total else 0.0
     return Attainment(requests=total, ttft=ttft * share, tpot=tpot * share, both=both * share)
+
+
+def attainment_by_scale(records: Sequence[RequestRecord], scales: Sequence[float]) -> list[ScaledAttainment]:
+    """:func:`attainment` for every scale, without looking at every record for each of them."""
+    infinite, never = float("inf"), float("nan")
+    table = np.array(
+        [
+            (
+                never if r.error or r.ttft_s is None else r.ttft_s,
+                infinite if r.slo_ttft_s is None else r.slo_ttft_s,
+                never if r.error else r.tpot_s or 0.0,
+                infinite if r.slo_tpot_s is None else r.slo_tpot_s,
+            )
+            for r in records
+        ],
+        dtype=np.float64,
+    ).reshape(-1, 4)
+    result = []
+    for scale in scales:
+        in_time, in_pace = table[:, 0] <= table[:, 1] * scale, table[:, 2] <= table[:, 3] * scale
+        counts = int(in_time.sum()), int(in_pace.sum()), int((in_time & in_pace).sum())
+        result.append(ScaledAttainment(scale=scale, attainment=_shares(len(records), *counts)))
+    return result
 
 
 def distribution(values: Sequence[float] | NDArray[np.float64]) -> Distribution | None:
