@@ -38,20 +38,19 @@ from prism.engine import events as engine_events
 from prism.engine.api import Handle
 from prism.engine.errors import EngineGone
 from prism.node.fronts import Fronts
+from prism.node.intake import Intake
 from prism.node.live import Live, Stage
 from prism.node.measures import NodeMeasures
 from prism.scheduler.gpu import GpuScheduler
 from prism.store.interface import Queues
 from prism.store.ledger import Ledger
-from prism.store.values import Entry, StoreUnavailable
+from prism.store.values import Entry
 from prism.wire import keys
 from prism.wire.mailbox import Outbox
-from prism.wire.messages import Failed, Finish, ResumeQuery, ResumeReply, encode
+from prism.wire.messages import Failed, Finish, ResumeQuery, ResumeReply, Submission, encode
 
 log = logging.getLogger(__name__)
 
-READ_COUNT: Final = 256
-BLOCK_S: Final = 1.0
 TICK_S: Final = 0.05
 MAX_HOPS: Final = 50
 """A request that was moved this often is refused: something places its model and loses it again and again."""
@@ -87,8 +86,8 @@ class DeviceShell:
         self.served: dict[ModelName, int] = {}
         """Requests that got a first token from the current engine of each model."""
         self._engines: dict[ModelName, tuple[Generation, Handle]] = {}
-        self._store, self._outbox, self._mailbox, self._consumer = store, outbox, mailbox, consumer
-        self._queue = keys.device_queue(device)
+        self._intake = Intake(store, keys.device_queue(device), consumer, self.ledger, self._admit)
+        self._outbox, self._mailbox = outbox, mailbox
         self._free_bytes, self._now, self._measures = free_bytes, now, measures
         self._last_free: int | None = None
         self._cancelled: OrderedDict[str, None] = OrderedDict()
@@ -98,9 +97,9 @@ class DeviceShell:
 
     async def run(self) -> None:
         """Takes over what an earlier agent of this device left, then serves."""
-        await self._take_over()
+        await self._intake.take_over()
         async with asyncio.TaskGroup() as group:
-            group.create_task(self._intake())
+            group.create_task(self._intake.run())
             group.create_task(self._clock())
 
     def engine_up(self, generation: Generation, handle: Handle, up: EngineUp) -> None:
@@ -197,37 +196,7 @@ class DeviceShell:
 
     # --- intake ---
 
-    async def _take_over(self) -> None:
-        while True:
-            try:
-                entries = await self._store.take_over(self._queue, self._consumer, idle_s=0.0)
-            except StoreUnavailable:
-                await asyncio.sleep(0.5)
-                continue
-            if not entries:
-                return
-            log.info("%s: took over %d requests", self.device, len(entries))
-            for entry in entries:
-                self._admit(entry)
-
-    async def _intake(self) -> None:
-        while True:
-            try:
-                entries = await self._store.read_new([self._queue], self._consumer, READ_COUNT, BLOCK_S)
-            except StoreUnavailable as error:
-                log.warning("%s: cannot read the queue: %s", self.device, error)
-                await asyncio.sleep(0.2)
-                continue
-            for entry in entries:
-                self._admit(entry)
-
-    def _admit(self, entry: Entry) -> None:
-        try:
-            submission = entry.submission
-        except (msgspec.ValidationError, msgspec.DecodeError) as error:
-            log.error("%s: dropped an unreadable entry %s: %s", self.device, entry.entry_id, error)
-            self.ledger.done(entry)
-            return
+    def _admit(self, entry: Entry, submission: Submission) -> None:
         live = Live(entry, submission)
         if live.id in self.live:
             return  # redelivered while in hand

@@ -52,6 +52,14 @@ async def load_on(system: System, *devices: str) -> None:
     await system.controller.placement.published()
 
 
+async def under_way(system: System, device: str, requests: int, tokens: int) -> list[Answer]:
+    """So many answers of the model on ``device``, none of which has ended unless nothing else could run meanwhile."""
+    await load_on(system, device)
+    answers = [await system.front.ask("a", tokens) for _ in range(requests)]
+    await some_tokens(answers)
+    return answers
+
+
 async def kill(system: System, name: str) -> None:
     """The machine is gone: its engines, its agent, its connections. Nobody says goodbye."""
     index = next(i for i, a in enumerate(system.agents) if a.node == name)
@@ -91,9 +99,7 @@ async def test_requests_are_answered_by_another_machine(tmp_path: Path) -> None:
 
 async def test_a_machine_that_dies_in_mid_answer_costs_no_token(tmp_path: Path) -> None:
     async with fleet(tmp_path, "b") as system:
-        await load_on(system, "b/host:0")
-        answers = [await system.front.ask("a", 200) for _ in range(8)]
-        await some_tokens(answers)
+        answers = await under_way(system, "b/host:0", 8, tokens=200)
         await kill(system, "b")
         unread = await system.front.ask("a")  # by a front door that does not know yet
         await ended(*answers, unread)
@@ -106,9 +112,7 @@ async def test_a_machine_that_dies_in_mid_answer_costs_no_token(tmp_path: Path) 
 async def test_a_machine_that_leaves_hands_everything_over(tmp_path: Path, heard: bool) -> None:
     """Whether or not the controller has ``heard`` that it has requests."""
     async with fleet(tmp_path, "b") as system:
-        await load_on(system, "b/host:0")
-        answers = [await system.front.ask("a", 300) for _ in range(4)]
-        await some_tokens(answers)
+        answers = await under_way(system, "b/host:0", 4, tokens=300)
         if heard:
             await known_to_be_busy(system, answers)
         leaving = system.agents[-1]
@@ -124,9 +128,7 @@ async def test_a_machine_that_leaves_hands_everything_over(tmp_path: Path, heard
 
 async def test_a_machine_that_was_taken_for_dead_stops_what_runs_elsewhere(tmp_path: Path) -> None:
     async with fleet(tmp_path, "b") as system:
-        await load_on(system, "b/host:0")
-        answers = [await system.front.ask("a", 400) for _ in range(3)]
-        await some_tokens(answers)
+        answers = await under_way(system, "b/host:0", 3, tokens=400)
         agent = system.agents[-1]
         await system.controller.rescue._empty(agent.devices[0].id)  # as if it had been silent
         await agent._keep(agent.devices[0].id, agent.shells[agent.devices[0].id])
