@@ -45,7 +45,8 @@ class Request:
     @property
     def prefill_tokens(self) -> int:
         """Tokens that the engine has to compute before the next token can be made; at least one."""
-        return max(1, self.prompt_tokens - self.cached_tokens + self.generated_tokens)
+        tokens = self.prompt_tokens - self.cached_tokens + self.generated_tokens
+        return tokens if tokens > 0 else 1
 
     @property
     def kv_tokens(self) -> int:

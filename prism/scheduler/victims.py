@@ -75,8 +75,15 @@ class Victims:
 
     def on(self, device: DeviceId, pressing: Pressing, now_s: float) -> list[EvictionCandidate]:
         """Everybody on the device who may leave it now."""
-        instances = self._fleet.devices[device].instances.values()
-        return [c for i in instances if (c := self.candidate(device, i, pressing, now_s)) is not None]
+        found: list[EvictionCandidate] = []
+        for instance in self._fleet.devices[device].instances.values():
+            in_use = instance.idle_since_s is None and instance.state is not InstanceState.DRAINING
+            if in_use and pressing is not Pressing.STARVING and len(self._models[instance.model].instances) < 2:
+                continue  # as most are: no need to look closer
+            candidate = self.candidate(device, instance, pressing, now_s)
+            if candidate is not None:
+                found.append(candidate)
+        return found
 
     def candidate(
         self, device: DeviceId, instance: Instance, pressing: Pressing, now_s: float

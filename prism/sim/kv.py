@@ -160,7 +160,8 @@ class KvMemory:
     # --- pages ---
 
     def pages_for(self, tokens: int) -> int:
-        return max(self._least_pages, -(-tokens * self._bytes_per_token // self._page_bytes))
+        pages = -(-tokens * self._bytes_per_token // self._page_bytes)
+        return pages if pages > self._least_pages else self._least_pages
 
     def _missing_pages(self, tokens: int) -> int:
         return self.pages_for(self.used_tokens + self.cache.idle_tokens + tokens) - self.mapped_pages
