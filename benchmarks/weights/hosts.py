@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from prism.policy.multicast.planner import Plan
+from prism.weights.multicast import DEAD_S
 from tests.net.cluster import ROOT, Cluster
 from tests.net.netns import Hosts
 
@@ -51,7 +52,7 @@ def floor_s(plan: Plan) -> float:
 
 def measure(cluster: Cluster, plan: Plan, digest: str, mover: str = "tcp", ready: bool = True, keep: int = 1) -> Run:
     """Runs ``plan`` and checks every receiver's contents."""
-    answers = cluster.run(plan, MODEL, mover=mover, ready=ready)
+    answers = cluster.run(plan, MODEL, mover=mover, ready=ready, dead_s=DEAD_S)
     wrong = [name for name, answer in answers.items() if answer.get("digest") != digest]
     assert not wrong, {name: answers[name] for name in wrong}
     cluster.forget(answers, MODEL, keep)

@@ -18,6 +18,7 @@ from collections.abc import Callable
 from typing import Any
 
 from benchmarks.weights.hosts import BLOCKS, MODEL, NBYTES, best
+from prism.weights.multicast import DEAD_S
 from tests.net.cluster import Cluster
 from tests.net.netns import Hosts, why_not
 
@@ -44,7 +45,7 @@ def main() -> None:
             one(cluster, label, fault, made["digest"], base_s)
     with Hosts(8, slow={VICTIM: 40.0}) as hosts, Cluster(hosts) as cluster:
         made = cluster.make(MODEL, NBYTES)
-        answers = cluster.run(cluster.plan("binomial", NBYTES, BLOCKS), MODEL)
+        answers = cluster.run(cluster.plan("binomial", NBYTES, BLOCKS), MODEL, dead_s=DEAD_S)
         report("a tenth of the others' link rate, not known to the plan", answers, base_s)
 
 
@@ -55,7 +56,7 @@ def one(cluster: Cluster, label: str, fault: Callable[[Cluster], object], digest
 
     victim = f"n{VICTIM}"
     plan = cluster.plan("binomial", NBYTES, BLOCKS)
-    answers = cluster.run(plan, MODEL, during=strike, skip=frozenset({victim}))
+    answers = cluster.run(plan, MODEL, during=strike, skip=frozenset({victim}), dead_s=DEAD_S)
     cluster.nodes[victim].process.kill()
     assert all(a["digest"] == digest for a in answers.values()), answers
     report(label, answers, base_s)

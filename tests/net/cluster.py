@@ -21,11 +21,14 @@ from prism.policy.multicast.planner import ALGORITHMS, Plan, Request, build_sche
 from prism.weights.format import PackKey
 from prism.weights.session import NodePlan, node_plans
 from tests.net.netns import Hosts
+from tests.patience import PATIENCE_S
 
 ROOT = Path(__file__).resolve().parents[2]
 WARM_UP_S = 0.6
 WARM_UP_S_PER_HOST = 0.05
 """What hosts make ready (memory, connections) they make on the same few processors."""
+PATIENT_DEAD_S = 2.0
+"""Hosts that share two processors with each other (and with who knows what) are silent for longer than machines are."""
 
 
 class Node:
@@ -58,7 +61,7 @@ class Node:
         if self.process.poll() is None:
             try:
                 self.ask(do="quit")
-                self.process.wait(10)
+                self.process.wait(PATIENCE_S)
             except (BrokenPipeError, subprocess.TimeoutExpired):
                 self.process.kill()
         self.process.wait()
@@ -125,7 +128,7 @@ class Cluster:
         chosen: Plan,
         model: str,
         *,
-        dead_s: float = 0.5,
+        dead_s: float = PATIENT_DEAD_S,
         ready: bool = True,
         mover: str = "tcp",
         during: Callable[[float], object] | None = None,

@@ -12,7 +12,7 @@ import pytest
 from tests.net.cluster import Cluster
 from tests.net.netns import Hosts
 
-pytestmark = [pytest.mark.net, pytest.mark.timeout(180)]
+pytestmark = pytest.mark.net
 
 
 @pytest.mark.slow

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import socket
 import subprocess
 import sys
 from pathlib import Path
+
+from tests.patience import free_port
 
 SCRIPT = """
 import os, sys, urllib.request
@@ -24,10 +25,6 @@ print(text)
 
 def test_values_are_read_live(tmp_path: Path) -> None:
 
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = str(probe.getsockname()[1])
-    done = subprocess.run(
-        [sys.executable, "-c", SCRIPT, str(tmp_path / "m"), port], capture_output=True, text=True, check=True
-    )
+    command = [sys.executable, "-c", SCRIPT, str(tmp_path / "m"), str(free_port())]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
     assert 'prism_info{version="a test"} 1.0' in done.stdout

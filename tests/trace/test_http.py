@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager, suppress
 
 import pytest
 
 from prism.core.errors import InvalidValue
 from prism.trace.replay.http import HttpPool, Target
+from tests.patience import PATIENCE_S, happens
 
 REQUEST = b"POST /x HTTP/1.1\r\nHost: h\r\nContent-Length: 0\r\n\r\n"
 OK = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nhi"
@@ -40,38 +42,40 @@ class Heard:
         self.ended.set()
 
 
-def closing(handler: Handler) -> Handler:
-    """``handler``, with its connection closed at the end."""
+@asynccontextmanager
+async def serving(handler: Handler) -> AsyncIterator[int]:
+    """The port of a server run by ``handler`` (once per connection, which is closed at its end). Leave when the client
+    has closed its connections: it waits for the end of the server's."""
+    talks: set[asyncio.Task[None] | None] = set()
 
     async def handled(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        try:
+        talks.add(asyncio.current_task())
+        with suppress(ConnectionError):
             await handler(reader, writer)
-        except ConnectionError:
-            pass
-        finally:
-            writer.close()
+        writer.close()
+        with suppress(ConnectionError):
+            await writer.wait_closed()
 
-    return handled
+    async with await asyncio.start_server(handled, "127.0.0.1", 0) as server:
+        yield server.sockets[0].getsockname()[1]
+    async with asyncio.timeout(PATIENCE_S):
+        await asyncio.gather(*(talk for talk in talks if talk is not None))
 
 
 async def talk(handler: Handler, requests: int = 1, most: int = 10) -> tuple[list[Heard], HttpPool]:
     """Send ``requests`` one after the other to a server run by ``handler`` (once per connection)."""
-    server = await asyncio.start_server(closing(handler), "127.0.0.1", 0)
-    port = server.sockets[0].getsockname()[1]
-    pool = HttpPool(Target.of(f"http://127.0.0.1:{port}"), most)
     heard = []
-    try:
-        for _ in range(requests):
-            exchange = Heard()
-            pool.send(REQUEST, exchange)
-            async with asyncio.timeout(5):
-                await exchange.ended.wait()
-            heard.append(exchange)
-            await asyncio.sleep(0.02)
-    finally:
-        pool.close()
-        server.close()
-        await asyncio.sleep(0.05)
+    async with serving(handler) as port:
+        pool = HttpPool(Target.of(f"http://127.0.0.1:{port}"), most)
+        try:
+            for _ in range(requests):
+                exchange = Heard()
+                pool.send(REQUEST, exchange)
+                async with asyncio.timeout(PATIENCE_S):
+                    await exchange.ended.wait()
+                heard.append(exchange)
+        finally:
+            pool.close()
     return heard, pool
 
 
@@ -150,20 +154,18 @@ async def test_limit_cancel_and_close() -> None:
     async def silence(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await reader.read()
 
-    server = await asyncio.start_server(closing(silence), "127.0.0.1", 0)
-    pool = HttpPool(Target.of(f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"), most=2)
-    first, second, third = Heard(), Heard(), Heard()
-    for exchange in (first, second, third):
-        pool.send(REQUEST, exchange)
-    assert third.failure == ("client_limit", "all 2 connections are in use")
-    await asyncio.sleep(0.05)
-    pool.cancel(first, "timeout", "too long")
-    pool.close()
-    assert first.failure == ("timeout", "too long")
-    assert second.failure is not None
-    assert second.failure[0] == "cancelled"
-    server.close()
-    await asyncio.sleep(0.05)
+    async with serving(silence) as port:
+        pool = HttpPool(Target.of(f"http://127.0.0.1:{port}"), most=2)
+        first, second, third = Heard(), Heard(), Heard()
+        for exchange in (first, second, third):
+            pool.send(REQUEST, exchange)
+        assert third.failure == ("client_limit", "all 2 connections are in use")
+        await happens(lambda: pool.opened == 2, "both connections")
+        pool.cancel(first, "timeout", "too long")
+        pool.close()
+        assert first.failure == ("timeout", "too long")
+        assert second.failure is not None
+        assert second.failure[0] == "cancelled"
 
 
 @pytest.mark.parametrize(

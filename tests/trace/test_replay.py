@@ -25,6 +25,7 @@ from prism.trace.replay.probe import ProbeFailed
 from prism.trace.replay.run import run_replay
 from prism.trace.replay.watch import TimelineBuilder
 from prism.trace.report import RequestRecord, read_report
+from tests.patience import PATIENCE_S
 from tests.trace.helpers import row, saved, steady
 
 
@@ -43,7 +44,7 @@ def plan_for(tmp_path: Path, url: str, count: int = 40, **options: Any) -> SendP
 
 
 def test_every_request_is_sent_and_measured(tmp_path: Path, null_server: str) -> None:
-    plan = plan_for(tmp_path, null_server, default_objective=Objective(10.0, 1.0))
+    plan = plan_for(tmp_path, null_server, default_objective=Objective(PATIENCE_S, PATIENCE_S))
     seen: list[dict[str, Any]] = []
     outcome = run_replay(plan, tmp_path / "out", title="test", on_progress=seen.append)
     records = sorted(read_records(tmp_path / "out" / "records.jsonl"), key=lambda r: r.row)
@@ -243,9 +244,9 @@ def test_command_line(tmp_path: Path, null_server: str) -> None:
         "--out",
         str(out),
         "--slo-ttft",
-        "5",
+        str(PATIENCE_S),
         "--slo-tpot",
-        "1",
+        str(PATIENCE_S),
         "--no-watch",
     ]
     result = CliRunner().invoke(command, [*arguments, "--json", "--rate", "2"])
