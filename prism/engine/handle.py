@@ -30,8 +30,8 @@ from prism.engine.link import WorkerLink, until_gone
 
 _FLOPS: Final = {DeviceKind.HOST: 2e10, DeviceKind.CUDA: 2e14}
 """Arithmetic a device does in a second, roughly: only a first guess of the prefill speed rests on it."""
-_SHUTDOWN_S: Final = 10.0
-"""A worker that has not given its model up after this is killed."""
+_SHUTDOWN_S: Final = 30.0
+"""A worker that has not given its model up after this is killed: it is stuck, not slow."""
 
 
 class EngineHandle:

@@ -15,8 +15,11 @@ from prism.core.ids import DeviceId
 from prism.engine.commands import Command, Crashed, Parked, Report, encode, report_decoder
 from prism.engine.frames import BadFrame, pack, read_frame
 
-_EXIT_REPORT_S: Final = 0.2
-"""The zygote's word on how a worker ended comes at most so much later than the end of its channel."""
+_EXIT_REPORT_S: Final = 10.0
+"""The zygote's word on how a worker ended comes at most so much later than the end of its channel, which a process
+closes before it is gone. Without a zygote nobody will say it (:meth:`WorkerLink.unwitnessed`)."""
+_GONE_S: Final = 30.0
+"""A killed process is gone in milliseconds, on a machine that has no time for it in seconds."""
 
 
 class WorkerLink:
@@ -67,6 +70,10 @@ class WorkerLink:
         if self._writer is None:
             self.lost()
 
+    def unwitnessed(self) -> None:
+        """The zygote that would report the process's end is gone itself."""
+        self._exited.set()
+
     def lost(self) -> None:
         """The worker is gone: its channel is closed, or it ended before it opened one."""
         if self.gone.is_set():
@@ -95,7 +102,7 @@ class WorkerLink:
         return f"worker {self.worker} (pid {self.pid}) ended with status {self.status}"
 
 
-async def until_gone(links: Iterable[WorkerLink], timeout_s: float = 5.0) -> None:
+async def until_gone(links: Iterable[WorkerLink], timeout_s: float = _GONE_S) -> None:
     """Kill what is left of ``links`` and wait until they are gone, so that their memory is free."""
     for link in links:
         link.kill()

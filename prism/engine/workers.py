@@ -165,7 +165,7 @@ class Workers:
                 *(sys.executable, "-m", "prism.engine.zygote", "--socket", str(path), "--kind", kind),
                 *("--parent-pid", str(os.getpid())),
             )
-        self._zygote = ZygoteClient(path, self._on_exit)
+        self._zygote = ZygoteClient(path, self._on_exit, self._on_zygote_gone)
         connecting = asyncio.create_task(self._zygote.connect(ZYGOTE_S))
         if self._zygote_process is not None:
             ended = asyncio.create_task(self._zygote_process.wait())
@@ -187,6 +187,10 @@ class Workers:
         for link in list(self._links.values()):
             if link.pid == pid:
                 link.exited(status)
+
+    def _on_zygote_gone(self) -> None:
+        for link in self._links.values():
+            link.unwitnessed()
 
     # --- workers ---
 

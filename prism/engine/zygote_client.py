@@ -19,11 +19,17 @@ class ZygoteClient:
     """Asks a zygote for children and hears when they end.
 
     ``on_exit(pid, status)`` is called in the loop for each child of this client that ended (status: exit code, or minus
-    the signal). After the zygote is gone :attr:`alive` is False and :meth:`fork` raises.
+    the signal), ``on_gone()`` when no more of them will be reported. After the zygote is gone :attr:`alive` is False
+    and :meth:`fork` raises.
     """
 
-    def __init__(self, path: Path, on_exit: Callable[[int, int], None] = lambda pid, status: None) -> None:
-        self._path, self._on_exit = path, on_exit
+    def __init__(
+        self,
+        path: Path,
+        on_exit: Callable[[int, int], None] = lambda pid, status: None,
+        on_gone: Callable[[], None] = lambda: None,
+    ) -> None:
+        self._path, self._on_exit, self._on_gone = path, on_exit, on_gone
         self._asks: dict[int, asyncio.Future[int]] = {}
         self._numbers = itertools.count(1)
         self._task: asyncio.Task[None] | None = None
@@ -98,6 +104,7 @@ class ZygoteClient:
         for answer in self._asks.values():
             answer.set_exception(EngineSetupError(f"the zygote at {self._path} is gone"))
         self._asks.clear()
+        self._on_gone()
 
     async def close(self) -> None:
         """Leave the zygote; it and the children go on."""

@@ -21,6 +21,7 @@ from prism.engine.handle import EngineHandle
 from prism.engine.pool import EnginePool
 from prism.wire.mailbox import Inbox
 from prism.wire.messages import TokenItem, Tokens
+from tests.patience import PATIENCE_S
 
 MODELS = ("demo-llama", "demo-qwen3", "demo-stablelm")
 DEVICE_BYTES = 128 << 20
@@ -183,7 +184,7 @@ class Rig:
         handle.submit(Work(rid, payload, front or self.inbox.address, attempt, tuple(resumed)))
         return rid
 
-    async def wait_tokens(self, rid: str, count: int, timeout_s: float = 60.0) -> list[int]:
+    async def wait_tokens(self, rid: str, count: int, timeout_s: float = PATIENCE_S) -> list[int]:
         """The request's tokens as soon as there are ``count``."""
         async with asyncio.timeout(timeout_s):
             while len(self.tokens.get(rid, ())) < count and rid not in self.finish:
@@ -191,7 +192,7 @@ class Rig:
                 await self._changed.wait()
         return list(self.tokens.get(rid, ()))
 
-    async def answer(self, rid: str, timeout_s: float = 60.0) -> list[int]:
+    async def answer(self, rid: str, timeout_s: float = PATIENCE_S) -> list[int]:
         """All tokens of the request, once it is finished."""
         return await self.wait_tokens(rid, 1 << 30, timeout_s)
 

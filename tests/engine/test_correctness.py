@@ -9,6 +9,7 @@ import signal
 import pytest
 
 from tests.engine.rig import DEVICE_BYTES, MODELS, Rig, prompt, tokenized, until_died
+from tests.patience import PATIENCE_S
 
 pytestmark = pytest.mark.engine
 NEW = 40
@@ -92,16 +93,16 @@ async def test_tensor_parallel_of_two(rig: Rig, name: str) -> None:
 @pytest.mark.parametrize("devices", [(0,), (0, 1)], ids=["one", "two-ranks"])
 async def test_memory_pressure_with_retraction(rig: Rig, devices: tuple[int, ...]) -> None:
     """The limit falls to one page while many requests run: all are answered exactly, after waiting if need be."""
-    name, count = "demo-llama", 12
+    name, count, tokens = "demo-llama", 12, 5 * NEW  # so many that they still run when the limit falls
     prompts = [prompt(20 + i, 80) for i in range(count)]
     async with rig.engine(name, *devices) as handle:
-        rids = [rig.submit(handle, tokenized("", p, NEW)) for p in prompts]
+        rids = [rig.submit(handle, tokenized("", p, tokens)) for p in prompts]
         await rig.wait_tokens(rids[-1], 3)
         handle.set_kv_limit(2 << 20)
         await asyncio.gather(*(rig.answer(rid) for rid in rids))
         assert handle.load is not None
         await rig.ask(handle, tokenized("", prompt(1), 1))
-        assert [rig.tokens[rid] for rid in rids[:4]] == [rig.reference(name, p, NEW) for p in prompts[:4]]
+        assert [rig.tokens[rid] for rid in rids[:4]] == [rig.reference(name, p, tokens) for p in prompts[:4]]
         assert handle.load.retractions > 0
         held = rig.pool.memory[rig.devices[0]].stats()
         assert sum(owner.kv_bytes for owner in held.owners) <= 2 << 20
@@ -116,7 +117,7 @@ async def test_memory_wanted_by_others_comes_back(rig: Rig) -> None:
             await rig.ask(handle, tokenized("", prompt(40 + i, 300), 4))
         before = rig.free_bytes()
         with account.register("newcomer") as newcomer:
-            await asyncio.to_thread(newcomer.reserve, before + (4 << 20), "staging", 5.0)
+            await asyncio.to_thread(newcomer.reserve, before + (4 << 20), "staging", PATIENCE_S)
             assert newcomer.leased_bytes == before + (4 << 20)
         p = prompt(40, 300)
         assert await rig.ask(handle, tokenized("", p, NEW)) == rig.reference("demo-llama", p, NEW)

@@ -17,6 +17,7 @@ from prism.core.ids import DeviceId
 from prism.engine.errors import ActivationCause, ActivationError, EngineGone
 from prism.engine.events import Finished, Load
 from tests.engine.rig import DEVICE_BYTES, Rig, prompt, tokenized, until_died
+from tests.patience import PATIENCE_S, happens
 
 pytestmark = pytest.mark.engine
 
@@ -50,7 +51,7 @@ async def test_a_bad_request_ends_only_itself(rig: Rig) -> None:
 
 async def test_aborted_requests_finish_and_free_their_memory(rig: Rig) -> None:
     async with rig.engine("demo-llama") as handle:
-        rids = [rig.submit(handle, tokenized("", prompt(i), 500)) for i in range(4)]
+        rids = [rig.submit(handle, tokenized("", prompt(i), 1500)) for i in range(4)]
         await rig.wait_tokens(rids[0], 3)
         for rid in rids:
             handle.abort(rid)
@@ -58,9 +59,7 @@ async def test_aborted_requests_finish_and_free_their_memory(rig: Rig) -> None:
         for rid in rids:
             await rig.answer(rid)
             assert rig.finish[rid]["type"] == "abort"
-        async with asyncio.timeout(10):
-            while handle.running:
-                await asyncio.sleep(0.01)
+        await happens(lambda: not handle.running, "the engine knowing that it runs nothing")
 
 
 async def test_a_front_door_that_does_not_read_loses_its_requests_only(rig: Rig) -> None:
@@ -69,7 +68,7 @@ async def test_a_front_door_that_does_not_read_loses_its_requests_only(rig: Rig)
         p = prompt(2)
         assert await rig.ask(handle, tokenized("", p, 20)) == rig.reference("demo-llama", p, 20)
         events = handle.events()
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(PATIENCE_S):
             found = [type(e).__name__ async for e in until(events, lost)]
         assert found[-1] == "Lost"
 
@@ -169,9 +168,7 @@ async def test_a_killed_engine_frees_everything_and_the_pool_refills(rig: Rig) -
         with pytest.raises(EngineGone):
             rig.submit(handle, tokenized("", prompt(1)))
         assert await handle.deactivate() == [rid]
-    async with asyncio.timeout(30):
-        while any(c["parked"] != 1 for c in rig.pool.counts().values()):
-            await asyncio.sleep(0.05)
+    await happens(lambda: all(c["parked"] == 1 for c in rig.pool.counts().values()), "the pool's being full")
 
 
 async def test_one_killed_rank_ends_the_whole_engine(rig: Rig) -> None:
@@ -181,9 +178,7 @@ async def test_one_killed_rank_ends_the_whole_engine(rig: Rig) -> None:
     pids = handle.pids
     os.kill(pids[1], signal.SIGKILL)
     assert type((await until_died(handle))[-1]).__name__ == "Died"
-    async with asyncio.timeout(10):
-        while any(psutil.pid_exists(pid) for pid in pids):
-            await asyncio.sleep(0.05)
+    await happens(lambda: not any(psutil.pid_exists(pid) for pid in pids), "the end of all ranks")
     assert rig.free_bytes(0) == rig.free_bytes(1) == DEVICE_BYTES
 
 
@@ -200,14 +195,14 @@ async def test_deactivation_with_grace_lets_requests_finish(rig: Rig) -> None:
     handle = await rig.pool.activate(rig.spec("demo-llama"), [rig.devices[0]])
     p = prompt(1)
     rid = rig.submit(handle, tokenized("", p, 40))
-    assert await handle.deactivate(grace_s=30.0) == []
+    assert await handle.deactivate(grace_s=PATIENCE_S) == []
     assert await rig.answer(rid) == rig.reference("demo-llama", p, 40)
 
 
 async def test_an_idle_engine_holds_one_page_and_reports_its_load(rig: Rig) -> None:
     async with rig.engine("demo-stablelm") as handle:
         await rig.ask(handle, tokenized("", prompt(1), 10))
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(PATIENCE_S):
             async for event in handle.events():
                 if isinstance(event, Load) and event.running == 0 and event.cached_kv_tokens > 0:
                     break
@@ -222,9 +217,7 @@ async def test_closing_the_pool_leaves_no_process(rig: Rig) -> None:
     rig.submit(handle, tokenized("", prompt(1), 1000))
     assert before
     await rig.pool.close()
-    async with asyncio.timeout(10):
-        while any(is_ours(pid) for pid in before | set(handle.pids)):
-            await asyncio.sleep(0.05)
+    await happens(lambda: not any(is_ours(pid) for pid in before | set(handle.pids)), "the end of all workers")
     assert not handle.alive
 
 
