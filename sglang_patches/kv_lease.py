@@ -9,7 +9,7 @@ Tensor-parallel ranks agree on every change, since all of them must schedule ali
 
 from __future__ import annotations
 
-import os
+import time
 from bisect import bisect_left
 from collections.abc import Sequence
 from itertools import accumulate
@@ -38,8 +38,9 @@ class KvLease:
         """Slots this rank could still hand out beyond what the tightest rank can."""
         self._last_available = 0
         self._resting = False
-        self._order = 0
-        """Of this engine's wishes among those of engines that hold alike; the same on all ranks."""
+        self._head: str | None = None
+        """The first request that waits, and since when (monotonic ns, the same on all ranks)."""
+        self._since_ns = 0
         self.retractions = 0
 
     @property
@@ -54,7 +55,6 @@ class KvLease:
     def before_step(self, scheduler: Any) -> None:
         """Adjust the lease for the step about to be scheduled."""
         self._resting = False
-        self._order = self._order or self._agree_on_order(scheduler)
         running, admissions = demand_tokens(scheduler, self.pool.block_slots if self._own else 1)
         wanted, excess = self._asked_back(scheduler)
         if wanted > 0:
@@ -93,19 +93,19 @@ class KvLease:
 
     def _asked_back(self, scheduler: Any) -> tuple[int, int]:
         """Bytes the account wants back, and the part of it that is above the engine's own limit."""
-        wanted, excess = int(self.pool.pressure()), self._seat.owner.excess()
-        if self._seat.world == 1:
-            return wanted, excess
-        both = torch.tensor([wanted, excess], dtype=torch.int64)
-        torch.distributed.all_reduce(both, torch.distributed.ReduceOp.MAX, group=scheduler.tp_cpu_group)
-        return int(both[0]), int(both[1])
-
-    def _agree_on_order(self, scheduler: Any) -> int:
-        """Two engines that span the same devices must not each go first on one of them."""
-        order = torch.tensor([os.getpid()], dtype=torch.int64)
+        wanted, excess, now_ns = int(self.pool.pressure()), self._seat.owner.excess(), time.monotonic_ns()
         if self._seat.world > 1:
-            torch.distributed.all_reduce(order, torch.distributed.ReduceOp.MIN, group=scheduler.tp_cpu_group)
-        return int(order[0])
+            agreed = torch.tensor([wanted, excess, now_ns], dtype=torch.int64)
+            torch.distributed.all_reduce(agreed, torch.distributed.ReduceOp.MAX, group=scheduler.tp_cpu_group)
+            wanted, excess, now_ns = agreed.tolist()
+        self._note_head(scheduler, now_ns)
+        return wanted, excess
+
+    def _note_head(self, scheduler: Any, now_ns: int) -> None:
+        """The age of this engine's wish counts from when its last request was let in, so that each gets its turn."""
+        head = scheduler.waiting_queue[0].rid if scheduler.waiting_queue else None
+        if head != self._head:
+            self._head, self._since_ns = head, now_ns
 
     def _agree(self, scheduler: Any) -> None:
         if self._seat.world == 1:
@@ -149,7 +149,7 @@ class KvLease:
         missing = [self._within_size(base + tokens) - mine for tokens in (0, *admissions)]
         missing = [tokens for tokens in missing if tokens > 0]
         if missing:
-            self._seat.owner.wish(self._bytes(missing[0]), self._bytes(missing[-1]), self._order)
+            self._seat.owner.wish(self._bytes(missing[0]), self._bytes(missing[-1]), self._since_ns)
         else:
             self.withdraw()
 

@@ -60,15 +60,15 @@ class Owner:
         """
         self._core.reserve(nbytes, klass, timeout_s, yielding)
 
-    def wish(self, least_bytes: int, most_bytes: int, order: int = 0) -> int:
+    def wish(self, least_bytes: int, most_bytes: int, since_ns: int = 0) -> int:
         """Wish for ``most_bytes`` more KV; less than ``least_bytes`` would be of no use. ``wish(0, 0)`` withdraws.
 
         The wish stands until it is replaced or its owner is gone, and is felt as ``pressure()`` by owners that have
         none and by those that hold more KV. Returns what stands: at most what could become free if all others gave
-        back what they can, 0 if ``least_bytes`` could not. ``order`` decides between owners that hold alike (default:
-        the process id); the ranks of one engine give the same.
+        back what they can, 0 if ``least_bytes`` could not. Of owners that hold alike the older wish goes first:
+        ``since_ns`` on the monotonic clock, the same from all ranks of one engine; 0: since there has been a wish.
         """
-        return self._core.wish(least_bytes, most_bytes, order)
+        return self._core.wish(least_bytes, most_bytes, since_ns)
 
     @property
     def wished_bytes(self) -> int:

@@ -56,7 +56,7 @@ def test_what_was_given_back_is_kept_for_the_wish(tmp_path: Path) -> None:
     hungry.reserve(28 * PAGE, "kv", yielding=True)
 
 
-def test_who_holds_less_goes_first_then_the_lower_order(tmp_path: Path) -> None:
+def test_who_holds_less_goes_first_then_the_older_wish(tmp_path: Path) -> None:
     device = open_device(tmp_path)
     less, more = device.register("less"), device.register("more")
     less.reserve(5 * PAGE, "kv")
@@ -69,9 +69,14 @@ def test_who_holds_less_goes_first_then_the_lower_order(tmp_path: Path) -> None:
     assert less.pressure() == 0, "weights do not count"
     more.release(35 * PAGE, "kv")
     for first, second in ((less, more), (more, less)):
-        first.wish(30 * PAGE, 40 * PAGE, order=1)
-        second.wish(30 * PAGE, 40 * PAGE, order=2)
+        first.wish(30 * PAGE, 40 * PAGE, since_ns=1)
+        second.wish(30 * PAGE, 40 * PAGE, since_ns=2)
         assert first.pressure() == 0 and second.pressure() == 1 * PAGE
+    for owner in (more, less):
+        owner.wish(0, 0)
+        owner.wish(30 * PAGE, 40 * PAGE)
+    less.wish(30 * PAGE, 40 * PAGE), more.wish(30 * PAGE, 40 * PAGE)
+    assert more.pressure() == 0 and less.pressure() == 1 * PAGE, "a wish that stands keeps its age"
 
 
 def test_floors_and_limits_get_their_due(tmp_path: Path) -> None:
@@ -191,6 +196,7 @@ class Engine:
             return False
         self.running, self.cached = self.jobs.pop(0), max(0, -need)
         self.left = rng.randrange(1, 4)
+        self.owner.wish(0, 0)  # the next one is a new one
         return True
 
 
@@ -229,6 +235,21 @@ def test_engines_that_wish_never_block_each_other_for_ever(
         for engine in engines:
             engine.owner.close()
         ballast.close()
+
+
+@pytest.mark.parametrize("late", [0, 1, 2])
+def test_engines_without_end_starve_nobody(device: memory.Device, late: int) -> None:
+    """Three engines need most of the device again and again; a late one with a single job gets its turn."""
+    rng = random.Random(late)
+    device.register("weights").reserve(device.free_bytes() - 16 * PAGE, "weights")
+    engines = [Engine(device.register(f"e{i}"), []) for i in range(4)]
+    engines[late].jobs = [12]
+    for _ in range(1000):
+        for engine in rng.sample(engines, len(engines)):
+            if engine is not engines[late] and not engine.jobs:
+                engine.jobs.append(rng.randrange(8, 13))
+            engine.step(rng)
+    assert not engines[late].jobs and not engines[late].running
 
 
 def serve(directory: Path, seed: int, jobs: int) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import count
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -16,11 +17,13 @@ from sglang_patches.kv_lease import KvLease, demand_tokens
 PAGE = 65536
 PAGES = 16
 BLOCK = 128  # tokens a page: sequences share blocks
+NUMBERS = count()
 LAYOUT = memory.KvLayout(layers=2, kv_heads=1, head_dim=PAGE // BLOCK // 8, dtype_bytes=2)
 
 
 def request(prompt: int, new: int, output: int = 0) -> SimpleNamespace:
     return SimpleNamespace(
+        rid=f"r{next(NUMBERS)}",
         origin_input_ids=[0] * prompt,
         output_ids=[0] * output,
         prefix_indices=[],
@@ -157,6 +160,24 @@ def test_busy_engines_that_wish_all_get_their_turn(device: memory.Device, engine
             if not engine.waiting_queue:
                 engine.lease.rest(engine)
     assert done == 4 * engines and device.wanted_bytes() == 0
+
+
+@pytest.mark.parametrize("late", [0, 1])
+def test_an_engine_with_a_queue_without_end_starves_nobody(device: memory.Device, late: int) -> None:
+    """Also if the other gives all back at each turn, so that both hold alike."""
+    engines = [Engine(device, f"e{i}") for i in range(2)]
+    for turn in range(100):
+        for i, engine in enumerate(engines):
+            if i != late and len(engine.waiting_queue) < 2:
+                engine.waiting_queue.append(request(9 * BLOCK, 2 * BLOCK))
+            if i == late and turn == 20:
+                engine.waiting_queue.append(request(9 * BLOCK, 2 * BLOCK))
+            engine.step()
+            if engine.running_batch.reqs:
+                engine.finish()
+            if not engine.waiting_queue:
+                engine.lease.rest(engine)
+    assert not engines[late].waiting_queue and not engines[late].running_batch.reqs
 
 
 def test_a_wish_goes_when_the_model_does_or_its_queue_is_empty(device: memory.Device) -> None:

@@ -87,10 +87,10 @@ void release_bytes(Owner& owner, std::int64_t bytes, const char* klass) {
   owner.account().release(owner.id(), bytes, k);
 }
 
-std::int64_t wish(Owner& owner, std::int64_t least_bytes, std::int64_t most_bytes, std::int64_t order) {
+std::int64_t wish(Owner& owner, std::int64_t least_bytes, std::int64_t most_bytes, std::int64_t since_ns) {
   owner.check_usable();
   nb::gil_scoped_release release;
-  return owner.account().wish(owner.id(), least_bytes, most_bytes, order);
+  return owner.account().wish(owner.id(), least_bytes, most_bytes, since_ns);
 }
 
 void bind_owner(nb::module_& m) {
@@ -98,7 +98,7 @@ void bind_owner(nb::module_& m) {
       .def_prop_ro("id", &Owner::id)
       .def_prop_ro("usable", &Owner::usable)
       .def("reserve", &reserve, "bytes"_a, "klass"_a, "timeout_s"_a, "yielding"_a = false)
-      .def("wish", &wish, "least_bytes"_a, "most_bytes"_a, "order"_a = 0)
+      .def("wish", &wish, "least_bytes"_a, "most_bytes"_a, "since_ns"_a = 0)
       .def_prop_ro("wished_bytes", [](const Owner& o) { return o.account().wished(o.id()); })
       .def("release", &release_bytes, "bytes"_a, "klass"_a)
       .def("held", [](const Owner& o, const char* klass) { return o.account().held(o.id(), klass_of(klass)); }, "klass"_a)

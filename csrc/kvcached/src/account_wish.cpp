@@ -2,6 +2,7 @@
 #include <algorithm>
 
 #include "account_locked.h"
+#include "kvcached/futex.h"
 
 namespace kvcached {
 
@@ -10,9 +11,9 @@ bool Account::goes_before(const OwnerSlot& wisher, const OwnerSlot& other) const
   if (other.wish_bytes.load(std::memory_order_acquire) <= 0) return true;
   const std::int64_t mine = wisher.kv(), its = other.kv();
   if (mine != its) return mine < its;
-  const std::int64_t my_order = wisher.wish_order.load(std::memory_order_relaxed);
-  const std::int64_t its_order = other.wish_order.load(std::memory_order_relaxed);
-  return my_order != its_order ? my_order < its_order : &wisher < &other;
+  const std::int64_t my_since = wisher.wish_since_ns.load(std::memory_order_relaxed);
+  const std::int64_t its_since = other.wish_since_ns.load(std::memory_order_relaxed);
+  return my_since != its_since ? my_since < its_since : &wisher < &other;
 }
 
 std::int64_t Account::owed(const OwnerSlot& s) const {
@@ -41,7 +42,7 @@ std::int64_t Account::attainable_locked(const OwnerSlot& s) const {
   return std::min(rest, s.limit_bytes.load(std::memory_order_relaxed)) - s.held();
 }
 
-std::int64_t Account::wish(OwnerId owner, std::int64_t least_bytes, std::int64_t most_bytes, std::int64_t order) {
+std::int64_t Account::wish(OwnerId owner, std::int64_t least_bytes, std::int64_t most_bytes, std::int64_t since_ns) {
   if (least_bytes < 0 || most_bytes < least_bytes) {
     throw Error(ErrorKind::BadRequest, "a wish must be 0 <= least <= most", {{"least_bytes", least_bytes}, {"most_bytes", most_bytes}});
   }
@@ -52,7 +53,8 @@ std::int64_t Account::wish(OwnerId owner, std::int64_t least_bytes, std::int64_t
     const std::int64_t attainable = attainable_locked(s);
     stands = least_bytes <= attainable ? std::max<std::int64_t>(0, std::min(most_bytes, attainable)) : 0;
     before = s.wish_bytes.load(std::memory_order_relaxed);
-    s.wish_order.store(order != 0 ? order : s.pid, std::memory_order_relaxed);
+    if (since_ns == 0) since_ns = before > 0 ? s.wish_since_ns.load(std::memory_order_relaxed) : now_ns();
+    s.wish_since_ns.store(since_ns, std::memory_order_relaxed);
     s.wish_bytes.store(stands, std::memory_order_release);
     header_->wish_bytes.fetch_add(stands - before, std::memory_order_relaxed);
   }

@@ -6,7 +6,7 @@
 //
 // A wish says that an owner has work for which the memory is missing. It stands until it is withdrawn or its owner is gone,
 // and it is felt as pressure() by the owners it goes before. Among owners with wishes the one that holds less KV goes before
-// (then the lower order, then the lower slot); any wish goes before owners without one. Why two wishes cannot block each
+// (then the older wish, then the lower slot); any wish goes before owners without one. Why two wishes cannot block each
 // other for ever: docs/memory.md.
 #pragma once
 
@@ -63,8 +63,9 @@ class Account {
 
   // From now on the owner wishes for `most_bytes` more, of which less than `least_bytes` would be of no use; 0, 0 withdraws.
   // It stands at what could become free if all others gave back what they can, or not at all (returns 0) if `least_bytes`
-  // could not: a wish that nobody can meet must not hold others up. State it again when either may have changed.
-  std::int64_t wish(OwnerId owner, std::int64_t least_bytes, std::int64_t most_bytes, std::int64_t order);
+  // could not: a wish that nobody can meet must not hold others up. State it again when either may have changed. `since_ns`:
+  // its age (now_ns()); 0: since there has been a wish.
+  std::int64_t wish(OwnerId owner, std::int64_t least_bytes, std::int64_t most_bytes, std::int64_t since_ns);
   std::int64_t wished(OwnerId owner) const;
 
   void set_limit(OwnerId owner, std::int64_t bytes);  // any process; below what is held: the owner feels pressure()
@@ -112,7 +113,8 @@ class Account {
   void want_locked(OwnerId owner, std::int64_t bytes);
   void ring_everyone_but(OwnerId owner);
   void memory_came_back();
-  void reserve_locked(OwnerId owner, std::int64_t bytes, Klass klass, bool yielding = false);
+  // `waited`: this much it no longer wants if it gets the bytes.
+  void reserve_locked(OwnerId owner, std::int64_t bytes, Klass klass, bool yielding = false, std::int64_t waited = 0);
   bool goes_before(const OwnerSlot& wisher, const OwnerSlot& other) const;
   std::int64_t owed(const OwnerSlot& s) const;  // the wishes that go before this owner
   std::int64_t attainable_locked(const OwnerSlot& s) const;

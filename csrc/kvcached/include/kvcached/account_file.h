@@ -53,7 +53,7 @@ struct alignas(64) OwnerSlot {
   std::atomic<std::int64_t> held_bytes[kKlasses];
   std::atomic<std::int64_t> wanted_bytes;  // what its waiters wait for
   std::atomic<std::int64_t> wish_bytes;    // what it would take now if it were free; stands until it is withdrawn
-  std::atomic<std::int64_t> wish_order;    // decides between wishes of owners that hold alike; written before wish_bytes
+  std::atomic<std::int64_t> wish_since_ns;  // the older one goes first of owners that hold alike; written before wish_bytes
   alignas(64) std::atomic<std::uint32_t> doorbell;  // futex: rung when others want memory
   std::atomic<std::uint32_t> sleepers;
   alignas(64) Published published;
