@@ -17,10 +17,10 @@ void check_bytes(std::int64_t bytes, const char* what) {
 }  // namespace
 
 void Account::charge(OwnerSlot& s, std::int64_t before) {
-  header_->charged_bytes.fetch_add(s.charged() - before, std::memory_order_relaxed);
+  header_->charged_bytes.fetch_add(s.charged() - before, std::memory_order_release);
 }
 
-void Account::reserve_locked(OwnerId owner, std::int64_t bytes, Klass klass, bool yielding) {
+void Account::reserve_locked(OwnerId owner, std::int64_t bytes, Klass klass, bool yielding, std::int64_t waited) {
   OwnerSlot& s = live_slot(owner);
   const std::int64_t held = s.held(), before = s.charged();
   const std::int64_t limit = s.limit_bytes.load(std::memory_order_relaxed);
@@ -35,6 +35,7 @@ void Account::reserve_locked(OwnerId owner, std::int64_t bytes, Klass klass, boo
     throw Error(ErrorKind::OutOfMemory, path_ + ": not enough device memory for " + s.name,
                 {{"requested_bytes", bytes}, {"free_bytes", free}, {"held_bytes", held}, {"capacity_bytes", capacity_bytes()}});
   }
+  if (waited != 0) want_locked(owner, -waited);  // first, or pressure() in between would ask for it once more
   auto& books = s.held_bytes[static_cast<int>(klass)];
   books.store(books.load(std::memory_order_relaxed) + bytes, std::memory_order_relaxed);
   charge(s, before);
@@ -159,9 +160,11 @@ std::int64_t Account::pressure(OwnerId owner) const {
   const std::int64_t over_limit = held - s.limit_bytes.load(std::memory_order_relaxed);
   // Below its floor nothing it gives back would reach anyone else.
   const std::int64_t above_floor = held - s.floor_bytes.load(std::memory_order_relaxed);
+  // Read before what is wanted: see reserve_locked().
+  const std::int64_t free = capacity_bytes() - header_->charged_bytes.load(std::memory_order_acquire);
   const std::int64_t waited = header_->wanted_bytes.load(std::memory_order_relaxed) - s.wanted_bytes.load(std::memory_order_relaxed);
   const std::int64_t others = (waited > 0 ? waited : 0) + owed(s);
-  std::int64_t missing = others > 0 ? others - free_bytes() : 0;
+  std::int64_t missing = others > 0 ? others - free : 0;
   if (missing > above_floor) missing = above_floor;
   const std::int64_t most = over_limit > missing ? over_limit : missing;
   return most > 0 ? most : 0;

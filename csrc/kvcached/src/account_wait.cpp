@@ -64,8 +64,7 @@ void Account::reserve_within(OwnerId owner, std::int64_t bytes, Klass klass, dou
     const std::uint32_t seen = header_->freed.load();
     try {
       Locked lock(*this);
-      reserve_locked(owner, bytes, klass);
-      return want_locked(owner, -bytes);  // in the same moment: nobody should give up more than was wanted
+      return reserve_locked(owner, bytes, klass, false, bytes);
     } catch (const Error& error) {
       const std::int64_t left_ns = deadline_ns - now_ns();
       if (error.kind() == ErrorKind::UnknownOwner) throw;
