@@ -57,7 +57,8 @@ TICK_S: Final = 0.1
 LEASE_S: Final = 5.0
 WATCH_S: Final = 1.0
 """How often the catalog's file, silent nodes and dead front doors are looked at."""
-FRONT_DEAD_S: Final = 15.0
+FRONT_DEAD_S: Final = 60.0
+"""See :data:`prism.node.fronts.DEAD_AFTER_S`."""
 FIXED_MAPS: Final = (PolicyName.STATIC, PolicyName.MUXSERVE)
 SETTLE_S: Final = 0.05
 SETTLE_MAX_S: Final = 1.0

@@ -17,9 +17,10 @@ from prism.wire.mailbox import Outbox
 from prism.wire.messages import Finish, ResumeQuery, ResumeReply
 
 REPEAT_S: Final = 0.5
-DEAD_AFTER_S: Final = 15.0
-"""A front door announces itself every second. One that was silent for this long is taken for dead; on a machine that
-starves its processes a living one may well miss a few announcements."""
+DEAD_AFTER_S: Final = 60.0
+"""A front door announces itself every second. One that was silent for this long is taken for dead. Its supervisor says
+at once when it ends, so this finds dead machines only, and may be longer than any burst of requests or lack of
+processors keeps a living one silent: its clients would lose their answers."""
 
 
 @dataclass(slots=True)

@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Callable
 
 from prism.engine import events
+from prism.node.fronts import DEAD_AFTER_S
 from prism.store.values import FRONT_DEAD
 from prism.wire import keys
 from prism.wire.messages import Failed, Finish, ResumeQuery, ResumeReply
@@ -103,7 +104,7 @@ async def test_a_dead_front_door_answers_no_and_its_running_requests_stop(bench:
     await until(lambda: engine.works)
     await bench.submit("asking", hops=1)
     await until(lambda: bench.outbox.of(ResumeQuery))
-    bench.now_s += 60.0
+    bench.now_s += 2 * DEAD_AFTER_S
     bench.shell.fronts.tick(bench.now_s)
     bench.shell.drop_dead_fronts(bench.now_s)
     await bench.settle()
@@ -130,8 +131,8 @@ async def test_a_living_front_door_is_not_dropped_after_the_store_was_away(bench
     await bench.submit("a")
     await until(lambda: engine.works)
     bench.shell.fronts.refresh({"ipc:///front": bench.now_s}, bench.now_s)
-    bench.now_s += 60.0  # nobody could announce anything meanwhile
-    bench.shell.fronts.refresh({"ipc:///front": bench.now_s - 60.0}, bench.now_s)
+    bench.now_s += 2 * DEAD_AFTER_S  # nobody could announce anything meanwhile
+    bench.shell.fronts.refresh({"ipc:///front": bench.now_s - 2 * DEAD_AFTER_S}, bench.now_s)
     bench.shell.drop_dead_fronts(bench.now_s)
     assert not engine.aborted and bench.shell.live
 
