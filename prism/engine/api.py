@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Final, Protocol
 
 from prism.core.ids import DeviceId, EngineId, ModelName
 from prism.core.specs import ModelSpec
@@ -104,6 +104,16 @@ class Handle(Protocol):
         ...
 
 
+_SETUP_S: Final = 300.0
+_SLOWEST_BYTES_PER_S: Final = 100e6
+
+
+def longest_activation_s(spec: ModelSpec) -> float:
+    """An activation that takes longer is stuck, not slow: minutes for building the model on a machine without time,
+    and its weights from a slow disk."""
+    return _SETUP_S + spec.weight_bytes / _SLOWEST_BYTES_PER_S
+
+
 class Pool(Protocol):
     """The engines of one machine."""
 
@@ -117,11 +127,12 @@ class Pool(Protocol):
         devices: Sequence[DeviceId],
         *,
         kv_limit_bytes: int | None = None,
-        timeout_s: float = 120.0,
+        timeout_s: float | None = None,
         mark: str = "",
     ) -> Handle:
         """Make ``spec`` ready on ``devices`` (one per tensor-parallel rank, in rank order). ``mark`` is the weights'
-        fingerprint, for a folder without weights whose pack is in the store (or arriving there). Raises
+        fingerprint, for a folder without weights whose pack is in the store (or arriving there). ``timeout_s`` is
+        by default so long (:func:`longest_activation_s`) that only what is stuck runs out of it. Raises
         :class:`ActivationError`; then no memory is held for it and no worker is lost to the pool."""
         ...
 

@@ -220,10 +220,10 @@ class FakePool:
         devices: Sequence[DeviceId],
         *,
         kv_limit_bytes: int | None = None,
-        timeout_s: float = 120.0,
+        timeout_s: float | None = None,
         mark: str = "",
     ) -> FakeHandle:
-        if self.speed.activation_s > timeout_s:
+        if timeout_s is not None and self.speed.activation_s > timeout_s:
             raise ActivationError(spec.name, tuple(devices), ActivationCause.TIMEOUT, f"not ready in {timeout_s:g} s")
         await asyncio.sleep(self.speed.activation_s)
         if (cause := self.failures.get(spec.name)) is not None:

@@ -13,6 +13,7 @@ import msgspec
 from prism import memory
 from prism.core.ids import DeviceId, EngineId
 from prism.core.specs import DeviceKind, DeviceSpec, ModelSpec
+from prism.engine.api import longest_activation_s
 from prism.engine.commands import Activated, ActivateModel, ActivationFailed, Report
 from prism.engine.errors import ActivationCause, ActivationError, EngineSetupError
 from prism.engine.gpu import mps_remark
@@ -90,11 +91,12 @@ class EnginePool:
         devices: Sequence[DeviceId],
         *,
         kv_limit_bytes: int | None = None,
-        timeout_s: float = 120.0,
+        timeout_s: float | None = None,
         mark: str = "",
     ) -> EngineHandle:
         self._check(spec, devices)
         names = tuple(devices)
+        limit_s = longest_activation_s(spec) if timeout_s is None else timeout_s
         try:
             links = list(await asyncio.gather(*(self._workers.take(d, spec.tp) for d in devices)))
         except EngineSetupError as error:
@@ -103,7 +105,7 @@ class EnginePool:
         engine = EngineId(f"{spec.name}@{links[0].worker}-{next(self._numbers)}")
         self._nudge(names)
         try:
-            activated = await self._command(engine, spec, links, kv_limit_bytes, timeout_s, mark)
+            activated = await self._command(engine, spec, links, kv_limit_bytes, limit_s, mark)
         except BaseException:
             self._workers.release(links, reusable=False)
             await until_gone(links)

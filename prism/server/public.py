@@ -15,7 +15,8 @@ from prism.server.errors import unavailable
 from prism.server.front import Front
 from prism.store.values import StoreError
 
-AGENT_SILENT_S = 10.0
+AGENT_SILENT_S = 30.0
+"""Agents announce themselves every second; on a machine short of processors a living one misses some."""
 
 
 def public_router(front: Front) -> APIRouter:

@@ -14,6 +14,7 @@ from prism.core.errors import InvalidValue
 from prism.core.ids import ModelName
 from prism.core.specs import DeviceKind, ModelShape, ModelSpec
 from prism.engine import cuda_stub
+from prism.engine.api import longest_activation_s
 from prism.engine.diagnosis import diagnose
 from prism.engine.errors import ActivationCause, EngineSetupError
 from prism.engine.gpu import mps_remark
@@ -84,6 +85,10 @@ def test_diagnoses(error: Exception, cause: ActivationCause) -> None:
     except RuntimeError as wrapped:
         if cause is not ActivationCause.INTERNAL:
             assert diagnose(wrapped)[0] == cause.value
+
+
+def test_a_large_model_may_take_long(tmp_path: Path) -> None:
+    assert longest_activation_s(spec(tmp_path, weight_bytes=140 << 30)) > 1500
 
 
 def test_mps_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
