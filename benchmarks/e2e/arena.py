@@ -1,11 +1,12 @@
 """Question: does the Arena trace get all its answers from eight models on two devices that hold four of them?
 
-    python -m benchmarks.e2e.arena [--trace ../shared/traces/arena_prism_e2e_8m.parquet] [--seconds 600] [--out FOLDER]
+    python -m benchmarks.e2e.arena [--trace FILE] [--seconds 600] [--out FOLDER]
 
-The recorded trace (754 requests in ten minutes) at its own times and output lengths, sent with ``prism replay`` through
-the public API to real engines; prompts are cut where prompt and output would not fit the smallest demo model's context.
-Without the recorded trace its generated likeness in ``traces/`` is used, and said so. Prints one JSON line and fails
-unless every request ended with its full answer; results in docs/results/e2e.md.
+A trace of eight models at its own times and output lengths, sent with ``prism replay`` through the public API to real
+engines; prompts are cut where prompt and output would not fit the smallest demo model's context. ``--trace`` names the
+recorded one (754 requests in ten minutes; ``traces/README.md`` says where it is), else its generated likeness in
+``traces/`` is used. Prints one JSON line and fails unless every request ended with its full answer; results in
+docs/results/e2e.md.
 """
 
 from __future__ import annotations
@@ -25,7 +26,6 @@ from prism.trace.report import Report, read_report
 from prism.trace.steps import count_models
 from tests.e2e.server import DEMOS, REPO, catalog, start
 
-RECORDED = REPO.parent / "shared" / "traces" / "arena_prism_e2e_8m.parquet"
 LIKENESS = REPO / "traces" / "arena-like-8m-10min.parquet"
 MEMORY_MIB = 40
 """Per device: two of the demo models with some KV."""
@@ -64,7 +64,7 @@ def replay(trace: Path, seconds: float, out: Path) -> tuple[Report, Counter[str]
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--trace", type=Path, default=RECORDED if RECORDED.exists() else LIKENESS)
+    parser.add_argument("--trace", type=Path, default=LIKENESS)
     parser.add_argument("--seconds", type=float, default=600.0)
     parser.add_argument("--out", type=Path, help="keep records, report and page here")
     options = parser.parse_args()
@@ -79,6 +79,7 @@ def main() -> None:
         "errors": every.errors,
         "output_tokens": every.output_tokens,
         "ttft_s": {f"p{p:g}": round(every.ttft_s.at(p), 3) for p in (50.0, 95.0, 99.0)},
+        "ttft_p50_s": {m.name: round(m.ttft_s.at(50.0), 3) for m in report.models if m.ttft_s is not None},
         "attainment": {"ttft": every.attainment.ttft, "tpot": every.attainment.tpot},
         "decisions": dict(decisions),
     }

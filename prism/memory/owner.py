@@ -63,8 +63,9 @@ class Owner:
     def wish(self, least_bytes: int, most_bytes: int, since_ns: int = 0) -> int:
         """Wish for ``most_bytes`` more KV; less than ``least_bytes`` would be of no use. ``wish(0, 0)`` withdraws.
 
-        The wish stands until it is replaced or its owner is gone, and is felt as ``pressure()`` by owners that have
-        none and by those that hold more KV. Returns what stands: at most what could become free if all others gave
+        The wish stands until it is replaced, has come true (KV that is reserved is taken off it) or its owner is gone,
+        and is felt as ``pressure()`` by owners that have none and by those that hold more KV. Returns what stands: at
+        most what could become free if all others gave
         back what they can, 0 if ``least_bytes`` could not. Of owners that hold alike the older wish goes first:
         ``since_ns`` on the monotonic clock, the same from all ranks of one engine; 0: since there has been a wish.
         """

@@ -36,6 +36,7 @@ void Account::reserve_locked(OwnerId owner, std::int64_t bytes, Klass klass, boo
                 {{"requested_bytes", bytes}, {"free_bytes", free}, {"held_bytes", held}, {"capacity_bytes", capacity_bytes()}});
   }
   if (waited != 0) want_locked(owner, -waited);  // first, or pressure() in between would ask for it once more
+  if (klass == Klass::Kv) fulfil_locked(s, bytes);  // likewise
   auto& books = s.held_bytes[static_cast<int>(klass)];
   books.store(books.load(std::memory_order_relaxed) + bytes, std::memory_order_relaxed);
   charge(s, before);

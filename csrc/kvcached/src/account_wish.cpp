@@ -62,6 +62,14 @@ std::int64_t Account::wish(OwnerId owner, std::int64_t least_bytes, std::int64_t
   return stands;
 }
 
+void Account::fulfil_locked(OwnerSlot& s, std::int64_t bytes) {
+  const std::int64_t stands = s.wish_bytes.load(std::memory_order_relaxed);
+  if (stands == 0) return;
+  const std::int64_t less = std::min(stands, bytes);
+  s.wish_bytes.store(stands - less, std::memory_order_relaxed);
+  header_->wish_bytes.fetch_sub(less, std::memory_order_relaxed);
+}
+
 std::int64_t Account::wished(OwnerId owner) const { return live_slot(owner).wish_bytes.load(std::memory_order_relaxed); }
 
 std::int64_t Account::wanted_bytes() const {

@@ -63,7 +63,8 @@ class Account {
 
   // From now on the owner wishes for `most_bytes` more, of which less than `least_bytes` would be of no use; 0, 0 withdraws.
   // It stands at what could become free if all others gave back what they can, or not at all (returns 0) if `least_bytes`
-  // could not: a wish that nobody can meet must not hold others up. State it again when either may have changed. `since_ns`:
+  // could not: a wish that nobody can meet must not hold others up. What it reserves as KV is taken
+  // off it; state it again when something else may have changed. `since_ns`:
   // its age (now_ns()); 0: since there has been a wish.
   std::int64_t wish(OwnerId owner, std::int64_t least_bytes, std::int64_t most_bytes, std::int64_t since_ns);
   std::int64_t wished(OwnerId owner) const;
@@ -115,6 +116,7 @@ class Account {
   void memory_came_back();
   // `waited`: this much it no longer wants if it gets the bytes.
   void reserve_locked(OwnerId owner, std::int64_t bytes, Klass klass, bool yielding = false, std::int64_t waited = 0);
+  void fulfil_locked(OwnerSlot& s, std::int64_t bytes);  // its wish has come true as far as this
   bool goes_before(const OwnerSlot& wisher, const OwnerSlot& other) const;
   std::int64_t owed(const OwnerSlot& s) const;  // the wishes that go before this owner
   std::int64_t attainable_locked(const OwnerSlot& s) const;
