@@ -79,10 +79,11 @@ class GetArrival(Frame):
 
 
 class Arrival(Frame):
-    """One byte per leaf (1: held) and how many transfers wait for this server's link."""
+    """One byte per leaf (1: held), how many transfers wait for this server's link, and to whom they were slow."""
 
     leaves: bytes
     waiting: int
+    slow: tuple[str, ...] = ()
 
 
 class Get(Frame):

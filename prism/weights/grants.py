@@ -6,9 +6,11 @@ when the last is complete at the receiver. The order bends where keeping it woul
 
 - the next transfer of the plan is waited for only ``patience_s`` when another could go ahead; a receiver that was late
   is not waited for again until it asks, a piece that this node lacks not until it is here;
-- a transfer that takes longer than ``slow_s`` no longer holds the others back (a slow link, or a dead receiver), and
-  later ones of the same receiver never do: they run beside the others and are not waited for;
-- pulls the plan does not foresee (repairs, joiners) go when the plan has nothing ready, and every fourth time at least.
+- a transfer that takes longer than ``slow_s`` no longer holds the others back (a slow link, or a dead receiver), nor do
+  later ones of the same receiver: they run beside the others, one at a time, and begin so seldom while others wait that
+  they take a quarter of this node's link at most. A receiver that keeps up again is one like the others again;
+- a receiver that has left the plan is not waited for. What it pulls, and what joiners do, goes when the plan has
+  nothing ready, and every fourth time at least; first what fewest got from here.
 
 A state machine without clock or I/O: times come in as arguments, decisions go out as values. Not for several threads.
 """
@@ -24,10 +26,14 @@ Pull = tuple[str, int]
 """(who asks, which piece)."""
 
 EXTRA_EVERY: Final = 4
+ASIDE_EVERY: Final = 4
+"""Pieces' times between two transfers to slow receivers while others wait: a piece takes one of them from the link."""
 MIN_PATIENCE_S: Final = 0.005
 MAX_PATIENCE_S: Final = 0.25
 UNKNOWN_SLOW_S: Final = 1.0
-"""A transfer is slow after this long as long as no other has been timed."""
+"""A transfer is slow after this long as long as no other has been timed and the plan says nothing ..."""
+MIN_SLOW_S: Final = 0.1
+"""... and never before."""
 
 
 class Grants:
@@ -42,6 +48,8 @@ class Grants:
         self._over: set[Pull] = set()
         self._late: set[str] = set()
         self._slow: set[str] = set()
+        self._aside_s = float("-inf")
+        self._extra: set[Pull] = set()
         self._missing: set[int] = set()
         self._idle_since_s = float("-inf")
         self._since_extra = 0
@@ -58,8 +66,15 @@ class Grants:
 
     @property
     def waiting(self) -> int:
-        """Pulls that want or have this node's link."""
-        return len(self._asked) + len(self._active)
+        """Pulls that want or have this node's link; those of slow receivers, which leave most of it free, do not count
+        while there are others."""
+        pulls = [*self._asked, *self._active]
+        return sum(who not in self._slow for who, _ in pulls) or len(pulls)
+
+    @property
+    def slow(self) -> frozenset[str]:
+        """Receivers whose transfers were slow."""
+        return frozenset(self._slow)
 
     @property
     def patience_s(self) -> float:
@@ -67,54 +82,88 @@ class Grants:
 
     @property
     def slow_s(self) -> float:
-        return 2 * self._typical_s() if len(self._durations) >= 2 else max(2 * self._piece_s, UNKNOWN_SLOW_S)
+        """A transfer that has the link for itself is slow after this long."""
+        typical_s = self._typical_s()
+        return max(2 * typical_s, MIN_SLOW_S) if typical_s > 0 else UNKNOWN_SLOW_S
 
     def _typical_s(self) -> float:
         return median(self._durations[-9:]) if self._durations else self._piece_s
 
-    def ask(self, pull: Pull, now_s: float) -> None:
-        """``pull`` wants to start; :meth:`end` ends it in any case."""
+    def ask(self, pull: Pull, now_s: float, scheduled: bool = True) -> None:
+        """``pull`` wants to start; :meth:`end` ends it in any case. One that is not ``scheduled`` is by a receiver that
+        has left the plan, or never had a part in it."""
         self._asked[pull] = now_s
-        self._late.discard(pull[0])
+        if scheduled:
+            self._late.discard(pull[0])
+        else:
+            self._late.add(pull[0])
+            self._extra.add(pull)
 
     def end(self, pull: Pull, now_s: float, complete: bool) -> None:
         """``pull`` is complete, or withdrawn (its receiver may ask again)."""
+        among = len(self._active)
         started = self._active.pop(pull, None)
         if started is not None:
             self._idle_since_s = now_s
-            if complete and pull[0] not in self._slow:
-                self._durations.append(now_s - started)
+            if complete:
+                self._time(pull[0], now_s - started, among)
         self._asked.pop(pull, None)
+        self._extra.discard(pull)
         if complete:
             self._over.add(pull)
 
+    def _time(self, who: str, took_s: float, among: int) -> None:
+        """A transfer to ``who`` took so long; ``among`` were under way at its end. Two that share the link fairly take
+        twice as long each, which is no sign of a slow receiver."""
+        if took_s < self.slow_s * (1.0 if among == 1 else 1.1):
+            self._slow.discard(who)
+        if who not in self._slow or not self._durations:
+            self._durations.append(took_s)
+
     def next(self, now_s: float) -> Pull | None:
         """The pull that may start now, if any; it counts as under way from here on."""
-        self._slow.update(who for (who, _), since in self._active.items() if now_s - since >= self.slow_s)
+        limit_s = self.slow_s * len(self._active)
+        self._slow.update(who for (who, _), since in self._active.items() if now_s - since >= limit_s)
         ready = [pull for pull in self._asked if self._holds(pull[1])]
         served = {who for who, _ in self._active}
         aside = next((pull for pull in ready if pull[0] in self._slow and pull[0] not in served), None)
-        free = served <= self._slow
         ready = [pull for pull in ready if pull[0] not in self._slow]
-        choice = aside or (self._choose(ready, now_s) if ready and free else None)
+        choice = self._choose(ready, now_s) if ready and served <= self._slow else None
+        if choice is None and aside is not None and self._aside_due_s(bool(ready)) <= now_s:
+            choice, self._aside_s = aside, now_s
         if choice is not None:
             del self._asked[choice]
             self._active[choice] = now_s
         return choice
 
+    def _aside_due_s(self, others_wait: bool) -> float:
+        """From when on a slow receiver may be served beside the others: one at a time, and seldom if others wait."""
+        if any(who in self._slow for who, _ in self._active):
+            return float("inf")
+        return self._aside_s + ASIDE_EVERY * self._typical_s() if others_wait or self._active else float("-inf")
+
     def quiet_s(self, now_s: float) -> float:
         """How long :meth:`next` keeps saying no unless something is asked for, ends or arrives; infinite if only that
         can change it."""
-        since_s = [asked for pull, asked in self._asked.items() if self._holds(pull[1])]
-        if not since_s:
+        ready = [pull for pull in self._asked if self._holds(pull[1])]
+        if not ready:
             return float("inf")
-        slow_at = [since + self.slow_s for (who, _), since in self._active.items() if who not in self._slow]
-        due_s = min(slow_at) if slow_at else max(self._idle_since_s, min(since_s)) + self.patience_s
+        prompt = [pull for pull in ready if pull[0] not in self._slow]
+        limit_s = self.slow_s * len(self._active)
+        slow_at = [since + limit_s for (who, _), since in self._active.items() if who not in self._slow]
+        due_s = float("inf")
+        if slow_at:
+            due_s = min(slow_at)
+        elif prompt:
+            due_s = max(self._idle_since_s, min(self._asked[pull] for pull in prompt)) + self.patience_s
+        if len(prompt) < len(ready):
+            due_s = min(due_s, self._aside_due_s(bool(prompt)))
         return max(due_s - now_s, 0.0)
 
     def _choose(self, ready: list[Pull], now_s: float) -> Pull | None:
-        planned = min((p for p in ready if p in self._place), key=self._place.__getitem__, default=None)
-        extra = min((p for p in ready if p not in self._place), key=self._extra_order, default=None)
+        by_plan = [p for p in ready if p in self._place and p not in self._extra]
+        planned = min(by_plan, key=self._place.__getitem__, default=None)
+        extra = min((p for p in ready if p not in by_plan), key=self._extra_order, default=None)
         expected = self._expected()
         extra_turn = extra is not None and self._since_extra >= EXTRA_EVERY - 1
         if expected is not None and planned != expected and not extra_turn:
@@ -124,12 +173,13 @@ class Grants:
             self._give_up(expected)
         choice = extra if planned is None or extra_turn else planned
         self._since_extra = 0 if choice == extra else self._since_extra + 1
-        if choice is not None and choice == extra:
+        if choice is not None:
             self._copies[choice[1]] += 1
         return choice
 
     def _extra_order(self, pull: Pull) -> tuple[int, float]:
-        """Pieces that fewest got from here this way first: who has one passes it on to the others that miss it."""
+        """Pieces that fewest got from here first: who has one passes it on to the others that miss it. What slow ones
+        got does not count."""
         return self._copies[pull[1]], self._asked[pull]
 
     def _give_up(self, expected: Pull) -> None:

@@ -1,11 +1,13 @@
 """Receiving one pack by multicast: pulls in the plan's order, verifies, passes on, and routes around what fails.
 
 Two lanes pull. The first follows the plan, one transfer at a time, each asked for while its predecessor's last bytes
-arrive. The second starts when a piece has lost its sender - dead (silent for ``dead_s``), far too slow, or too late -
-and fetches it from whichever node holds it and has the least to do. There is no barrier: whoever has a piece may pass
-it on at once. A node that joins late has no part in the plan and gets everything the second way.
+arrive. The second fetches pieces that have lost their sender - dead (silent for ``dead_s``) or far slower than others.
+When a piece is so late that the plan has slipped (:mod:`prism.weights.patience`) both lanes leave the plan and take
+what is missing from whoever has it (:mod:`prism.weights.choosing`). There is no barrier: whoever has a piece may pass
+it on at once. A node that joins late has no part in the plan and gets everything the second way. A piece is under way
+from one peer at a time, and what came before it was broken off is kept: going round somebody costs no byte twice.
 
-Bound on the delay: a dead node costs each of its receivers ``dead_s`` once, then the pieces it owed come from others.
+The bound on the delay is in docs/weights.md.
 """
 
 from __future__ import annotations
@@ -14,25 +16,26 @@ import logging
 import threading
 import time
 import zlib
-from collections import deque
 from collections.abc import Callable
 from typing import Final
 
 import msgspec
 
+from prism.weights.choosing import Offer, choose
 from prism.weights.errors import PeerError, SourceLost
-from prism.weights.frames import Get
+from prism.weights.frames import Arrival, Get
 from prism.weights.mover import Mover
-from prism.weights.peer import Peers, Pull, TooLate, TooSlow
+from prism.weights.peer import Pull, TooLate, TooSlow
+from prism.weights.peers import Peers
 from prism.weights.reception import Reception
 
 DEAD_S: Final = 0.5
 GIVE_UP_S: Final = 15.0
-"""A piece that no reachable node holds for this long ends the reception."""
+"""Pieces that no reachable node holds for this long end the reception."""
 _ASKED_NODES: Final = 8
-_SOURCE_PENALTY: Final = 4
-"""The sources have the whole plan to serve: another holder is preferred up to this many waiting pulls."""
-_RETRY_S: Final = 0.05
+_FRESH_NODES: Final = 2
+"""Connections made at most before a choice: one to a slow node takes its time."""
+_RETRY_S: Final = 0.02
 WARM_BYTES: Final = 512 << 10
 """Opens windows for links on which a round trip is worth so much (10 Gbit/s and 0.4 ms, 400 Mbit/s and 10 ms)."""
 logger = logging.getLogger(__name__)
@@ -46,7 +49,7 @@ class Lanes:
         self._mover = mover
         self.reception, self.plan = reception, reception.plan
         self._secret, self._dead_s = secret, dead_s
-        self._queue: deque[tuple[str, int]] = deque(self.plan.receives)
+        self._mark = zlib.crc32(self.plan.node.encode())
         self._threads: list[threading.Thread] = []
         self.connected, self.go = threading.Event(), threading.Event()
         """Connections are open; pulling may begin."""
@@ -74,6 +77,11 @@ class Lanes:
             peers.close()
 
     def _second(self, peers: Peers) -> None:
+        for node in self._asked(trusted=True):
+            if self.go.is_set():
+                break
+            self._connect(peers, node, warm=False)
+        self.go.wait()
         self._repair(peers)
 
     # --- the plan's lane ---
@@ -83,37 +91,33 @@ class Lanes:
             self._connect(peers, source)
         self.connected.set()
         self.go.wait()
+        self.reception.begin()
         current = self._ask_next(peers)
-        first = True
         while current is not None and not self.reception.over:
-            current = self._take(peers, *current, first)
-            first = False
+            current = self._take(peers, *current)
         self._repair(peers)
 
-    def _connect(self, peers: Peers, source: str) -> None:
+    def _connect(self, peers: Peers, source: str, warm: bool = True) -> None:
         """Opens the connection ahead of need, and its windows if there is time; a source that cannot be reached loses
         its part of the plan."""
         try:
             peer = peers.get(source)
-            if not self.go.is_set():
+            if warm and not self.go.is_set():
                 peer.warm(WARM_BYTES)
         except (OSError, EOFError, PeerError) as error:
             self._blame(peers, source, f"unreachable: {error}")
 
     def _ask_next(self, peers: Peers) -> tuple[str, int] | None:
-        while self._queue and not self.reception.over:
-            source, piece = self._queue.popleft()
-            if not self.reception.claim(piece):
-                continue
-            if not self._ask(peers, source, piece, scheduled=True):
-                continue
-            return source, piece
+        while (following := self.reception.next_planned()) is not None:
+            if self._ask(peers, *following, scheduled=True):
+                return following
         return None
 
-    def _take(self, peers: Peers, source: str, piece: int, first: bool) -> tuple[str, int] | None:
+    def _take(self, peers: Peers, source: str, piece: int) -> tuple[str, int] | None:
         """Receives what was asked for; what was asked for next meanwhile."""
+        self.reception.take_in_hand(piece)
         following: list[tuple[str, int] | None] = []
-        reason = self._receive(peers, source, piece, first, lambda: following.append(self._ask_next(peers)))
+        reason = self._receive(peers, source, piece, lambda: following.append(self._ask_next(peers)))
         if reason is not None and following and following[0] is not None and following[0][0] == source:
             lost = following.pop()
             assert lost is not None
@@ -150,15 +154,14 @@ class Lanes:
         peers: Peers,
         source: str,
         piece: int,
-        first: bool,
         nearly: Callable[[], None],
         repair: bool = False,
-        patient: bool = False,
+        sole: bool = False,
     ) -> str | None:
-        """Receives a piece asked for; None, or the reason why it did not come (the piece is an orphan then). A
-        ``patient`` pull takes any rate; one for ``repair`` soon looks whether somebody else has the piece by now."""
+        """Receives a piece asked for; None, or the reason why it did not come (the piece is an orphan then). One for
+        ``repair`` soon looks whether somebody else has the piece by now; from its ``sole`` holder any rate will do."""
         reception = self.reception
-        pull = self._pull(piece, first, nearly, repair, patient)
+        pull = self._pull(source, piece, nearly, repair, sole)
         try:
             took_s = peers.get(source).receive(pull)
         except TooLate:
@@ -167,10 +170,9 @@ class Lanes:
             if repair:
                 reception.put_back(piece)
                 return reason
-        except TooSlow:
-            reception.blame_slow(source)
+        except TooSlow as error:
             reason = "slow"
-            self._blame(peers, source, reason)
+            self._blame(peers, source, reason, error.nbytes, error.took_s)
         except (OSError, EOFError, PeerError) as error:
             reason = f"dead: {error}"
             self._blame(peers, source, reason)
@@ -183,7 +185,7 @@ class Lanes:
         reception.give_up(piece, source, reason)
         return reason
 
-    def _pull(self, piece: int, first: bool, nearly: Callable[[], None], repair: bool, patient: bool) -> Pull:
+    def _pull(self, source: str, piece: int, nearly: Callable[[], None], repair: bool, sole: bool) -> Pull:
         reception = self.reception
         offset, window = reception.window(piece)
         leaf_bytes = reception.copy.header.leaf_bytes
@@ -191,9 +193,8 @@ class Lanes:
             into=window,
             to_leaf_end=leaf_bytes - offset % leaf_bytes,
             leaf_bytes=leaf_bytes,
-            late_s=reception.repair_s() if repair else reception.late_s(first),
-            unheld_s=reception.unheld_s(first),
-            slow_s=float("inf") if patient else reception.slow_s(),
+            overdue=lambda waited_s: (repair or reception.slipped) and waited_s > reception.turn_s(),
+            half_s=float("inf") if sole else (1 + repair) * reception.half_s(source, window.nbytes),
             nearly=nearly,
             got=lambda nbytes: reception.got(piece, nbytes),
             read=self._one_sided(offset, window.nbytes),
@@ -205,61 +206,61 @@ class Lanes:
             return None
         return lambda descriptor, alive: mover.read(descriptor, copy, offset, nbytes, alive)
 
-    def _blame(self, peers: Peers, source: str, reason: str) -> None:
+    def _blame(self, peers: Peers, source: str, reason: str, nbytes: int = 0, took_s: float = 0.0) -> None:
         """``source`` failed: everything the plan still expects from it comes from elsewhere."""
         peers.drop(source)
-        if source not in self.reception.avoid:
-            logger.warning("%s: routes around %s (%s)", self.plan.node, source, reason)
-        self.reception.avoid[source] = reason
-        owed = [item for item in self._queue if item[0] == source]
-        for item in owed:
-            self._queue.remove(item)
-        self.reception.orphan(piece for _, piece in owed)
+        logger.warning("%s: routes around %s (%s)", self.plan.node, source, reason)
+        self.reception.blame(source, nbytes, took_s)
+        self.reception.lose(source)
 
-    # --- the repairing lane ---
+    # --- what the plan does not bring ---
 
     def _repair(self, peers: Peers) -> None:
         """Fetches orphans until the session is over. Raises :class:`SourceLost`."""
         nobody_since_s: float | None = None
         while not self.reception.over:
-            piece = self.reception.take_orphan(timeout_s=0.2)
-            if piece is None:
+            wanted = self.reception.wanted(timeout_s=0.2)
+            if not wanted:
                 continue
-            holders = self._holders(peers, piece)
-            if not holders:
-                self.reception.put_back(piece)
+            chosen = self._choose(peers, wanted, trusted=True) or self._choose(peers, wanted, trusted=False)
+            if chosen is None:
                 now_s = time.monotonic()
                 nobody_since_s = nobody_since_s or now_s
                 if now_s - nobody_since_s > GIVE_UP_S:
-                    raise SourceLost(f"{self.plan.node}: no node that can be reached holds piece {piece}")
+                    raise SourceLost(f"{self.plan.node}: no node that can be reached holds piece {wanted[0]}")
                 time.sleep(_RETRY_S)
                 continue
             nobody_since_s = None
-            if self._ask(peers, holders[0], piece, scheduled=False):
-                self._receive(peers, holders[0], piece, False, lambda: None, repair=True, patient=len(holders) == 1)
+            source, piece, sole = chosen
+            if self.reception.claim(piece) and self._ask(peers, source, piece, scheduled=False):
+                self._receive(peers, source, piece, lambda: None, repair=True, sole=sole)
 
-    def _holders(self, peers: Peers, piece: int) -> list[str]:
-        """Nodes that hold the piece, the least busy first; nodes that failed before only if nobody else is left."""
-        others = [n for n in self.plan.addresses if n != self.plan.node]
-        trusted = [n for n in others if n not in self.reception.avoid]
-        return self._who_has(peers, piece, trusted) or self._who_has(
-            peers, piece, [n for n in others if n in self.reception.avoid]
-        )
+    def _choose(self, peers: Peers, wanted: list[int], trusted: bool) -> tuple[str, int, bool] | None:
+        """Whom to ask for which piece, and whether nobody else has it."""
+        nodes = self._asked(trusted)
+        fresh = [node for node in nodes if not peers.known(node)]
+        asked = [node for node in nodes if node not in fresh[_FRESH_NODES:]]
+        found, failed = peers.arrivals(asked, self.plan.key)
+        for node, reason in failed.items():
+            self._blame(peers, node, reason)
+        offers = [self._offer(node, arrival, wanted) for node, arrival in found.items()]
+        slow = frozenset(node for arrival in found.values() for node in arrival.slow)
+        planned = {piece: source for source, piece in self.plan.receives if self.reception.trusts(source)}
+        chosen = choose(wanted, offers, self._mark, slow, self.plan.node in slow, planned)
+        if chosen is None:
+            return None
+        others = any(chosen[1] in offer.pieces for offer in offers if offer.node != chosen[0])
+        return *chosen, not others and len(found) == len(nodes)
 
-    def _who_has(self, peers: Peers, piece: int, nodes: list[str]) -> list[str]:
-        leaves = self.reception.pieces[piece]
-        found: list[tuple[int, str]] = []
-        turn = (zlib.crc32(self.plan.node.encode()) + piece) % max(
-            len(nodes), 1
-        )  # spreads the questions over the nodes
-        for node in [*(nodes[turn:] + nodes[:turn])[:_ASKED_NODES], *(s for s in self.plan.sources if s in nodes)]:
-            if any(node == known for _, known in found):
-                continue
-            try:
-                arrival = peers.get(node).arrival(self.plan.key)
-            except (OSError, EOFError, PeerError) as error:
-                self._blame(peers, node, f"unreachable: {error}")
-                continue
-            if arrival.leaves and all(b == 1 for b in arrival.leaves[leaves.start : leaves.stop]):
-                found.append((arrival.waiting + _SOURCE_PENALTY * (node in self.plan.sources), node))
-        return [node for _, node in sorted(found)]
+    def _offer(self, node: str, arrival: Arrival, wanted: list[int]) -> Offer:
+        pieces = ((piece, self.reception.pieces[piece]) for piece in wanted)
+        missing = ((p, len(at) - arrival.leaves.count(b"\1", at.start, at.stop), len(at)) for p, at in pieces)
+        held = frozenset(p for p, lacks, leaves in missing if lacks == 0 or (lacks == 1 and leaves > 1))
+        return Offer(node, held if arrival.leaves else frozenset(), arrival.waiting, node in self.plan.sources)
+
+    def _asked(self, trusted: bool) -> list[str]:
+        """The sources and some others, not the same for every node, whom this node trusts (or does not)."""
+        others = [n for n in self.plan.addresses if n != self.plan.node and n not in self.plan.sources]
+        turn = self._mark % max(len(others), 1)
+        some = [*(s for s in self.plan.sources if s != self.plan.node), *(others[turn:] + others[:turn])]
+        return [n for n in some if self.reception.trusts(n) == trusted][: _ASKED_NODES + len(self.plan.sources)]

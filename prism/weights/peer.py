@@ -1,8 +1,7 @@
-"""The pulling side of a connection to another machine, and a pool of them that is filled ahead of need."""
+"""The pulling side of a connection to another machine."""
 
 from __future__ import annotations
 
-import contextlib
 import select
 import socket
 import time
@@ -52,7 +51,11 @@ class TooLate(PeerError):
 
 
 class TooSlow(PeerError):
-    """The transfer runs far below what others reach."""
+    """The transfer runs far below what others reach: ``nbytes`` in ``took_s``."""
+
+    def __init__(self, peer: str, nbytes: int, took_s: float) -> None:
+        self.nbytes, self.took_s = nbytes, took_s
+        super().__init__(peer, f"sent {nbytes} bytes in {took_s:.2f} s")
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,12 +67,11 @@ class Pull:
     """Bytes of ``into`` up to the first end of a leaf, and ..."""
     leaf_bytes: int
     """... between such ends from there on."""
-    late_s: float
-    """:class:`TooLate` when it did not start within this time ..."""
-    unheld_s: float
-    """... or within this time and the source has not got the bytes itself."""
-    slow_s: float
-    """:class:`TooSlow` when less than half was here this long after its start."""
+    overdue: Callable[[float], bool]
+    """:class:`TooLate` when this says so of the seconds it has waited for the source."""
+    half_s: float
+    """:class:`TooSlow` when less than half was here this long after its start, or not all after twice as long, time in
+    which the source itself waited for the bytes not counted."""
     nearly: Callable[[], None]
     """Called once, when little or nothing is left."""
     got: Callable[[int], None]
@@ -87,6 +89,8 @@ class Peer:
         self._sock = socket.create_connection((host, int(port)), timeout=dead_s)
         self._sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self._lowat = 1
+        self.asked_s: float | None = None
+        """Since when a question of :meth:`ask_arrival` is open."""
         self._wake_at(WINDOW_BYTES)  # makes the kernel open its window that far, and still widen it as it sees fit
         self._wake_at(1)
         try:
@@ -139,6 +143,21 @@ class Peer:
         send_frame(self._sock, GetArrival(key=key))
         return expect(self._sock, Arrival)
 
+    def ask_arrival(self, key: PackKey) -> None:
+        """Asks as :meth:`arrival` does; :meth:`answered` takes the answer. Nothing else may be asked in between."""
+        if self.asked_s is None:
+            self.asked_s = time.monotonic()
+            send_frame(self._sock, GetArrival(key=key))
+
+    def answered(self) -> Arrival:
+        """Takes the answer to :meth:`ask_arrival`."""
+        arrival = expect(self._sock, Arrival)
+        self.asked_s = None
+        return arrival
+
+    def fileno(self) -> int:
+        return self._sock.fileno()
+
     def warm(self, nbytes: int) -> None:
         """Opens TCP's windows ahead of the first transfer."""
         send_frame(self._sock, Warm(nbytes=nbytes))
@@ -153,7 +172,7 @@ class Peer:
         :class:`TooSlow` (see :class:`Pull`), and ``OSError`` or ``EOFError`` for a dead peer. The connection is of no
         more use after any of these."""
         nbytes = pull.into.nbytes
-        data = self._await_data(nbytes, pull.late_s, pull.unheld_s)
+        data = self._await_data(nbytes, pull.overdue)
         start_s = time.monotonic()
         if data.descriptor:
             self._read_one_sided(pull, data.descriptor, start_s)
@@ -171,14 +190,15 @@ class Peer:
                 self._done(pull)
             if done == announced:
                 self._wake_at(1)
-                announced += self._await_data(into.nbytes - done, pull.late_s, pull.unheld_s).nbytes
+                waits_s = time.monotonic()
+                announced += self._await_data(into.nbytes - done, pull.overdue).nbytes
+                start_s += time.monotonic() - waits_s
             leaf_end = done + pull.leaf_bytes - (done - pull.to_leaf_end) % pull.leaf_bytes
             stop = min(announced, leaf_end, into.nbytes if told else nearly_at)
             self._wake_at(min(self._worth_waking(done, start_s), stop - done))
             done += (count := self._recv(into[done:stop]))
             pull.got(count)
-            if done < into.nbytes // 2:
-                self._check_pace(pull, start_s)
+            self._check_pace(pull, done, start_s)
         self._wake_at(1)
         if not told:
             self._done(pull)
@@ -214,7 +234,7 @@ class Peer:
                 heard_s = time.monotonic()
             elif time.monotonic() - heard_s > (self._sock.gettimeout() or 0):
                 raise TimeoutError(f"{self.node} is silent")
-            self._check_pace(pull, start_s)
+            self._check_pace(pull, 0, start_s)
 
         pull.read(descriptor, alive)
         pull.got(pull.into.nbytes)
@@ -224,9 +244,10 @@ class Peer:
         send_frame(self._sock, Done())
         pull.nearly()
 
-    def _check_pace(self, pull: Pull, start_s: float) -> None:
-        if time.monotonic() - start_s > pull.slow_s:
-            raise TooSlow(self.node, f"sent less than half of {pull.into.nbytes} bytes in {pull.slow_s:.2f} s")
+    def _check_pace(self, pull: Pull, done: int, start_s: float) -> None:
+        took_s = time.monotonic() - start_s
+        if done < pull.into.nbytes and took_s > (1 if done < pull.into.nbytes // 2 else 2) * pull.half_s:
+            raise TooSlow(self.node, done, took_s)
 
     def _wake_at(self, nbytes: int) -> None:
         """The kernel wakes this thread only when so much has come: a slow link would wake it for every packet."""
@@ -234,7 +255,7 @@ class Peer:
             self._lowat = nbytes
             self._sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, nbytes)
 
-    def _await_data(self, nbytes: int, late_s: float, unheld_s: float) -> Data:
+    def _await_data(self, nbytes: int, overdue: Callable[[float], bool]) -> Data:
         """The announcement of the next part of ``nbytes`` that are still to come."""
         asked_s = time.monotonic()
         while True:
@@ -242,36 +263,10 @@ class Peer:
             match frame:
                 case Data(nbytes=announced) if 0 < announced <= nbytes or announced == nbytes:
                     return frame
-                case Queued(held=held):
-                    if time.monotonic() - asked_s > (late_s if held else min(late_s, unheld_s)):
+                case Queued():
+                    if overdue(time.monotonic() - asked_s):
                         raise TooLate(self.node, "has not let the pull start")
                 case Refused(reason=reason):
                     raise PeerError(self.node, f"refused: {reason}")
                 case _:
                     raise PeerError(self.node, f"sent {type(frame).__name__} instead of {nbytes} bytes of data")
-
-
-class Peers:
-    """Connections by node, opened on demand or ahead of it. For one thread."""
-
-    def __init__(self, addresses: dict[str, str], secret: bytes, me: str, dead_s: float) -> None:
-        self.addresses, self._secret, self._me, self._dead_s = addresses, secret, me, dead_s
-        self._open: dict[str, Peer] = {}
-
-    def get(self, node: str) -> Peer:
-        """The connection to ``node``. Raises ``OSError``, ``EOFError`` or :class:`PeerError` if there can be none."""
-        peer = self._open.get(node)
-        if peer is None:
-            peer = self._open[node] = Peer(node, self.addresses[node], self._secret, self._me, self._dead_s)
-        return peer
-
-    def drop(self, node: str) -> None:
-        """Closes the connection, withdrawing what was asked on it."""
-        peer = self._open.pop(node, None)
-        if peer is not None:
-            with contextlib.suppress(OSError):
-                peer.close()
-
-    def close(self) -> None:
-        for node in list(self._open):
-            self.drop(node)

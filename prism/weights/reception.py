@@ -11,16 +11,10 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
-from statistics import median
-from typing import Final
 
 from prism.weights.hostcopy import ARRIVED, HostCopy
+from prism.weights.patience import Patience
 from prism.weights.session import NodePlan, cut, piece_bytes
-
-UNKNOWN_SLOW_S: Final = 1.0
-_SLOW_FACTOR: Final = 3.0
-_LATE_S: Final = 1.0
-_UNHELD_S: Final = 0.25
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,8 +57,15 @@ class Reception:
         self.progress = Progress(copy.header.data_bytes, plan.pieces)
         self.failed: BaseException | None = None
         self.stopped = False
-        self.avoid: dict[str, str] = {}
-        """Nodes that failed in this session, and how."""
+        steps = {piece: step for (_, piece), step in zip(plan.receives, plan.steps, strict=False)}
+        self.patience = Patience(
+            steps, plan.piece_s, copy.header.data_bytes / max(plan.pieces, 1), len(plan.addresses) - 1
+        )
+        """Used with ``changed`` held."""
+        self.slipped = not plan.receives
+        """The plan is no longer followed."""
+        self._queue = deque(plan.receives)
+        self._at_hand: int | None = None
         self.arrived_s: dict[int, float] = {}
         self._kept = [0] * plan.pieces
         self._next_leaf = [leaves.start for leaves in self.pieces]
@@ -74,8 +75,6 @@ class Reception:
         self._claimed: set[int] = set()
         self._held = {i for i, leaves in enumerate(self.pieces) if self._verified(leaves)}
         self._orphans: deque[int] = deque()
-        self._durations: list[float] = []
-        self._slow: set[str] = set()
         self.progress.pieces_done = len(self._held)
 
     @property
@@ -136,7 +135,8 @@ class Reception:
             self._claimed.discard(piece)
             if good:
                 self._held.add(piece)
-                self._durations.append(took_s)
+                self.patience.came(piece, source, nbytes, took_s, time.monotonic())
+                self.patience.forgive_if_equal(source)
                 had = self.progress.by_source.get(source, (0, 0.0))
                 self.progress.by_source[source] = (had[0] + nbytes, had[1] + took_s)
                 self.progress.pieces_by_source[source] = self.progress.pieces_by_source.get(source, 0) + 1
@@ -164,27 +164,73 @@ class Reception:
             self.progress.reroutes.append(Reroute(piece, source, reason, time.monotonic() - self.start_s))
         self.orphan([piece])
 
+    # --- the plan, until it slips ---
+
+    def begin(self) -> None:
+        """Pulling begins."""
+        with self.changed:
+            self.patience.begin(time.monotonic())
+            self.changed.notify_all()
+
+    def next_planned(self) -> tuple[str, int] | None:
+        """(from whom, which piece) comes next by the plan, claimed; None when there is no more, or the plan slipped."""
+        with self.changed:
+            while self._queue and not self.over and not self.slipped:
+                source, piece = self._queue.popleft()
+                if self.claim(piece):
+                    return source, piece
+        return None
+
+    def take_in_hand(self, piece: int) -> None:
+        """``piece`` is what the plan expects next."""
+        with self.changed:
+            self._at_hand = piece
+            self.changed.notify_all()
+
+    def leave_plan(self) -> None:
+        """From now on pieces are taken wherever they are."""
+        with self.changed:
+            self.slipped = True
+            owed = [piece for _, piece in self._queue]
+            self._queue.clear()
+        self.orphan(owed)
+
+    def lose(self, source: str) -> None:
+        """``source`` failed: everything the plan still expects from it comes from elsewhere."""
+        with self.changed:
+            owed = [item for item in self._queue if item[0] == source]
+            for item in owed:
+                self._queue.remove(item)
+        self.orphan(piece for _, piece in owed)
+
+    # --- what comes from elsewhere ---
+
     def orphan(self, pieces: Iterable[int]) -> None:
         """These pieces have no sender in the plan any more."""
         with self.changed:
             self._orphans.extend(p for p in pieces if p not in self._held and p not in self._orphans)
             self.changed.notify_all()
 
-    def take_orphan(self, timeout_s: float) -> int | None:
-        """The oldest orphan, claimed; None after ``timeout_s`` or when the session is over."""
+    def wanted(self, timeout_s: float) -> list[int]:
+        """Orphans that no lane has claimed, oldest first; waits for some, at most ``timeout_s``. Leaves the plan when
+        it slips meanwhile."""
         deadline_s = time.monotonic() + timeout_s
         with self.changed:
             while not self.over:
-                while self._orphans:
-                    piece = self._orphans.popleft()
-                    if piece not in self._held and piece not in self._claimed:
-                        self._claimed.add(piece)
-                        return piece
-                left_s = deadline_s - time.monotonic()
+                now_s = time.monotonic()
+                slips_s = float("inf") if self.slipped else self.patience.slips_at_s(self._at_hand)
+                if now_s >= slips_s:
+                    self.leave_plan()
+                    continue
+                self._orphans = deque(p for p in self._orphans if p not in self._held)
+                found = [p for p in self._orphans if p not in self._claimed]
+                if found:
+                    return found
+                left_s = min(deadline_s, slips_s) - now_s
                 if left_s <= 0:
                     break
                 self.changed.wait(left_s)
-        return None
+        return []
 
     def put_back(self, piece: int) -> None:
         """A claimed orphan that nobody could give yet."""
@@ -199,37 +245,26 @@ class Reception:
             self.changed.notify_all()
             self._came.notify_all()
 
-    def slow_s(self) -> float:
-        """How long a transfer may take to its half before its source counts as slow. Once two sources were slow it is
-        this node's own link that is, and nobody is blamed any more."""
-        if len(self._slow) >= 2:
-            return float("inf")
-        if len(self._durations) >= 2:
-            return _SLOW_FACTOR * median(self._durations)
-        return max(_SLOW_FACTOR * self.plan.piece_s, UNKNOWN_SLOW_S)
+    # --- patience and trust, for any thread ---
 
-    def late_s(self, first: bool) -> float:
-        """How long a pull waits for its turn at a source that is alive. The first piece may take a whole tour of the
-        pipeline to get there."""
-        return max(_LATE_S, (4 + self._hops(first)) * self._typical_s())
-
-    def unheld_s(self, first: bool) -> float:
-        """How long a pull waits at a source that has not got the piece itself: its own sender may have failed."""
-        return max(_UNHELD_S + (_LATE_S if first else 0.0), (3 + self._hops(first)) * self._typical_s())
-
-    def repair_s(self) -> float:
-        """How long a pull that the plan does not foresee queues at one holder before the others are asked again."""
-        return max(_UNHELD_S, 2 * self._typical_s())
-
-    def _typical_s(self) -> float:
-        return median(self._durations) if self._durations else self.plan.piece_s
-
-    def _hops(self, first: bool) -> int:
-        return max(len(self.plan.addresses).bit_length(), self.plan.first_step) if first else 0
-
-    def blame_slow(self, source: str) -> None:
+    def half_s(self, source: str, nbytes: int) -> float:
+        """See :meth:`~prism.weights.patience.Patience.half_s`."""
         with self.changed:
-            self._slow.add(source)
+            return self.patience.half_s(source, nbytes)
+
+    def turn_s(self) -> float:
+        """See :meth:`~prism.weights.patience.Patience.turn_s`."""
+        with self.changed:
+            return self.patience.turn_s()
+
+    def blame(self, source: str, nbytes: int = 0, took_s: float = 0.0) -> None:
+        """See :meth:`~prism.weights.patience.Patience.blame`."""
+        with self.changed:
+            self.patience.blame(source, time.monotonic(), nbytes, took_s)
+
+    def trusts(self, source: str) -> bool:
+        with self.changed:
+            return self.patience.trusts(source, time.monotonic())
 
     def _verified(self, leaves: range) -> bool:
         return bool((self.copy.arrival[leaves.start : leaves.stop] == ARRIVED).all())

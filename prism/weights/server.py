@@ -201,8 +201,9 @@ class WeightServer:
         with self._guard:
             packed = self._packs.get(key)
             waiting = sum(s.waiting for s in self._sessions.values())
+            slow = tuple(frozenset().union(*(s.slow for s in self._sessions.values())))
         if packed is not None:
-            return Arrival(leaves=packed.arrival_bytes(), waiting=waiting)
+            return Arrival(leaves=packed.arrival_bytes(), waiting=waiting, slow=slow)
         header = self.store.header(key)  # here, but not in use: reading it into memory begins with the first pull
         return Arrival(leaves=b"\1" * header.leaves if header else b"", waiting=waiting)
 

@@ -50,6 +50,10 @@ class Serving:
     def waiting(self) -> int:
         return self._grants.waiting
 
+    @property
+    def slow(self) -> frozenset[str]:
+        return self._grants.slow
+
     def follow(self, plan: NodePlan, told: bool = False) -> None:
         """Keep to this node's part of ``plan`` from now on. ``told``: :meth:`arrived` will be called."""
         with self._guard:
@@ -139,7 +143,7 @@ class Serving:
                 before.changed.notify_all()
                 self._grants.end(pull, now_s, complete=False)
             turn = self._turns[pull] = _Turn(self._guard)
-            self._grants.ask(pull, now_s)
+            self._grants.ask(pull, now_s, get.scheduled)
             return turn
 
     def _may_start(self, turn: _Turn) -> bool:

@@ -24,11 +24,16 @@ class NodePlan(msgspec.Struct, frozen=True, kw_only=True):
     """(from whom, which piece), in order. Empty for a node that joins later: it takes pieces wherever they are."""
     sends: tuple[tuple[str, int], ...] = ()
     """(to whom, which piece), in order."""
-    first_step: int = 0
-    """How many steps of the plan go by before this node's first piece comes."""
+    steps: tuple[int, ...] = ()
+    """The plan's step of each of ``receives``."""
     piece_s: float = 0.0
     """What the planner expects one piece to take on a link; 0: unknown."""
     mover: str = "tcp"
+
+    @property
+    def first_step(self) -> int:
+        """How many steps of the plan go by before this node's first piece comes."""
+        return self.steps[0] if self.steps else 0
 
 
 def node_plans(
@@ -38,10 +43,10 @@ def node_plans(
     schedule, names = plan.schedule, plan.nodes
     receives: dict[str, list[tuple[str, int]]] = {name: [] for name in names}
     sends: dict[str, list[tuple[str, int]]] = {name: [] for name in names}
-    first_step: dict[str, int] = {}
+    steps: dict[str, list[int]] = {name: [] for name in names}
     columns = (schedule.step, schedule.src, schedule.dst, schedule.block)
     for step, src, dst, block in zip(*(c.tolist() for c in columns), strict=True):
-        first_step.setdefault(names[dst], step)
+        steps[names[dst]].append(step)
         receives[names[dst]].append((names[src], block))
         sends[names[src]].append((names[dst], block))
     known = {name: addresses[name] for name in names}
@@ -56,7 +61,7 @@ def node_plans(
             pieces=schedule.blocks,
             receives=tuple(receives[name]),
             sends=tuple(sends[name]),
-            first_step=first_step.get(name, 0),
+            steps=tuple(steps[name]),
             piece_s=piece_s,
             mover=mover,
         )

@@ -75,7 +75,7 @@ def test_a_slow_link_is_not_taken_for_a_dead_peer() -> None:
         peer.ask(Get(session="s", key=KEY, piece=0, offset=0, nbytes=len(content), node="n1"))
         forever = float("inf")
         window = memoryview(into)
-        peer.receive(Pull(window, 30_000, 64 << 10, forever, forever, forever, lambda: None, steps.append))
+        peer.receive(Pull(window, 30_000, 64 << 10, lambda waited_s: False, forever, lambda: None, steps.append))
     server.join()
     assert bytes(into) == content
     ends = {sum(steps[:i]) for i in range(len(steps) + 1)}

@@ -1,0 +1,122 @@
+"""How long a receiver keeps to the plan, and whom it trusts: measured against the expected step and the other peers.
+
+Three questions, answered from what came so far:
+
+- *Has the plan slipped?* Every piece has a time: that of its step, on the measured step time. Once the piece at hand is
+  ``SLIP_STEPS`` behind it, this receiver leaves the plan and takes pieces wherever they are.
+- *Is a transfer slow?* It is when half of it took ``SLOW_FACTOR`` times what it takes at the best rate of the other
+  peers or, before three were measured, at the rate the plan expects. Where all are equally slow nobody is: changing
+  would not help.
+- *Who is trusted?* A peer that was slow or dead is asked only when nobody else has the piece, for a time that doubles.
+
+A state machine without clock or I/O: times come in as arguments. Not for several threads.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from statistics import median
+from typing import Final
+
+SLIP_STEPS: Final = 2.5
+MIN_SLIP_S: Final = 0.25
+"""Below this lateness says more about the machine's scheduling than about a peer."""
+FIRST_SLIP_S: Final = 0.1
+"""More for the first piece: nodes do not begin at the same moment."""
+UNKNOWN_S: Final = 1.0
+"""In place of everything derived from the step time while that is unknown."""
+STRETCH: Final = 1.15
+"""Steps may take so much longer than transfers without the plan counting as slipped."""
+SLOW_FACTOR: Final = 3.0
+MIN_SLOW_S: Final = 0.1
+BACK_OFF_S: Final = 1.0
+KNOWN_PEERS: Final = 3
+"""So many peers say together what the network's rate is; until so many were measured the plan has a say, too."""
+PLAN_FACTOR: Final = 2.0
+"""The plan may be so wrong about the network without anybody being blamed for it."""
+NOTED_BYTES: Final = 64 << 10
+"""Less says nothing about a rate."""
+
+
+class Patience:
+    """``steps``: the step of each piece this node gets by the plan; ``piece_s``: what the plan expects a piece of
+    ``piece_bytes`` to take on a link (0: unknown); ``peers``: how many there are."""
+
+    def __init__(
+        self, steps: Mapping[int, int], piece_s: float, piece_bytes: float, peers: int = KNOWN_PEERS + 1
+    ) -> None:
+        self._steps, self._piece_s = steps, piece_s
+        self._planned_rate = piece_bytes / piece_s if piece_s > 0 else 0.0
+        self._peers = peers
+        self._durations: list[float] = []
+        self._step_zero_s = float("inf")
+        self._anchored = False
+        self._rates: dict[str, float] = {}
+        self._blamed: dict[str, tuple[int, float]] = {}
+
+    # --- the plan's time ---
+
+    def begin(self, now_s: float) -> None:
+        """Pulling begins."""
+        self._step_zero_s = now_s
+
+    @property
+    def typical_s(self) -> float:
+        """What one piece takes; 0: unknown."""
+        return median(self._durations) if len(self._durations) >= 2 else self._piece_s
+
+    def came(self, piece: int, source: str, nbytes: int, took_s: float, now_s: float) -> None:
+        """A whole piece, of which ``nbytes`` came from ``source`` in ``took_s``."""
+        self._durations.append(took_s)
+        self._rate(source, nbytes, took_s)
+        step = self._steps.get(piece)
+        if step is not None and not self._anchored:  # when the others began is known from here on
+            self._anchored = True
+            self._step_zero_s = max(self._step_zero_s, now_s - (step + 1) * self.typical_s)
+
+    def slips_at_s(self, piece: int | None) -> float:
+        """When the plan counts as slipped unless ``piece``, the one at hand, is complete by then."""
+        if piece is None or piece not in self._steps:
+            return float("inf")
+        step_s = self.typical_s
+        if step_s <= 0:
+            return self._step_zero_s + UNKNOWN_S
+        due_s = self._step_zero_s + (self._steps[piece] + 1) * step_s * STRETCH
+        return due_s + max(SLIP_STEPS * step_s, MIN_SLIP_S) + (0.0 if self._anchored else FIRST_SLIP_S)
+
+    def turn_s(self) -> float:
+        """How long a pull queues at one holder before it is looked for elsewhere."""
+        return max(MIN_SLIP_S, SLIP_STEPS * self.typical_s)
+
+    # --- rates ---
+
+    def half_s(self, source: str, nbytes: int) -> float:
+        """How long the first half of ``nbytes`` may take before ``source`` counts as slow."""
+        rate = self._others_rate(source)
+        return max(SLOW_FACTOR * nbytes / 2 / rate, MIN_SLOW_S) if rate > 0 else UNKNOWN_S
+
+    def _others_rate(self, source: str) -> float:
+        others = [rate for node, rate in self._rates.items() if node != source]
+        known = len(others) >= min(KNOWN_PEERS, self._peers - 1)
+        return max([*others, *([] if known else [self._planned_rate / PLAN_FACTOR])], default=0.0)
+
+    def _rate(self, source: str, nbytes: int, took_s: float) -> None:
+        if nbytes >= NOTED_BYTES and took_s > 0:
+            self._rates[source] = nbytes / took_s
+
+    # --- trust ---
+
+    def blame(self, source: str, now_s: float, nbytes: int = 0, took_s: float = 0.0) -> None:
+        """``source`` failed, or was slow: ``nbytes`` in ``took_s``."""
+        self._rate(source, nbytes, took_s)
+        times = self._blamed.get(source, (0, 0.0))[0] + 1
+        self._blamed[source] = times, now_s + max(BACK_OFF_S, 10 * self.typical_s) * 2 ** (times - 1)
+
+    def trusts(self, source: str, now_s: float) -> bool:
+        return now_s >= self._blamed.get(source, (0, 0.0))[1]
+
+    def forgive_if_equal(self, source: str) -> None:
+        """Withdraws the blame for slowness where the others turned out to be no faster."""
+        rate = self._rates.get(source, 0.0)
+        if source in self._blamed and rate * SLOW_FACTOR >= self._others_rate(source) > 0:
+            del self._blamed[source]
