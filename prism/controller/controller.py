@@ -195,6 +195,9 @@ class Controller:
     def _answered(self, event: ClusterEvent) -> None:
         match event:
             case ActivationFinished() | ActivationFailed() | DeactivationFinished():
+                if isinstance(event, ActivationFinished):
+                    devices = self.placement.devices_of(event.model, event.generation)
+                    self.nodes.answered(event.model, event.generation, devices)
                 self.feed(event)
                 self.admin.concluded(event)
             case _:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -40,6 +40,8 @@ class Node:
     seen_s: float
     devices: tuple[DeviceSpec, ...]
     instances: dict[tuple[ModelName, Generation], InstanceReport] = field(default_factory=dict)
+    serving: set[tuple[ModelName, Generation]] = field(default_factory=set)
+    """Instances that serve, as of the last report or of an answer since: if the next report lacks one, it was lost."""
     leaving: bool = False
     weights: str = ""
     """Address of its weight server; "": it has none."""
@@ -81,19 +83,24 @@ class Nodes:
         node.weights, node.packs, node.arriving = report.weights, report.packs, report.arriving
         node.disk_bytes_s, node.link_bytes_s = report.disk_bytes_s, report.link_bytes_s
         now = {(ModelName(i.model), Generation(i.generation)): i for i in report.instances}
-        for key, before in node.instances.items():
-            if key not in now and before.state == "active":
-                events.append(InstanceLost(*key))
+        events += [InstanceLost(*key) for key in sorted(node.serving - now.keys())]
         for key, instance in now.items():
-            before_state = node.instances[key].state if key in node.instances else ""
-            if instance.state == "active" and before_state != "active":
+            if instance.state == "active" and key not in node.serving:
                 events.append(InstanceFound(*key, tuple(DeviceId(d) for d in instance.devices)))
         node.instances = now
+        node.serving = {key for key, instance in now.items() if instance.state == "active"}
         events += [_device_report(report, spec) for spec in node.devices]
         if report.leaving and not node.leaving:
             node.leaving = True
             events.append(OperatorDrain(tuple(spec.id for spec in node.devices)))
         return events
+
+    def answered(self, model: ModelName, generation: Generation, devices: Iterable[str]) -> None:
+        """Their agent said that the instance serves. It may end before any report shows it: whatever the agent reports
+        from now on was sent after its answer."""
+        for id in {NodeId(device.partition("/")[0]) for device in devices}:
+            if (node := self._nodes.get(id)) is not None:
+                node.serving.add((model, generation))
 
     def silent(self, now_s: float, broken: Callable[[str], bool] = lambda mailbox: False) -> list[ClusterEvent]:
         """Drops the nodes that have not reported for :data:`LOST_AFTER_S`, or for :data:`BROKEN_AFTER_S` when the

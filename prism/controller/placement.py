@@ -92,6 +92,11 @@ class Placement:
         """Rank-0 devices whose queues take the model's requests now."""
         return self._routes.get(model, ())
 
+    def devices_of(self, model: ModelName, generation: Generation) -> tuple[DeviceId, ...]:
+        """Of one instance; none when there is no such instance."""
+        replica = self._replicas.get(model, {}).get(generation)
+        return () if replica is None else tuple(replica.devices)
+
     def replicas(self, model: ModelName) -> list[Replica]:
         """The model's instances as they are published: only routed ones are ``ready``."""
         route = self._routes.get(model, ())

@@ -87,6 +87,17 @@ def test_an_instance_that_vanishes_from_the_reports_is_lost_once() -> None:
     assert kinds(nodes.report(report(), 2.0)) == [DeviceReport]
 
 
+def test_an_instance_that_dies_between_the_answer_and_the_next_report_is_lost() -> None:
+    nodes = Nodes()
+    nodes.report(report(instance("activating")), 0.0)
+    nodes.answered(M, Generation(1), [D])
+    assert kinds(nodes.report(report(), 1.0)) == [InstanceLost, DeviceReport]
+    nodes.answered(M, Generation(2), [D])
+    assert kinds(nodes.report(report(instance("active", 2)), 2.0)) == [DeviceReport], "the answer has said so"
+    assert kinds(nodes.report(report(instance("draining", 2)), 3.0)) == [DeviceReport]
+    assert kinds(nodes.report(report(), 4.0)) == [DeviceReport], "it left"
+
+
 def test_a_failed_activation_is_no_loss() -> None:
     nodes = Nodes()
     nodes.report(report(instance("activating")), 0.0)

@@ -6,7 +6,11 @@ import asyncio
 import random
 from pathlib import Path
 
+import pytest
+
+from prism.core.ids import ModelName
 from prism.engine.fake import FakePool
+from prism.node import agent
 
 from .fake_system import MIB, SPEED, System, ended, fake_system, model, some_tokens, start_agent, whole
 
@@ -35,6 +39,20 @@ async def test_an_engine_that_dies_in_mid_answer_costs_no_token(tmp_path: Path) 
         system.engines("a")[0].kill()
         await ended(*answers)
         assert all(whole(a) for a in answers)
+        await system.empty()
+
+
+async def test_an_engine_that_dies_before_any_report_shows_it_is_replaced(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(agent, "SETTLE_S", 0.5)
+    async with fake_system(tmp_path, [model("a")]) as system:
+        answer = await system.front.ask("a", 100)
+        while not system.controller.placement.route_of(ModelName("a")):
+            await asyncio.sleep(0)
+        system.engines("a")[0].kill()
+        await ended(answer)
+        assert whole(answer)
         await system.empty()
 
 
@@ -76,7 +94,7 @@ async def replace_agent(system: System, folder: Path) -> None:
     await asyncio.gather(system.tasks["agent"], return_exceptions=True)
     old.inbox.close()
     pool = FakePool(SPEED)
-    agent = start_agent(system.store, folder, pool, "agent", len(system.agents))
+    new = start_agent(system.store, folder, pool, "agent", len(system.agents))
     system.pools.append(pool)
-    system.agents.append(agent)
-    system.tasks["agent"] = asyncio.create_task(agent.run())
+    system.agents.append(new)
+    system.tasks["agent"] = asyncio.create_task(new.run())
