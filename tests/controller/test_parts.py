@@ -129,7 +129,7 @@ def test_a_controller_that_stood_still_does_not_take_the_others_for_silent() -> 
 
 
 async def test_a_lease_that_ended_unnoticed_is_taken_again_unless_another_had_it() -> None:
-    store = MemoryStore()
+    store = MemoryStore(lambda: 0.0)  # leases end only where the test ends them
     inbox = SimpleNamespace(keys=None, address="ipc:///c")
     nothing = SimpleNamespace(on_event=None)
     controller = Controller(nothing, nothing, store, inbox, nothing, nothing)  # type: ignore[arg-type]
