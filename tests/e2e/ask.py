@@ -10,6 +10,8 @@ import sys
 
 import httpx
 
+from tests.patience import PATIENCE_S
+
 
 def main() -> None:
     url, model, prompt, tokens = sys.argv[1:]
@@ -21,7 +23,7 @@ def main() -> None:
         "stream": True,
         "ignore_eos": True,
     }
-    with httpx.stream("POST", f"{url}/v1/completions", json=body, timeout=120) as reply:
+    with httpx.stream("POST", f"{url}/v1/completions", json=body, timeout=PATIENCE_S) as reply:
         for line in reply.iter_lines():
             if line.startswith("data: {"):
                 event = json.loads(line.removeprefix("data: "))

@@ -7,7 +7,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -16,7 +15,9 @@ from typing import Any
 
 import psutil
 
-from .server import REPO, free_port
+from tests.patience import PATIENCE_S, START_S, free_port, until
+
+from .server import REPO
 
 PRISM = [sys.executable, "-m", "prism.cli.main"]
 
@@ -27,13 +28,6 @@ class Host:
 
     prefix: tuple[str, ...] = ()
     ip: str = "127.0.0.1"
-
-
-def until(condition: Callable[[], Any], seconds: float, what: str) -> None:
-    give_up_s = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < give_up_s, f"{what} did not happen within {seconds} s"
-        time.sleep(0.05)
 
 
 @dataclass
@@ -61,8 +55,8 @@ class Fleet:
         ip = self.hosts[0].ip
         options = ["--host", ip, "--port", str(self.port), "--fleet", f"{ip}:{self.store_port}"]
         self._spawn("local", 0, [*PRISM, "serve", str(file), "--state-dir", str(self.folder / "local"), *options])
-        until(self.secret_file.exists, 60, "the secret")
-        time.sleep(1.0)
+        until(self.secret_file.exists, "the secret")
+        until((self.folder / "local" / "run" / "valkey.sock").exists, "the store")
 
     def begin_joining(self, name: str, host: int, *, hide: Path | None = None, secret: Path | None = None) -> None:
         """``hide``: this folder does not exist on that machine (needs root)."""
@@ -79,7 +73,7 @@ class Fleet:
     def ready(self, *names: str) -> None:
         for name in names:
             word = "ready" if name == "local" else "part of the fleet"
-            until(lambda n=name, w=word: self._says(n, w), 240, f"{name} being ready")  # type: ignore[misc]
+            until(lambda n=name, w=word: self._says(n, w), f"{name} being ready", limit_s=START_S)  # type: ignore[misc]
 
     def _says(self, name: str, word: str) -> bool:
         assert self.processes[name].poll() is None, f"{name} ended:\n{self.output(name)}"
@@ -98,7 +92,7 @@ class Fleet:
     def prism(self, *arguments: str, ok: bool = True) -> subprocess.CompletedProcess[str]:
         """One command of the operator, on the server's host."""
         command = [*self.hosts[0].prefix, *PRISM, *arguments, "--state-dir", str(self.folder / "local")]
-        done = subprocess.run(command, capture_output=True, text=True, cwd=REPO, timeout=180, check=False)
+        done = subprocess.run(command, capture_output=True, text=True, cwd=REPO, timeout=PATIENCE_S, check=False)
         assert not ok or done.returncode == 0, done.stderr
         return done
 
@@ -127,14 +121,14 @@ class Fleet:
         for process in self._family(name):
             with suppress(psutil.NoSuchProcess):
                 process.kill()
-        self.processes.pop(name).wait(10)
+        self.processes.pop(name).wait(PATIENCE_S)
 
     def leave(self, name: str) -> None:
         """SIGTERM, and its end; no process is left of it."""
         family = self._family(name)
         os.kill(self._leader(name), signal.SIGTERM)
-        assert self.processes.pop(name).wait(120) == 0
-        _, alive = psutil.wait_procs(family, timeout=10)
+        assert self.processes.pop(name).wait(PATIENCE_S) == 0
+        _, alive = psutil.wait_procs(family, timeout=PATIENCE_S)
         assert not alive
 
     def stop(self) -> None:

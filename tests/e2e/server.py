@@ -5,16 +5,14 @@ from __future__ import annotations
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import httpx
 import openai
@@ -22,27 +20,17 @@ import psutil
 import redis
 
 from prism.wire import keys
+from tests import patience
+from tests.patience import PATIENCE_S, START_S, free_port
 
 REPO = Path(__file__).resolve().parents[2]
 DEMOS = ("demo-llama", "demo-qwen3", "demo-stablelm")
+T = TypeVar("T")
 
 
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
-
-
-def until(condition: Callable[[], Any], seconds: float, what: str) -> Any:
-    """The condition's first true value. Fails after ``seconds``."""
-    give_up_s = time.monotonic() + seconds
-    while True:
-        with suppress(httpx.HTTPError, psutil.NoSuchProcess):
-            if value := condition():
-                return value
-        if time.monotonic() > give_up_s:
-            raise AssertionError(f"{what} did not happen within {seconds} s")
-        time.sleep(0.02)
+def until(condition: Callable[[], T], what: str, *, limit_s: float = PATIENCE_S) -> T:
+    """:func:`tests.patience.until`; a server that does not answer now may do so later."""
+    return patience.until(condition, what, despite=(httpx.HTTPError, psutil.NoSuchProcess), limit_s=limit_s)
 
 
 @dataclass
@@ -57,7 +45,7 @@ class Server:
     @cached_property
     def client(self) -> openai.OpenAI:
         """One synchronous client, closed with the server."""
-        return openai.OpenAI(base_url=f"{self.url}/v1", api_key="any", max_retries=0, timeout=60)
+        return openai.OpenAI(base_url=f"{self.url}/v1", api_key="any", max_retries=0, timeout=PATIENCE_S)
 
     def async_client(self) -> openai.AsyncOpenAI:
         """A client for ``async with``: up to a thousand connections."""
@@ -66,8 +54,8 @@ class Server:
             base_url=f"{self.url}/v1",
             api_key="any",
             max_retries=0,
-            timeout=60,
-            http_client=openai.DefaultAsyncHttpxClient(limits=limits, timeout=60),
+            timeout=PATIENCE_S,
+            http_client=openai.DefaultAsyncHttpxClient(limits=limits, timeout=PATIENCE_S),
         )
 
     def admin(self, path: str, body: dict[str, Any] | None = None) -> Any:
@@ -75,7 +63,7 @@ class Server:
         key = (self.state / "admin.key").read_text().strip()
         headers = {"Authorization": f"Bearer {key}"}
         method = "GET" if body is None else "POST"
-        answer = httpx.request(method, f"{self.url}/admin/{path}", json=body, headers=headers, timeout=60)
+        answer = httpx.request(method, f"{self.url}/admin/{path}", json=body, headers=headers, timeout=PATIENCE_S)
         answer.raise_for_status()
         return answer.json()
 
@@ -90,7 +78,7 @@ class Server:
 
     def named(self, name: str) -> int:
         """The pid of a supervised process; waits while it is being started."""
-        return int(until(lambda: self.running().get(name), 60, f"{name} running"))
+        return int(until(lambda: self.running().get(name), f"{name} running"))
 
     def kill(self, pid: int) -> None:
         assert pid > 1, "0 and negative numbers are groups of processes"
@@ -108,7 +96,7 @@ class Server:
             return int(store.hlen(keys.REQUESTS)) + sum(int(store.xlen(q)) for q in [keys.INACTIVE_QUEUE, *devices])
 
     def wait_unloaded(self, model: str) -> None:
-        until(lambda: not self.replicas(model), 30, f"{model} leaving")
+        until(lambda: not self.replicas(model), f"{model} leaving")
 
     def family(self) -> list[psutil.Process]:
         """Every process of this server: its descendants, and those that have a file of its state directory open (an
@@ -132,8 +120,8 @@ class Server:
             self.client.close()
         family = self.family()
         self.process.terminate()
-        self.process.wait(60)
-        _, alive = psutil.wait_procs(family, timeout=10)
+        self.process.wait(PATIENCE_S)
+        _, alive = psutil.wait_procs(family, timeout=PATIENCE_S)
         assert not alive, f"left behind: {[(p.pid, _title(p.pid)) for p in alive]}"
 
 
@@ -157,9 +145,9 @@ def start(folder: Path, catalog: dict[str, Any], *arguments: str, state: Path | 
 
     def ready() -> bool:
         assert process.poll() is None, f"prism-serve ended:\n{output.read_text()}"
-        return httpx.get(f"{server.url}/readiness", timeout=5).status_code == 200
+        return httpx.get(f"{server.url}/readiness", timeout=PATIENCE_S).status_code == 200
 
-    until(ready, 180, "readiness")
+    until(ready, "readiness", limit_s=START_S)
     return server
 
 

@@ -12,9 +12,12 @@ import httpx
 import openai
 import pytest
 
-from .server import DEMOS, Server, catalog, complete, greedy, start, stream
+from tests.patience import PATIENCE_S
+
+from .server import DEMOS, Server, catalog, complete, greedy, start, stream, until
 
 pytestmark = pytest.mark.engine
+JSON = {"Content-Type": "application/json"}
 
 
 @pytest.fixture(scope="module")
@@ -77,7 +80,7 @@ def test_a_prompt_longer_than_the_context_is_the_callers_fault(server: Server, d
     ],
 )
 def test_malformed_requests_get_400_with_an_error_object(server: Server, body: bytes) -> None:
-    answer = httpx.post(f"{server.url}/v1/completions", content=body, headers={"Content-Type": "application/json"})
+    answer = httpx.post(f"{server.url}/v1/completions", content=body, headers=JSON, timeout=PATIENCE_S)
     assert answer.status_code == 400, answer.text
     assert set(answer.json()["error"]) >= {"message", "type", "param", "code"}
 
@@ -119,9 +122,7 @@ async def test_clients_that_go_away_leave_nothing_running(server: Server) -> Non
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-    async with asyncio.timeout(20):
-        while (await asyncio.to_thread(server.admin, "requests"))["requests"]:
-            await asyncio.sleep(0.1)
+    await asyncio.to_thread(until, lambda: not server.admin("requests")["requests"], "nothing being open")
 
 
 async def test_a_burst_is_answered_to_the_last(server: Server) -> None:

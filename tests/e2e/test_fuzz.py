@@ -7,6 +7,8 @@ from pathlib import Path
 import httpx
 import pytest
 
+from tests.patience import PATIENCE_S
+
 from ..server.fuzzing import fuzz, load
 from .server import DEMOS, Server, complete, greedy, until
 
@@ -15,10 +17,10 @@ pytestmark = pytest.mark.engine
 
 def test_no_server_error(server: Server, demo_models: Path) -> None:
     key = (server.state / "admin.key").read_text().strip()
-    with httpx.Client(base_url=server.url, timeout=60) as http:
+    with httpx.Client(base_url=server.url, timeout=PATIENCE_S) as http:
         # One model only: the devices do not hold all three pinned, and requests for the third would wait for long.
         fuzz(load(http.get("/openapi.json").json(), (DEMOS[0], "none")), http, key)
     server.admin(f"models/{DEMOS[0]}/unpin", {})
-    until(lambda: httpx.get(f"{server.url}/readiness").status_code == 200, 30, "readiness")
+    until(lambda: httpx.get(f"{server.url}/readiness", timeout=PATIENCE_S).status_code == 200, "readiness")
     for model in DEMOS:
         assert complete(server.client, model, "still here", 8) == greedy(str(demo_models / model), "still here", 8)

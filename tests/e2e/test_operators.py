@@ -16,6 +16,7 @@ from click.testing import CliRunner
 from prism.cli.errors import Exit
 from prism.cli.main import main
 from prism.obs.names import METRICS
+from tests.patience import PATIENCE_S
 
 from .server import DEMOS, Server, catalog, complete, start, until
 
@@ -46,7 +47,7 @@ def as_json(server: Server, *arguments: str) -> Any:
 def test_a_model_from_cold_to_loaded_to_gone(server: Server) -> None:
     assert {model["name"]: model["state"] for model in as_json(server, "ls")}[LLAMA] == "inactive"
     assert "is ready after" in prism(server, "load", LLAMA)
-    assert [m["state"] for m in as_json(server, "ps") if m["name"] == LLAMA] == ["ready"]
+    until(lambda: [m["state"] for m in as_json(server, "ps") if m["name"] == LLAMA] == ["ready"], "its being shown")
     complete(server.client, LLAMA, "hello", 4)
 
     def reported() -> Any:
@@ -54,7 +55,7 @@ def test_a_model_from_cold_to_loaded_to_gone(server: Server) -> None:
         numbers = [r["weight_bytes"] and r["kv_bytes"] for r in model["replicas"]]
         return model if numbers and all(numbers) and model["ttft_attainment"] is not None else None
 
-    model = until(reported, 30, "the model's numbers")
+    model = until(reported, "the model's numbers")
     assert model["replicas"][0]["devices"][0].startswith("local/host:")
     assert "host:0  32.0 MiB" in prism(server, "mem"), "the accounts of this server's devices"
     shown = prism(server, "show", LLAMA)
@@ -66,27 +67,27 @@ def test_a_model_from_cold_to_loaded_to_gone(server: Server) -> None:
 
 def test_pinned_models_are_loaded_and_said_to_be(server: Server) -> None:
     prism(server, "pin", STABLELM)
-    until(lambda: server.replicas(STABLELM), 30, "the pinned model")
-    until(lambda: f"{STABLELM} (pinned)" in prism(server, "ls"), 30, "the pin being shown")
+    until(lambda: server.replicas(STABLELM), "the pinned model")
+    until(lambda: f"{STABLELM} (pinned)" in prism(server, "ls"), "the pin being shown")
     prism(server, "pin", STABLELM, "--off")
-    until(lambda: f"{STABLELM} (pinned)" not in prism(server, "ls"), 30, "the pin being gone")
+    until(lambda: f"{STABLELM} (pinned)" not in prism(server, "ls"), "the pin being gone")
 
 
 def test_plan_gives_reasons(server: Server) -> None:
     prism(server, "load", QWEN)
-    plan = until(lambda: as_json(server, "plan")["decisions"], 30, "a plan")
+    plan = until(lambda: as_json(server, "plan")["decisions"], "a plan")
     assert all(decision["reason"]["code"] for decision in plan)
 
 
 def test_draining_empties_a_device(server: Server) -> None:
     prism(server, "load", QWEN)
-    [replica] = until(lambda: server.replicas(QWEN), 30, "the model's device")
+    [replica] = until(lambda: server.replicas(QWEN), "the model's device")
     [device] = replica["devices"]
     prism(server, "drain", device)
-    until(lambda: not any(device in replica["devices"] for replica in server.replicas(QWEN)), 30, "the drain")
-    until(lambda: f"{device} (draining)" in prism(server, "top", "--once"), 30, "the drain being shown")
+    until(lambda: not any(device in replica["devices"] for replica in server.replicas(QWEN)), "the drain")
+    until(lambda: f"{device} (draining)" in prism(server, "top", "--once"), "the drain being shown")
     complete(server.client, QWEN, "hello", 4)
-    [replica] = until(lambda: server.replicas(QWEN), 30, "the model elsewhere")
+    [replica] = until(lambda: server.replicas(QWEN), "the model elsewhere")
     assert device not in replica["devices"]
     prism(server, "drain", device, "--off")
 
@@ -100,12 +101,12 @@ async def test_a_request_is_listed_and_cancelled(server: Server) -> None:
         def listed() -> Any:  # the list is up to a second old and may still have another test's request
             return next((r for r in as_json(server, "requests") if r["model"] == LLAMA), None)
 
-        request = await asyncio.to_thread(until, listed, 30, "the request being listed")
+        request = await asyncio.to_thread(until, listed, "the request being listed")
         await asyncio.to_thread(prism, server, "cancel", request["id"])
         with pytest.raises(Exception, match=r"(?i)cancel"):
             async for _ in stream:
                 pass
-    await asyncio.to_thread(until, lambda: not as_json(server, "requests"), 30, "the request being gone")
+    await asyncio.to_thread(until, lambda: not as_json(server, "requests"), "the request being gone")
 
 
 def test_logs_follow_a_request(server: Server) -> None:
@@ -126,9 +127,9 @@ def test_metrics_have_the_documented_names(server: Server) -> None:
     complete(server.client, LLAMA, "hello", 4)
 
     def scrape() -> str:
-        return httpx.get(f"{server.url}/metrics").text
+        return httpx.get(f"{server.url}/metrics", timeout=PATIENCE_S).text
 
-    until(lambda: re.search(r'prism_device_mapped_bytes{[^}]*use="weights"} [1-9]', scrape()), 30, "mapped bytes")
+    until(lambda: re.search(r'prism_device_mapped_bytes{[^}]*use="weights"} [1-9]', scrape()), "mapped bytes")
     text = scrape()
     shown = set(re.findall(r"^# TYPE (prism_\w+)", text, re.MULTILINE))
     assert shown <= {metric.name for metric in METRICS}
