@@ -18,7 +18,9 @@ from typing import TypeVar
 T = TypeVar("T")
 
 PATIENCE_S = 300.0
-"""For one thing to happen: an answer, a start, an end."""
+"""For one thing to happen: an answer, an end."""
+START_S = 600.0
+"""For a whole server: it imports SGLang, a minute's work on a machine that does other things, too."""
 LOOK_S = 0.02
 
 
