@@ -4,7 +4,9 @@ Two traces (Hyperbolic-like and Arena-like, generated), four policies over the s
 2 GPUs over request rates; the same over SLO scales; 18 models on 2 to 8 GPUs. Objectives: P95 of each model alone on a
 GPU, times the scale (TTFT 5, TPOT 2 unless swept).
 
-    python benchmarks/sim/fig7.py [--seconds 90]
+    python benchmarks/sim/fig7.py [--seconds 150]
+
+About four minutes of one core. Traces much shorter than that end before growing queues make anybody late.
 
 The last result and what to think of it is in docs/results/sim.md.
 """
@@ -25,7 +27,7 @@ from prism.trace.report import Attainment
 
 POLICIES = ("prism", "muxserve", "static", "qlm")
 TTFT_SCALE, TPOT_SCALE = 5.0, 2.0
-RATES = (8.0, 16.0, 32.0, 48.0, 64.0, 96.0)
+RATES = (16.0, 32.0, 48.0, 64.0, 96.0, 128.0, 160.0)
 SCALES = (1.0, 2.0, 3.0, 5.0, 10.0, 20.0)
 GPUS = (2.0, 3.0, 4.0, 5.0, 6.0, 8.0)
 BASE_RATE = 40.0
@@ -79,7 +81,7 @@ def both(curves: Curve) -> tuple[dict[str, list[tuple[float, float]]], dict[str,
 
 def main() -> None:
     parser = argparse.ArgumentParser()
-    parser.add_argument("--seconds", type=float, default=90.0)
+    parser.add_argument("--seconds", type=float, default=150.0)
     parser.add_argument("--processes", type=int, default=2)
     args = parser.parse_args()
     points = [Point(t, row, x, args.seconds) for row, xs in ROWS.items() for t in TRACES for x in xs]
