@@ -110,7 +110,7 @@ class Patience:
         """``source`` failed, or was slow: ``nbytes`` in ``took_s``."""
         self._rate(source, nbytes, took_s)
         times = self._blamed.get(source, (0, 0.0))[0] + 1
-        self._blamed[source] = times, now_s + max(BACK_OFF_S, 10 * self.typical_s) * 2 ** (times - 1)
+        self._blamed[source] = times, now_s + max(BACK_OFF_S, 10 * self.typical_s) * 2 ** min(times - 1, 10)
 
     def trusts(self, source: str, now_s: float) -> bool:
         return now_s >= self._blamed.get(source, (0, 0.0))[1]
