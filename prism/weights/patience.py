@@ -30,6 +30,8 @@ STRETCH: Final = 1.15
 SLOW_FACTOR: Final = 3.0
 MIN_SLOW_S: Final = 0.1
 BACK_OFF_S: Final = 1.0
+DEAD_BACK_OFF_S: Final = 8.0
+"""To ask one that is dead costs the silence after which it counts as dead."""
 KNOWN_PEERS: Final = 3
 """So many peers say together what the network's rate is; until so many were measured the plan has a say, too."""
 PLAN_FACTOR: Final = 2.0
@@ -107,10 +109,11 @@ class Patience:
     # --- trust ---
 
     def blame(self, source: str, now_s: float, nbytes: int = 0, took_s: float = 0.0) -> None:
-        """``source`` failed, or was slow: ``nbytes`` in ``took_s``."""
+        """``source`` failed (0 s), or was slow: ``nbytes`` in ``took_s``."""
         self._rate(source, nbytes, took_s)
         times = self._blamed.get(source, (0, 0.0))[0] + 1
-        self._blamed[source] = times, now_s + max(BACK_OFF_S, 10 * self.typical_s) * 2 ** min(times - 1, 10)
+        pause_s = max(BACK_OFF_S if took_s > 0 else DEAD_BACK_OFF_S, 10 * self.typical_s)
+        self._blamed[source] = times, now_s + pause_s * 2 ** min(times - 1, 10)
 
     def trusts(self, source: str, now_s: float) -> bool:
         return now_s >= self._blamed.get(source, (0, 0.0))[1]

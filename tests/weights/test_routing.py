@@ -104,9 +104,11 @@ def test_trust_comes_back_later_each_time() -> None:
     assert not made.trusts("a", 100.0)
     again_s = 100.0 + BACK_OFF_S + 1e-6
     assert made.trusts("a", again_s)
-    made.blame("a", again_s)
+    made.blame("a", again_s, PIECE_BYTES, 1.0)
     assert not made.trusts("a", again_s + BACK_OFF_S)
     assert made.trusts("a", again_s + 2 * BACK_OFF_S + 1e-6)
+    made.blame("b", again_s)
+    assert not made.trusts("b", again_s + BACK_OFF_S), "the dead are asked still less often"
 
 
 def test_who_is_as_fast_as_the_others_is_forgiven() -> None:
