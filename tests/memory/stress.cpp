@@ -64,7 +64,7 @@ void use(Pool& pool, unsigned seed, int rounds) {
     if (!pool.free_at_once(slots.data(), static_cast<std::int64_t>(slots.size()), &due)) {
       due = pool.free(slots.data(), static_cast<std::int64_t>(slots.size()));
     }
-    if (due) pool.settle();
+    if (due && !pool.settle_at_once()) pool.settle();
     if (i % 16 == 0) pool.available();
     if (i % 64 == 0) pool.trim();
     if (i % 50 == 0) pool.set_elastic();
@@ -165,6 +165,12 @@ void books_are_exact_when_asked_for(const std::string& directory, int rounds) {
     fence->signal();
     if (i % 3 != 0) owner->wake();
     if (i % 2 == 0) std::this_thread::yield();
+    if (i % 4 == 0) {
+      require(pool->ensure(70), "refused though there is room");
+      owner->wake();
+      std::this_thread::yield();
+      require(pool->available() >= 70, "the helper took back what was promised");
+    }
     const std::int64_t before = i % 5 == 0 ? pool->give_back(0, INT64_MAX) : (pool->quiesce(), 0);
     require(before >= 0, "less than nothing was given back");
     require(owner->account().held(owner->id()) == kPage && pool->stats().lease_bytes == kPage, "memory is still on its way back");

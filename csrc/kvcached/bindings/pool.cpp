@@ -17,8 +17,8 @@ namespace {
 
 using NoGil = nb::call_guard<nb::gil_scoped_release>;
 
-// What is mapped is handed out with the interpreter lock held, a microsecond: handing that lock to another thread and back
-// costs ten times as much. Driver calls and waiting for any other lock go without it.
+// What is mapped, or can be in a moment, is handed out with the interpreter lock held: handing that lock to another thread and
+// back costs more, up to 5 ms where that one computes. Whatever takes long or waits goes without it.
 void alloc_to(Pool& pool, std::int64_t* out, std::int64_t count, bool fresh) {
   if (pool.alloc_at_once(out, count, fresh)) return;
   nb::gil_scoped_release release;
@@ -59,7 +59,7 @@ void free_slots(Pool& pool, nb::handle buffer) {
   SlotBuffer slots(buffer, false);
   bool due = false;
   const bool done = pool.free_at_once(slots.data(), slots.count(), &due);
-  if (done && !due) return;
+  if (done && (!due || pool.settle_at_once())) return;
   nb::gil_scoped_release release;
   if (!done) due = pool.free(slots.data(), slots.count());
   if (due) pool.settle();

@@ -71,6 +71,7 @@ class HostDriver final : public Driver {
   int dlpack_type() const override { return 1; }
   int dlpack_id() const override { return 0; }
   int memfd() const override { return fd_; }
+  bool is_brief() const override { return true; }
 
   Address reserve(std::int64_t bytes) override {
     // Aligned to the page, so that a huge page of the kernel could back it.

@@ -7,6 +7,10 @@
 #include "kvcached/error.h"
 
 namespace kvcached {
+namespace {
+constexpr std::int64_t kBriefPages = 2;  // some 50 us each on host memory; handing Python's lock over and back takes 10 to 5000
+}
+
 std::int64_t Pool::first_lease_bytes(const Geometry& g, std::int64_t lease_bytes) {
   const std::int64_t blocks = lease_bytes == kElastic ? 1 : lease_bytes / g.block_bytes;
   return std::clamp<std::int64_t>(blocks, 1, g.blocks) * g.block_bytes;
@@ -64,6 +68,18 @@ std::int64_t Pool::available_locked() const {
 
 bool Pool::mapped_suffice_locked(std::int64_t fresh_blocks) const {
   return fresh_blocks <= std::min(table_.ready_blocks(), target_ - table_.used_blocks());
+}
+
+bool Pool::brief_locked(std::int64_t blocks) const {
+  return blocks * geometry_.block_pages <= kBriefPages && owner_->driver().is_brief();
+}
+
+bool Pool::had_in_a_moment_locked(std::int64_t fresh_blocks) const {
+  if (mapped_suffice_locked(fresh_blocks)) return true;
+  const std::int64_t missing = fresh_blocks - table_.ready_blocks();
+  return brief_locked(missing) && fresh_blocks <= target_ - table_.used_blocks() && missing <= lease_ - mapped_ &&
+         missing <= static_cast<std::int64_t>(absent_.size()) &&
+         missing * geometry_.block_bytes <= owner_->pages().spare_bytes();  // a new page is zeroed, which takes long
 }
 
 void Pool::make_available(std::int64_t count) {

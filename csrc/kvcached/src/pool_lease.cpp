@@ -23,7 +23,7 @@ std::int64_t Pool::surplus_locked() const {
 
 void Pool::follow_use_locked(std::int64_t keep_ready) {
   const std::int64_t needed = table_.used_blocks() + blocks_for(outstanding_) + refilling_ + std::min(table_.ready_blocks(), keep_ready);
-  target_ = std::max<std::int64_t>(1, std::min(target_, needed));
+  target_ = std::max<std::int64_t>(1, std::min(target_, std::max(needed, ensured_)));
 }
 
 void Pool::return_lease(Guard& lock) {
@@ -51,6 +51,7 @@ void Pool::return_lease(Guard& lock) {
 }
 
 void Pool::settle_locked(Guard& lock) {
+  ensured_ = 0;
   const std::int64_t keep_ready = owner_->pressure() > 0 ? 0 : high_;  // pages mapped ahead are the first that others get
   if (elastic_) follow_use_locked(keep_ready);
   while (!closed_ && surplus_locked() > 0 && unmap_oldest(lock)) {
@@ -73,6 +74,16 @@ void Pool::settle() {
   Guard lock(lock_);
   check_open();
   finish(lock);
+}
+
+bool Pool::settle_at_once() {
+  Guard lock(lock_, std::try_to_lock);
+  if (!lock.owns_lock()) return false;
+  check_open();
+  const std::int64_t surplus = surplus_locked();
+  if (elastic_ || !fences_.empty() || !brief_locked(surplus) || lease_ > std::max(target_, mapped_ - surplus)) return false;
+  finish(lock);
+  return true;
 }
 
 void Pool::quiesce() {
@@ -113,7 +124,10 @@ bool Pool::ensure(std::int64_t slots, bool yielding) {
   check_open();
   idle_ = false;
   const std::int64_t available = available_locked();
-  if (slots <= available) return true;
+  if (slots <= available) {
+    ensured_ = std::max(ensured_, blocks_needed_locked(slots));
+    return true;
+  }
   if (slots > geometry_.max_slots - table_.used_slots() - outstanding_) return false;
   const std::int64_t needed = blocks_needed_locked(slots);
   if (needed > lease_) {
@@ -133,6 +147,7 @@ bool Pool::ensure(std::int64_t slots, bool yielding) {
     return false;  // others wait for what would be kept back here
   }
   target_ = std::max(target_, needed);
+  ensured_ = std::max(ensured_, needed);
   return true;
 }
 

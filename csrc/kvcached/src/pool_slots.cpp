@@ -41,7 +41,7 @@ bool Pool::alloc_at_once(std::int64_t* out, std::int64_t count, bool fresh) {
   if (!lock.owns_lock()) return false;
   check_open();
   const std::int64_t missing = fresh ? count : count - table_.partial_free();
-  if (count > available_locked() || !mapped_suffice_locked(blocks_for(missing))) return false;
+  if (count > available_locked() || !had_in_a_moment_locked(blocks_for(missing))) return false;
   alloc_locked(lock, out, count, fresh);
   return true;
 }
@@ -91,7 +91,7 @@ bool Pool::alloc_after_at_once(const std::int64_t* last, std::int64_t* out, std:
   if (count > available_locked()) return false;
   idle_ = false;
   const std::int64_t left = count - table_.take_after(last, out, count);
-  if (!mapped_suffice_locked(left)) {
+  if (!had_in_a_moment_locked(left)) {
     undo_after(out, count);
     return false;
   }
@@ -185,6 +185,7 @@ bool Pool::after_free() {
   if (outstanding_ > 0) changed_.notify_all();
   publish_locked();
   if (emptied_.empty()) return false;
+  ensured_ = 0;
   if (elastic_) follow_use_locked(high_);
   const bool surplus = surplus_locked() > 0 || lease_ > std::max(target_, mapped_);
   return surplus && !hand_over_locked();

@@ -96,6 +96,7 @@ void Pool::set_idle(bool idle) {
     check_open();
     idle_ = idle;
     if (!idle) return;
+    ensured_ = 0;
     tended_ = true;
   }
   owner_->tend(this);

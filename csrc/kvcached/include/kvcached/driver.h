@@ -65,6 +65,9 @@ class Driver {
   virtual std::shared_ptr<Fence> record(std::uintptr_t stream) = 0;  // passed once the stream's work so far is done
   virtual DeviceMemory memory() = 0;
   virtual int memfd() const { return -1; }  // host devices: what holds the pages
+  // map() and unmap() of a page take microseconds and wait for no one but the kernel. Not so where another thread's call
+  // into the driver, or a stream, may hold them up.
+  virtual bool is_brief() const { return false; }
 };
 
 std::shared_ptr<Driver> make_host_driver(const std::string& name, std::int64_t page_bytes);

@@ -56,10 +56,11 @@ class Pool final : public Tended {
   bool free(const std::int64_t* slots, std::int64_t count);
 
   // The same for callers that hold a lock of their own (Python's), which they should give up only for what takes long: false,
-  // and nothing done, if another thread is at the books or a driver call or the account is needed.
+  // and nothing done, if another thread is at the books, or the account or driver calls are needed that are not brief.
   bool alloc_at_once(std::int64_t* out, std::int64_t count, bool fresh = false);
   bool alloc_after_at_once(const std::int64_t* last, std::int64_t* out, std::int64_t count);
   bool free_at_once(const std::int64_t* slots, std::int64_t count, bool* due);  // *due: as free() returns
+  bool settle_at_once();
   bool reset();   // every slot is free again; as free()
   void settle();   // unmaps what is surplus now, gives back what the lease no longer needs
   void quiesce();  // the same, and waits for what other threads have begun: afterwards the account shows what this pool does
@@ -71,8 +72,8 @@ class Pool final : public Tended {
 
   void set_lease(std::int64_t bytes);      // from now on leased
   void set_elastic();                      // from now on elastic
-  // Grows the lease until `slots` are available; false if refused, nothing changed. `yielding`: by memory that no wish before
-  // this owner needs (Account::reserve).
+  // Grows the lease until `slots` are available; false if refused, nothing changed. An elastic pool keeps them until the next
+  // free() or settle(). `yielding`: by memory that no wish before this owner needs (Account::reserve).
   bool ensure(std::int64_t slots, bool yielding = false);
   // Shrinks the lease by what is not in use; returns bytes given to the account meanwhile, waits for those on their way there.
   std::int64_t give_back(std::int64_t keep_slots, std::int64_t most_bytes);
@@ -104,6 +105,8 @@ class Pool final : public Tended {
   std::int64_t unneeded_locked(std::int64_t keep_slots) const;  // blocks of the lease that nothing needs
   void make_available(std::int64_t count);
   bool mapped_suffice_locked(std::int64_t fresh_blocks) const;  // so many empty blocks need no driver call and no account
+  bool brief_locked(std::int64_t blocks) const;                 // so many can be mapped or unmapped in a moment
+  bool had_in_a_moment_locked(std::int64_t fresh_blocks) const;  // so many need only calls that are brief, if any
   void alloc_locked(Guard& lock, std::int64_t* out, std::int64_t count, bool fresh);
   void take_fresh(Guard& lock, std::int64_t* out, std::int64_t count, std::int64_t& got);
   void finish_after(Guard& lock, std::int64_t* out, std::int64_t count, std::int64_t left);  // `left` of `out` are -1
@@ -154,6 +157,7 @@ class Pool final : public Tended {
   std::int64_t watched_ready_ = 0, used_at_ns_ = 0;  // ready blocks as it saw them last, and when it saw fewer than before
   mutable bool idle_ = false;
   std::int64_t lease_ = 0, target_ = 0;      // blocks
+  std::int64_t ensured_ = 0;                 // blocks that ensure() said yes for: the helper takes none of them back
   std::int64_t mapped_ = 0;                  // blocks mapped or in transition, all within the lease
   std::int64_t mapping_ = 0, unmapping_ = 0; // of these: a driver call is under way
   std::int64_t returning_ = 0;               // threads that give the account blocks which lease_ no longer counts
