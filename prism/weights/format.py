@@ -19,7 +19,7 @@ from __future__ import annotations
 import math
 import struct
 from pathlib import Path
-from typing import Final
+from typing import Final, TypeVar
 
 import msgspec
 import xxhash
@@ -33,6 +33,7 @@ TENSOR_ALIGN_BYTES: Final = 256
 LEAF_BYTES: Final = 1 << 20
 MAX_HEADER_BYTES: Final = 256 << 20
 RAW_LAYOUT: Final = "raw"
+Record = TypeVar("Record", bound=msgspec.Struct)
 """Tensors exactly as the model folder has them."""
 
 DTYPE_BITS: Final[dict[str, int]] = {
@@ -150,8 +151,13 @@ def tensor_bytes(dtype: str, shape: tuple[int, ...]) -> int:
 
 def encode_header(header: PackHeader) -> bytes:
     """Prefix, header and padding: everything in front of the data area."""
-    body = msgspec.msgpack.encode(header)
-    raw = PREFIX.pack(MAGIC, len(body), xxhash.xxh3_64_intdigest(body)) + body
+    return encode_record(MAGIC, header)
+
+
+def encode_record(magic: bytes, record: msgspec.Struct) -> bytes:
+    """``record`` behind a prefix with its size and checksum, padded to whole pages."""
+    body = msgspec.msgpack.encode(record)
+    raw = PREFIX.pack(magic, len(body), xxhash.xxh3_64_intdigest(body)) + body
     return raw.ljust(align(len(raw), PAGE_BYTES), b"\0")
 
 
@@ -169,15 +175,20 @@ def decode_prefix(data: bytes, where: Path | str, expected: bytes = MAGIC) -> tu
 
 def decode_header(body: bytes, checksum: int, where: Path | str) -> PackHeader:
     """The header in ``body``, checked for consistency. Raises :class:`BadPack`."""
+    header = decode_record(body, checksum, PackHeader, where)
+    check_header(header, where)
+    return header
+
+
+def decode_record(body: bytes, checksum: int, kind: type[Record], where: Path | str) -> Record:
+    """What :func:`encode_record` put behind the prefix. Raises :class:`BadPack`."""
     found = xxhash.xxh3_64_intdigest(body)
     if found != checksum:
         raise BadPack(where, f"header checksum {found:016x}, expected {checksum:016x}")
     try:
-        header = msgspec.msgpack.decode(body, type=PackHeader)
+        return msgspec.msgpack.decode(body, type=kind)
     except msgspec.MsgspecError as error:
         raise BadPack(where, f"header does not decode: {error}") from error
-    check_header(header, where)
-    return header
 
 
 def check_header(header: PackHeader, where: Path | str) -> None:

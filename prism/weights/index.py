@@ -20,10 +20,9 @@ from pathlib import Path
 from typing import Final
 
 import msgspec
-import xxhash
 
 from prism.weights.errors import BadPack, StalePack
-from prism.weights.format import PAGE_BYTES, PREFIX, PackHeader, align, check_header
+from prism.weights.format import PackHeader, check_header, decode_record, encode_record
 
 INDEX_MAGIC: Final = b"PRISMIX1"
 
@@ -56,20 +55,12 @@ def source_file(path: Path) -> SourceFile:
 
 
 def encode_index(index: PackIndex) -> bytes:
-    body = msgspec.msgpack.encode(index)
-    raw = PREFIX.pack(INDEX_MAGIC, len(body), xxhash.xxh3_64_intdigest(body)) + body
-    return raw.ljust(align(len(raw), PAGE_BYTES), b"\0")
+    return encode_record(INDEX_MAGIC, index)
 
 
 def decode_index(body: bytes, checksum: int, where: Path | str) -> PackIndex:
     """The index in ``body``, checked for consistency. Raises :class:`BadPack`."""
-    found = xxhash.xxh3_64_intdigest(body)
-    if found != checksum:
-        raise BadPack(where, f"header checksum {found:016x}, expected {checksum:016x}")
-    try:
-        index = msgspec.msgpack.decode(body, type=PackIndex)
-    except msgspec.MsgspecError as error:
-        raise BadPack(where, f"header does not decode: {error}") from error
+    index = decode_record(body, checksum, PackIndex, where)
     check_header(index.header, where)
     _check_places(index, where)
     return index
