@@ -9,12 +9,14 @@ An operation is alloc+free of 16 slots; every tenth is one of
     page    in a block of its own, whose page is unmapped and mapped again
     memory  in a block of its own, whose page goes back to the account and the kernel, and is taken anew (and zeroed)
 
+    batch   256 slots in every call, so that the library is measured more than Python's loop
     python  nothing of ours: calls of a built-in function, which show what taking turns costs by itself
 
-Goal: at least that of one. Python's threads take turns, so `books` can have no more than `python` has; pages
-are worked on beside each other. (`memory` on one pool is left out: there a page goes from one thread to the next.)
+Goal: at least that of one. Python's threads take turns, so `books` can have no more than `python` has; memory
+is worked on beside each other. (`memory` on one pool is left out: there a page goes from one thread to the next.)
 All of it is repeated in rounds; each ratio is the median over rounds of neighbouring runs. The CPU time of an operation
-tells on a busy machine, too, whether threads collapse.
+tells on a busy machine, too, whether threads collapse. Where other programs run, `chrt -r 1` before the command gives
+it the cores while it lasts.
 
 Last result: docs/results/memory.md.
 """
@@ -28,15 +30,17 @@ import threading
 import time
 from collections import defaultdict
 from multiprocessing.queues import Queue
+from multiprocessing.sharedctypes import Synchronized
+from multiprocessing.synchronize import Barrier
 from pathlib import Path
 
 from benchmarks.memory.bench import GIB, MIB, SMALL, report
 from prism import memory
 
-SECONDS = 0.4
+SECONDS = 0.2
 ROUNDS = 7
 WORKERS = 8
-MIXES = ("python", "books", "page", "memory")
+MIXES = ("python", "books", "batch", "page", "memory")
 Place = tuple[memory.Owner, memory.Pool]
 
 
@@ -59,6 +63,10 @@ def work(place: Place, mix: str, end_s: float) -> int:
                 abs(abs(-1))
             done += 10
         return done
+    while mix == "batch" and time.perf_counter() < end_s:
+        for _ in range(10):
+            pool.free(pool.alloc(256))
+        done += 10
     while time.perf_counter() < end_s:
         for _ in range(9):
             pool.free(pool.alloc(16))
@@ -96,9 +104,15 @@ def threads(device: memory.Device, mix: str, count: int, shared: bool) -> tuple[
     return sum(done) / SECONDS, cpu_s / sum(done)
 
 
-def process(directory: str, mix: str, number: int, results: Queue[int]) -> None:
+def process(
+    directory: str, mix: str, number: int, begin: Barrier, end_s: Synchronized[float], results: Queue[int]
+) -> None:
     place = make_pool(memory.open_device("host:0", account_dir=directory), str(number), mix)
-    results.put(work(place, mix, time.perf_counter() + SECONDS))
+    begin.wait()
+    with end_s:  # one end for all: a process that gets a core late has less time, not more
+        end_s.value = end_s.value or time.perf_counter() + SECONDS
+        end = end_s.value
+    results.put(work(place, mix, end))
     place[0].close()
 
 
@@ -106,7 +120,8 @@ def processes(directory: str, mix: str, count: int) -> float:
     """Operations/s of ``count`` forked processes."""
     context = multiprocessing.get_context("fork")
     results: Queue[int] = context.Queue()
-    running = [context.Process(target=process, args=(directory, mix, i, results)) for i in range(count)]
+    begin, end_s = context.Barrier(count), context.Value("d", 0.0)
+    running = [context.Process(target=process, args=(directory, mix, i, begin, end_s, results)) for i in range(count)]
     for p in running:
         p.start()
     total = sum(results.get(timeout=60) for _ in running)
