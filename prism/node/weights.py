@@ -202,8 +202,8 @@ class NodeWeights:
             self.link_bytes_s = max([self.link_bytes_s, *rates])
             log.info("%s arrived in %.3f s from %s", arriving.model, progress.took_s, ", ".join(progress.by_source))
             await self._keep(arriving.model, key)
+        self.packs = await asyncio.to_thread(self._look)  # before it has ended: who sees the end sees the pack
         arriving.ended_s = time.monotonic()
-        self.packs = await asyncio.to_thread(self._look)
         self.changed()
         await asyncio.sleep(KEPT_S)
         self.server.leave(session)
