@@ -12,6 +12,7 @@ The bound on the delay is in docs/weights.md.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import threading
 import time
@@ -80,7 +81,8 @@ class Lanes:
         for node in self._asked(trusted=True):
             if self.go.is_set():
                 break
-            self._connect(peers, node, warm=False)
+            with contextlib.suppress(OSError, EOFError, PeerError):  # perhaps it is never needed
+                peers.get(node)
         self.go.wait()
         self._repair(peers)
 
@@ -97,12 +99,12 @@ class Lanes:
             current = self._take(peers, *current)
         self._repair(peers)
 
-    def _connect(self, peers: Peers, source: str, warm: bool = True) -> None:
+    def _connect(self, peers: Peers, source: str) -> None:
         """Opens the connection ahead of need, and its windows if there is time; a source that cannot be reached loses
         its part of the plan."""
         try:
             peer = peers.get(source)
-            if warm and not self.go.is_set():
+            if not self.go.is_set():
                 peer.warm(WARM_BYTES)
         except (OSError, EOFError, PeerError) as error:
             self._blame(peers, source, f"unreachable: {error}")
