@@ -19,7 +19,7 @@ from statistics import median
 from typing import Final
 
 SLIP_STEPS: Final = 2.5
-MIN_SLIP_S: Final = 0.25
+MIN_SLIP_S: Final = 0.5
 """Below this lateness says more about the machine's scheduling than about a peer."""
 FIRST_SLIP_S: Final = 0.1
 """More for the first piece: nodes do not begin at the same moment."""
