@@ -16,6 +16,9 @@ from typing import Any
 
 import httpx
 
+# a comparison that is told to end stops its server first
+signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
+
 
 class ServerFailed(RuntimeError):
     """The server did not come up, or a model did not; the message has the end of its log."""
