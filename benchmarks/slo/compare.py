@@ -27,6 +27,7 @@ from benchmarks.slo import modelled, simulated
 from benchmarks.slo.fleet import make_models
 from benchmarks.slo.live import LiveRunner, calibrate
 from benchmarks.slo.plots import ablation_bars, figure_7
+from benchmarks.slo.server import exit_on_sigterm
 from benchmarks.slo.spec import POLICIES, Grid, RunSpec, Setup
 from benchmarks.slo.summary import curves, judged, markdown
 from prism.trace.replay.plan import read_objectives
@@ -158,4 +159,5 @@ def _grid(options: argparse.Namespace) -> Grid:
 
 
 if __name__ == "__main__":
+    exit_on_sigterm()
     sys.exit(main())

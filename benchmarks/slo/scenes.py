@@ -29,7 +29,7 @@ import numpy as np
 
 from benchmarks.slo.fleet import catalog, kind_of, make_models, write_catalog
 from benchmarks.slo.scene_plots import FIGURES
-from benchmarks.slo.server import Server
+from benchmarks.slo.server import Server, exit_on_sigterm
 from benchmarks.slo.spec import Setup
 from prism.trace.files import write_trace
 from prism.trace.replay.plan import Objective
@@ -184,4 +184,5 @@ def _line(scene: str, label: str, model: str, reports: Sequence[Report]) -> str:
 
 
 if __name__ == "__main__":
+    exit_on_sigterm()
     sys.exit(main())

@@ -16,8 +16,10 @@ from typing import Any
 
 import httpx
 
-# a comparison that is told to end stops its server first
-signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
+
+def exit_on_sigterm() -> None:
+    """For a program that is told to end: its server stops first, as after Ctrl-C."""
+    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
 
 
 class ServerFailed(RuntimeError):
