@@ -6,7 +6,7 @@ DEMO   := demo-models
 KERNEL := $(shell find csrc -type f 2>/dev/null)
 
 .DEFAULT_GOAL := help
-.PHONY: help install serve demo check format test test-slow test-net sanitize bench clean
+.PHONY: help install serve demo check format test explore test-slow test-net sanitize bench clean
 
 help: ## list the targets
 	@sed -nE 's/^([a-z-]+):[^#]*## (.*)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 18
@@ -47,6 +47,9 @@ test: install ## the tests (under 15 minutes on two cores)
 
 test-slow: install ## the long ones: chaos, ten thousand at once, memory under pressure (about 12 minutes)
 	@$(BIN)/python -m pytest -m slow
+
+explore: install ## property tests with examples that no run has seen (what fails becomes an @example)
+	@PRISM_EXPLORE=1 $(BIN)/python -m pytest -m "hypothesis and not slow and not net and not gpu"
 
 test-net: install ## multi-host tests in network namespaces (needs root and iproute2; skipped with a reason otherwise)
 	@$(BIN)/python -m pytest -m "net and not slow"

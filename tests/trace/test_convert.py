@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from prism.core.errors import InvalidValue
@@ -255,6 +255,7 @@ def _calls(value: Any) -> bool:
 
 
 @given(st.binary(max_size=200))
+@example(b"\x96" + (1 << 60).to_bytes(8, "little"))  # a byte array longer than any memory
 def test_any_bytes_are_a_value_or_a_named_error(tmp_path_factory: pytest.TempPathFactory, data: bytes) -> None:
     path = tmp_path_factory.mktemp("p") / "v.pkl"
     path.write_bytes(data)

@@ -7,7 +7,7 @@ from itertools import pairwise
 import msgspec
 import pytest
 import xxhash
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from prism.weights.errors import BadPack
@@ -50,7 +50,6 @@ def decode(raw: bytes) -> PackHeader:
     return decode_header(raw[PREFIX.size : PREFIX.size + size], checksum, "here")
 
 
-@settings(deadline=None)
 @given(tensors, st.none() | st.integers(1, 5000))
 def test_header_round_trip(plans: list[TensorPlan], block_bytes: int | None) -> None:
     header = layout_header(KEY, plan_blocks(plans, block_bytes), "label", b"\0meta")
@@ -61,7 +60,7 @@ def test_header_round_trip(plans: list[TensorPlan], block_bytes: int | None) -> 
     assert all((header.blocks[t.block].offset + t.offset) % 256 == 0 for t in header.tensors)
 
 
-@settings(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=300, deadline=None)
 @given(st.data())
 def test_damaged_bytes_are_refused(data: st.DataObject) -> None:
     raw = bytearray(encode_header(sample()))
@@ -74,14 +73,12 @@ def test_damaged_bytes_are_refused(data: st.DataObject) -> None:
             decode(bytes(raw))
 
 
-@settings(deadline=None)
 @given(st.binary(max_size=200))
 def test_garbage_with_a_right_checksum_is_refused(body: bytes) -> None:
     with pytest.raises(BadPack):
         decode_header(body, xxhash.xxh3_64_intdigest(body), "here")
 
 
-@settings(deadline=None)
 @given(st.integers(0, 200))
 def test_truncated_headers_are_refused(length: int) -> None:
     raw = encode_header(sample())[:length]
@@ -149,7 +146,6 @@ def test_bytes_of_strided_and_sub_byte_tensors() -> None:
     assert expected_bytes("float32", (0, 4), (4, 1)) == 0
 
 
-@settings(deadline=None)
 @given(tensors)
 def test_leaves_cover_every_block(plans: list[TensorPlan]) -> None:
     header = layout_header(KEY, plan_blocks(plans), leaf_bytes=4096)

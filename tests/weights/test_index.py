@@ -8,7 +8,7 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from prism.weights.diskpack import header_of, open_pack, read_index
@@ -47,7 +47,7 @@ def test_an_index_and_a_copy_give_the_same_bytes(tmp_path: Path, shards: int) ->
     assert path_of(stores[0], index).stat().st_size < path_of(stores[1], copy).stat().st_size
 
 
-@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(st.data())
 def test_any_range_of_either_kind_is_the_same(tmp_path: Path, data: st.DataObject) -> None:
     if not (tmp_path / "m").exists():
@@ -143,7 +143,7 @@ def test_bytes_changed_behind_its_back_are_found_by_their_checksum(store: Weight
         data_of(store, header)
 
 
-@settings(max_examples=150, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+@settings(max_examples=150, deadline=None)
 @given(st.data())
 def test_damaged_indexes_are_refused(store: WeightStore, tmp_path: Path, data: st.DataObject) -> None:
     if not (tmp_path / "m").exists():

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors.numpy import save_file
 
@@ -135,7 +135,7 @@ def test_folders_that_cannot_be_packed(tmp_path: Path) -> None:
         read_folder(tmp_path)
 
 
-@settings(max_examples=150, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+@settings(max_examples=150, deadline=None)
 @given(st.data())
 def test_fuzzed_safetensors_never_crash(tmp_path: Path, data: st.DataObject) -> None:
     file = tmp_path / "model.safetensors"

@@ -38,6 +38,19 @@ _GET: Final = frozenset(("GET", "BINGET", "LONG_BINGET"))
 _NOTHING: Final = frozenset(("PROTO", "FRAME"))
 
 
+# The last two: a length that nothing could hold is read as such before anything follows it.
+_MALFORMED: Final = (
+    ValueError,
+    IndexError,
+    KeyError,
+    TypeError,
+    AttributeError,
+    NotImplementedError,
+    MemoryError,
+    OverflowError,
+)
+
+
 @dataclass(slots=True, eq=False)
 class Opaque:
     """What the pickle would have imported (``name``, as ``module.attribute``) or made by calling it with ``args``."""
@@ -68,7 +81,7 @@ def read_pickle_values(file: IO[bytes], where: str) -> Any:
             if name == "STOP":
                 return machine.stack.pop()
             machine.step(name, argument)
-    except (ValueError, IndexError, KeyError, TypeError, AttributeError, NotImplementedError) as exc:
+    except _MALFORMED as exc:
         raise InvalidValue("pickle", f"{name} at byte {position}", str(exc) or "malformed", where=where) from exc
     raise InvalidValue("pickle", f"{name} at byte {position}", "ends without STOP", where=where)
 
