@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import resource
+import socket
 from collections import Counter
 
 import pytest
@@ -17,10 +18,14 @@ from tests.server.test_streams import nothing_left
 
 
 async def _connect(path: str) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
-    """A full backlog refuses for a moment; a client tries again."""
+    """A full backlog refuses for a moment; a client tries again. asyncio's own connect takes that answer of a Unix
+    socket (EAGAIN: not connected) for a connection on its way, and then writes to nobody."""
+    client = socket.socket(socket.AF_UNIX)
+    client.setblocking(False)
     while True:
         try:
-            return await asyncio.open_unix_connection(path, limit=1 << 20)
+            client.connect(path)
+            return await asyncio.open_unix_connection(sock=client, limit=1 << 20)
         except (BlockingIOError, ConnectionRefusedError):
             await asyncio.sleep(0.05)
 
