@@ -2,9 +2,9 @@
 
 The run is made for it (:func:`plan_run`), in three phases that are far enough apart that nothing overlaps:
 
-- *alone*: requests of one model at a time, singly or in bursts of equal ones. A lone request gives a prefill sample
-  (its TTFT) and a decode sample (its TPOT); a burst of ``b`` equal ones gives a decode sample of batch ``b``. TTFT
-  contains the way through the front door, so that a cluster with this table has ``front`` and ``deliver`` times of 0.
+- *alone*: requests of one model at a time, singly or in bursts of equal ones. A lone request gives a TTFT sample
+  and a decode sample (its TPOT); a burst of ``b`` equal ones gives a decode sample of batch ``b``. What short prompts
+  take beyond a step is the way through the rest of the system, which the fit of the table tells apart.
 - *together*: one long answer of two, then of three models at once. How much slower their tokens come than alone tells
   what part of the cores one engine takes, and what the rest of the system takes beside them (:func:`fit_sharing`).
 - *waking*: single requests for models that have left in the meantime (their keep-alive is shorter than the pause).
@@ -105,7 +105,7 @@ def samples(records: Iterable[RequestRecord]) -> list[StepSample]:
         if len(group) == 1 and group[0].ttft_s is not None:
             prefill[(model, group[0].prompt_tokens)].append(group[0].ttft_s)
     return [
-        *(StepSample(model=m, kind="prefill", tokens=n, seconds=median(s)) for (m, n), s in prefill.items()),
+        *(StepSample(model=m, kind="ttft", tokens=n, seconds=median(s)) for (m, n), s in prefill.items()),
         *(StepSample(model=m, kind="decode", batch=b, context=c, seconds=median(s)) for (m, b, c), s in decode.items()),
     ]
 

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
+from statistics import median
 from typing import Literal
 
 import msgspec
@@ -30,13 +31,14 @@ from prism.sim.roofline import StepCost
 
 
 class StepSample(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """One measured step, with nothing else running on the device."""
+    """One measured step, with nothing else running on the device; or (``ttft``) a lone request's time to first token:
+    its prefill and the way through the rest of the system."""
 
     model: str
-    kind: Literal["prefill", "decode"]
+    kind: Literal["prefill", "ttft", "decode"]
     seconds: float
     tokens: int = 0
-    """New prompt tokens (prefill)."""
+    """New prompt tokens (prefill, ttft)."""
     sequences: int = 1
     batch: int = 0
     """Sequences (decode)."""
@@ -60,6 +62,12 @@ class Calibration:
     gpu_name: str
     overrides: dict[str, float]
     costs: dict[str, dict[str, float]]
+
+    @property
+    def request_s(self) -> float:
+        """What a request takes beside its steps (front door, queue, scheduler): median over models, 0 without ``ttft``
+        samples. It belongs into the cluster file as ``timing.front``, with ``deliver`` 0."""
+        return median([fitted["request_s"] for fitted in self.costs.values()] or [0.0])
 
     def gpu(self, kind: Gpu) -> Gpu:
         """``kind`` with the measured rates in place of the table's."""
@@ -111,7 +119,7 @@ def fit(table: CalibrationFile) -> Calibration:
 
 _KNEES = (0, 2, 4, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512)
 """Tokens whose linear layers cost as much as reading the weights: candidates."""
-_NAMES = ("overhead_s", "sequence_s", "gemm_token_s", "attention_pair_s", "kv_token_s")
+_NAMES = ("overhead_s", "sequence_s", "gemm_token_s", "attention_pair_s", "kv_token_s", "request_s")
 
 
 def _fit_model(samples: list[StepSample]) -> dict[str, float]:
@@ -132,9 +140,9 @@ def _fit_model(samples: list[StepSample]) -> dict[str, float]:
 def _row(sample: StepSample, knee: int) -> tuple[float, ...]:
     """Coefficients of the unknowns in one sample, as :class:`StepCost` combines them."""
     if sample.kind == "decode":
-        return 1.0, sample.batch, max(sample.batch, knee), 0.0, sample.context
+        return 1.0, sample.batch, max(sample.batch, knee), 0.0, sample.context, 0.0
     pairs = sample.tokens * (sample.context + sample.tokens / 2 / max(1, sample.sequences))
-    return 1.0, sample.sequences, max(sample.tokens, knee), pairs, 0.0
+    return 1.0, sample.sequences, max(sample.tokens, knee), pairs, 0.0, float(sample.kind == "ttft")
 
 
 def non_negative_least_squares(a: NDArray[np.float64], b: NDArray[np.float64]) -> NDArray[np.float64]:

@@ -46,6 +46,23 @@ def test_constants_come_back() -> None:
     assert calibration.gpu(gpu("H100")) == gpu("H100")
 
 
+def test_the_way_through_the_system_is_told_apart_from_a_step() -> None:
+    way_s, made = 0.008, table()
+    lone = [
+        StepSample(model="m", kind="ttft", tokens=s.tokens, seconds=s.seconds + way_s)
+        for s in made.samples
+        if s.kind == "prefill"
+    ]
+    steps = [s for s in made.samples if s.kind == "decode"]
+    calibration = fit(CalibrationFile(gpu="cpu", machine="test", samples=[*lone, *steps]))
+    assert calibration.request_s == pytest.approx(way_s, rel=1e-2)
+    cost = calibration.step_cost(tiny_spec("m"), calibration.gpu(gpu("cpu")))
+    assert cost is not None
+    assert cost.prefill(512, 512 * 256, 0, 1)[0] == pytest.approx(
+        BASE + SEQUENCE + TOKEN * 512 + PAIR * 512 * 256, rel=1e-2
+    )
+
+
 @settings(max_examples=60, deadline=None)
 @given(st.integers(0, 10**6), st.integers(1, 5))
 def test_least_squares_are_optimal_and_not_negative(seed: int, unknowns: int) -> None:
@@ -78,8 +95,9 @@ def test_a_simulated_calibration_run_gives_the_simulator_back() -> None:
     plan = plan_run([s.name for s in specs], pause_s=2.0, keep_alive_s=10.0)
     result, _ = run(cluster, specs, list(plan.rows))
     records = result.world.recorder.records
-    table = calibrate((r for r in records if r.row in plan.alone), "cpu", "simulated")
-    assert {s.kind for s in table.samples} == {"prefill", "decode"}
+    made = calibrate((r for r in records if r.row in plan.alone), "cpu", "simulated")
+    assert {s.kind for s in made.samples} == {"ttft", "decode"}
+    assert fit(made).request_s == pytest.approx(0.0, abs=5e-4)
     assert activation_s(records, plan) == pytest.approx(result.stats.activation_s[-1], rel=0.1)
     share, background = fit_sharing(slowdowns(records, plan), cores=2)
     assert share == pytest.approx(0.5, abs=0.03)
