@@ -62,12 +62,9 @@ class Calibration:
     gpu_name: str
     overrides: dict[str, float]
     costs: dict[str, dict[str, float]]
-
-    @property
-    def request_s(self) -> float:
-        """What a request takes beside its steps (front door, queue, scheduler): median over models, 0 without ``ttft``
-        samples. It belongs into the cluster file as ``timing.front``, with ``deliver`` 0."""
-        return median([fitted["request_s"] for fitted in self.costs.values()] or [0.0])
+    request_s: float = 0.0
+    """What a request takes beside its steps (front door, queue, scheduler); 0 without ``ttft`` samples. It belongs into
+    the cluster file as ``timing.front``, with ``deliver`` 0."""
 
     def gpu(self, kind: Gpu) -> Gpu:
         """``kind`` with the measured rates in place of the table's."""
@@ -113,8 +110,11 @@ def fit(table: CalibrationFile) -> Calibration:
     by_model: dict[str, list[StepSample]] = {}
     for sample in table.samples:
         by_model.setdefault(sample.model, []).append(sample)
-    costs = {model: _fit_model(samples) for model, samples in by_model.items()}
-    return Calibration(table.gpu, dict(table.gpu_overrides), costs)
+    # The way through the system is the same for all models, but one model's samples tell it apart from a step's
+    # overhead only roughly: it is the median of what they say, and the steps are fitted again to what it leaves.
+    request_s = median([_fit_model(samples)["request_s"] for samples in by_model.values()] or [0.0])
+    costs = {model: _fit_model(samples, request_s) for model, samples in by_model.items()}
+    return Calibration(table.gpu, dict(table.gpu_overrides), costs, request_s)
 
 
 _KNEES = (0, 2, 4, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512)
@@ -122,14 +122,17 @@ _KNEES = (0, 2, 4, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512)
 _NAMES = ("overhead_s", "sequence_s", "gemm_token_s", "attention_pair_s", "kv_token_s", "request_s")
 
 
-def _fit_model(samples: list[StepSample]) -> dict[str, float]:
-    """The constants with the knee that leaves the least error."""
+def _fit_model(samples: list[StepSample], request_s: float | None = None) -> dict[str, float]:
+    """The constants with the knee that leaves the least error; ``request_s`` is one of them unless it is given."""
     seconds = np.array([sample.seconds for sample in samples])
+    known = np.array([request_s or 0.0 if sample.kind == "ttft" else 0.0 for sample in samples]) / seconds
     best: tuple[float, dict[str, float]] | None = None
     for knee in _KNEES:
         rows = np.array([_row(sample, knee) for sample in samples], dtype=np.float64) / seconds[:, None]
-        found = non_negative_least_squares(rows, np.ones(len(samples)))
-        error = float(np.square(rows @ found - 1.0).sum())
+        if request_s is not None:
+            rows[:, -1] = 0.0
+        found = non_negative_least_squares(rows, 1.0 - known)
+        error = float(np.square(rows @ found + known - 1.0).sum())
         if best is None or error < best[0] * (1 - 1e-6):
             values = dict(zip(_NAMES, map(float, found), strict=True))
             best = error, {**values, "weights_s": values["gemm_token_s"] * knee}

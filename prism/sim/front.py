@@ -34,7 +34,11 @@ class Front:
         """A client's request has been read."""
         self.open += 1
         self._world.control.tell(Arrivals(job.model, 1))
-        self._place(job)
+        more_s = self._world.cluster.timing.front * (self._world.machines.front_slowdown() - 1.0)
+        if more_s > 0.0:
+            self._world.queue.after(more_s, self._place, job)
+        else:
+            self._place(job)
 
     def send_back(self, job: Job) -> None:
         """A device cannot take ``job``: its model is not active there any more. It waits in the inactive queue, until

@@ -84,6 +84,13 @@ class Machines:
             self._pools[node] = Pool(kind.overlap_gain, group.background_load)
         return self._pools[node]
 
+    def front_slowdown(self) -> float:
+        """How many times longer the front door takes where it runs on cores that engines use (the first group's)."""
+        group = self._world.cluster.groups[0]
+        if not group.shared_compute:
+            return 1.0
+        return next(iter(self._pools.values())).beside(self._gpu(group.gpu).engine_share)
+
     def fetcher(self, node: NodeId) -> Fetcher:
         """What brings weights to ``node``."""
         found = self._fetchers.get(node)

@@ -52,6 +52,10 @@ class Pool:
         self.speed = speed
         self._update(None)
 
+    def beside(self, compute: float) -> float:
+        """How many times longer work of so much load takes beside what runs now, if it lasts."""
+        return max(1.0, self.background + compute + sum(load.compute for load in self._loads.values())) / self.speed
+
     def busy(self) -> int:
         """How many engines step."""
         return len(self._loads)
