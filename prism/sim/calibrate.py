@@ -145,10 +145,11 @@ def slowdowns(records: Iterable[RequestRecord], plan: CalibrationPlan) -> dict[i
 
 def fit_sharing(slower: Mapping[int, float], cores: int) -> tuple[float, float]:
     """``(engine share, background)`` of a host's compute such that ``n`` engines are slowed down by ``n * share +
-    background`` (:mod:`prism.sim.sharing`): least squares over what was slower at all, with at least ``1 / cores`` for
-    an engine and one engine alone not slowed down."""
-    points = [(count, ratio) for count, ratio in slower.items() if ratio > 1.0]
+    background`` (:mod:`prism.sim.sharing`): least squares, with at least ``1 / cores`` for an engine and one engine
+    alone not slowed down. Engines that were slower by less than ``n / cores`` did not run all at the same time: such a
+    point says nothing and is left out."""
     least = 1.0 / cores
+    points = [(count, ratio) for count, ratio in slower.items() if ratio > max(1.0, count * least)]
     if not points:
         return least, 0.0
     options = []
