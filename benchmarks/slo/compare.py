@@ -115,7 +115,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--models-folder", type=Path, default=Path("demo-models"))
     parser.add_argument("--policies", default=",".join(POLICIES))
     parser.add_argument("--traces", default="arena,hyperbolic")
-    parser.add_argument("--rates", default="0.5,0.75,1,1.5")
+    parser.add_argument("--rates", default="0.25,0.5,1,1.5")
     parser.add_argument("--scales", default="2.5,5,10,15")
     parser.add_argument("--devices", default="2")
     parser.add_argument("--repeats", type=int, default=3)

@@ -29,14 +29,14 @@ class Setup:
     models_folder: Path
     """The demo models, as scripts/make_demo_models.py makes them."""
     models: int = 8
-    device_mib: int = 88
+    device_mib: int = 80
     seconds: float = 16.0
     """Length of the replayed window of the (compressed) trace."""
     start_s: float = 0.0
     """Where the first repeat's window begins; the others' follow, so that repeats see different parts of the trace."""
     compress: float = 6.0
     """The trace's time runs so many times faster: activations and answers of the small models do, too."""
-    base_rps: float = 8.0
+    base_rps: float = 12.0
     """Requests per second of every trace at rate 1, over its whole length."""
     prompt_scale: float = 1.0
     output_scale: float = 0.3
@@ -101,7 +101,7 @@ class Grid:
 
     traces: tuple[str, ...] = ("arena", "hyperbolic")
     policies: tuple[str, ...] = POLICIES
-    rates: tuple[float, ...] = (0.5, 0.75, 1.0, 1.5)
+    rates: tuple[float, ...] = (0.25, 0.5, 1.0, 1.5)
     scales: tuple[float, ...] = (2.5, 5.0, 10.0, 15.0)
     devices: tuple[int, ...] = (2,)
     repeats: int = 3
