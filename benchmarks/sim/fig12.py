@@ -15,7 +15,7 @@ import multiprocessing
 from dataclasses import dataclass
 from functools import lru_cache
 
-from plots import crossing, panels, show
+from plots import Panel, crossing, panels, show, single
 from workloads import MIX_58, catalog, h100_cluster, hyperbolic, preload, requests
 
 from prism.core.settings import PolicySettings
@@ -82,14 +82,15 @@ def main() -> None:
     cells = []
     for scale in SCALES:
         curves = {p: [(float(g), found[Point(scale, p, g)].ttft) for g in GPUS] for p in POLICIES}
-        cells.append((f"TTFT, scale {scale:g}", "GPUs", curves))
+        cells.append(Panel(f"TTFT, scale {scale:g}", "GPUs", {p: single(c) for p, c in curves.items()}))
         for policy, line in curves.items():
             text = " ".join(f"{int(x)}:{y:.3f}" for x, y in line)
             print(f"TTFT scale {scale:g} {policy:9s} {text}  99% from {show(crossing(line))} GPUs")
     tpot = {p: [(float(g), found[Point(SCALES[0], p, g)].tpot) for g in GPUS] for p in POLICIES}
     for policy, line in tpot.items():
         print(f"TPOT scale 2 {policy:9s} " + " ".join(f"{int(x)}:{y:.3f}" for x, y in line))
-    print(panels("fig12", [[*cells, ("TPOT, scale 2", "GPUs", tpot)]], "58 models (simulated H100s)"))
+    cells.append(Panel("TPOT, scale 2", "GPUs", {p: single(c) for p, c in tpot.items()}))
+    print(panels("fig12", [cells], "58 models (simulated H100s)"))
 
 
 if __name__ == "__main__":

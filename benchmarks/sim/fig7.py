@@ -1,12 +1,21 @@
 """Figure 7: how do attainments of Prism and its rivals change with request rate, objectives and number of GPUs?
 
-Two traces (Hyperbolic-like and Arena-like, generated), four policies over the same modelled H100s. Rows: 8 models on
-2 GPUs over request rates; the same over SLO scales; 18 models on 2 to 8 GPUs. Objectives: P95 of each model alone on a
-GPU, times the scale (TTFT 5, TPOT 2 unless swept).
+Two traces (Hyperbolic-like and Arena-like, generated), policies over the same modelled H100s. Rows:
 
-    python benchmarks/sim/fig7.py [--seconds 150]
+- ``rate``: 8 models on 2 GPUs. One base trace is scaled to every rate and keeps its pattern over time; objectives are
+  those of the base trace. Three set-ups (``workloads.SETUPS``). ``free memory`` shows what is left to miss when memory
+  never binds;
+- ``slo``: 8 models on 2 GPUs over SLO scales, at 40 requests/s;
+- ``gpus``: 18 models on 2 to 8 GPUs, at 40 requests/s.
 
-About four minutes of one core. Traces much shorter than that end before growing queues make anybody late.
+Objectives: P95 of each model alone on a GPU, times the scale (TTFT 5, TPOT 2 unless swept). Medians of several draws.
+
+    python benchmarks/sim/fig7.py [--row rate] [--setup prototype] [--draws 3] [--seconds 150] [--processes 2]
+    python benchmarks/sim/fig7.py --row gpus --points 5 --policies prism --draws 1      # one point in seconds
+    python benchmarks/sim/fig7.py --plot                                    # from docs/results/sim/fig7.json
+
+Everything takes half an hour of one core. With ``--points`` or ``--policies`` nothing is written; otherwise the lines
+that were run replace those in docs/results/sim/fig7.json, and the figure is drawn from it.
 
 The last result and what to think of it is in docs/results/sim.md.
 """
@@ -14,92 +23,148 @@ The last result and what to think of it is in docs/results/sim.md.
 from __future__ import annotations
 
 import argparse
+import json
 import multiprocessing
-from dataclasses import dataclass
+from collections.abc import Iterator
+from dataclasses import asdict
+from pathlib import Path
 
-from plots import crossing, panels, show
-from workloads import SMALL_8, SMALL_18, Mix, Workload, arena, catalog, h100_cluster, hyperbolic, preload, requests
+from falling import falls_at, spread
+from fig7_runs import FREE, LABELS, POLICIES, TRACES, XS, Found, Line, Task, run_task
+from plots import OUT, Panel, band, crossing, panels, show
+from workloads import SETUPS
 
-from prism.core.settings import PolicySettings
-from prism.sim.objectives import dedicated_objectives, with_objectives
-from prism.sim.run import SimSpec, simulate
-from prism.trace.report import Attainment
-
-POLICIES = ("prism", "muxserve", "static", "qlm")
-TTFT_SCALE, TPOT_SCALE = 5.0, 2.0
-RATES = (16.0, 32.0, 48.0, 64.0, 96.0, 128.0, 160.0)
-SCALES = (1.0, 2.0, 3.0, 5.0, 10.0, 20.0)
-GPUS = (2.0, 3.0, 4.0, 5.0, 6.0, 8.0)
-BASE_RATE = 40.0
-ROWS: dict[str, tuple[float, ...]] = {"requests/s": RATES, "SLO scale": SCALES, "GPUs": GPUS}
-TRACES = {"Hyperbolic-like": hyperbolic, "Arena-like": arena}
-
-Curve = dict[str, list[tuple[float, Attainment]]]
+TARGETS = (0.99, 0.95, 0.9)
+STORE = OUT / "fig7.json"
+Lines = dict[Line, list[Found]]
 
 
-def attained(mix: Mix, work: Workload, gpus: int, ttft_scale: float, tpot_scale: float) -> dict[str, Attainment]:
-    """One point: every policy on the same requests and objectives."""
-    plain = catalog(mix)
-    rows = requests(work.spec, plain)
-    base = dedicated_objectives(plain, rows, h100_cluster(1))
-    models = with_objectives(plain, base, ttft_scale, tpot_scale)
-    result = {}
-    for policy in POLICIES:
-        settings = PolicySettings.named(policy)
-        spec = SimSpec(h100_cluster(gpus), models, settings, lambda: rows, preload_share=preload(policy))
-        result[policy] = simulate(spec).report.all.attainment
-    return result
+def tasks(args: argparse.Namespace) -> Iterator[Task]:
+    """What the command line asks for, smallest first."""
+    policies = tuple(args.policies.split(",")) if args.policies else None
+    points = tuple(map(float, args.points.split(","))) if args.points else None
+    for row in args.row.split(","):
+        setups = args.setup.split(",") if row == "rate" else [""]
+        for setup in setups:
+            for draw in range(1, args.draws + 1):
+                for trace in args.trace.split(","):
+                    chosen = policies or (POLICIES + ((FREE,) if row == "rate" else ()))
+                    xs = points or XS[row] or SETUPS[setup].rates
+                    yield Task(row, setup, trace, draw, chosen, xs, args.seconds)
 
 
-@dataclass(frozen=True)
-class Point:
-    """One x of one row of one trace."""
-
-    trace: str
-    row: str
-    x: float
-    seconds: float
-
-    def run(self) -> dict[str, Attainment]:
-        rate = self.x if self.row == "requests/s" else BASE_RATE
-        work = TRACES[self.trace](rate, self.seconds)
-        if self.row == "GPUs":
-            return attained(SMALL_18, work, int(self.x), TTFT_SCALE, TPOT_SCALE)
-        scales = (self.x, self.x) if self.row == "SLO scale" else (TTFT_SCALE, TPOT_SCALE)
-        return attained(SMALL_8, work, 2, *scales)
+def run(args: argparse.Namespace) -> Lines:
+    """All lines, printed as they come."""
+    found: Lines = {}
+    wanted = list(tasks(args))
+    if args.processes < 2:
+        results = map(run_task, wanted)
+        return {line: points for lines in results for line, points in told(lines)}
+    with multiprocessing.get_context("spawn").Pool(args.processes) as pool:
+        for lines in pool.imap_unordered(run_task, wanted):
+            found.update(told(lines))
+    return found
 
 
-def run_point(point: Point) -> dict[str, Attainment]:
-    return point.run()
+def told(lines: list[tuple[Line, list[Found]]]) -> list[tuple[Line, list[Found]]]:
+    for line, points in lines:
+        text = "  ".join(f"{p.x:g}: {p.ttft:.3f}/{p.tpot:.3f}" for p in points)
+        print(
+            f"{line.row} {line.setup} {line.trace} draw {line.draw} {line.policy:11s} TTFT/TPOT met  {text}", flush=True
+        )
+    return lines
 
 
-def both(curves: Curve) -> tuple[dict[str, list[tuple[float, float]]], dict[str, list[tuple[float, float]]]]:
-    """TTFT and TPOT curves."""
-    ttft = {p: [(x, a.ttft) for x, a in points] for p, points in curves.items()}
-    return ttft, {p: [(x, a.tpot) for x, a in points] for p, points in curves.items()}
+def stored(path: Path) -> Lines:
+    """The lines in ``path``, if it exists."""
+    if not path.exists():
+        return {}
+    return {
+        Line(**{k: v for k, v in entry.items() if k != "points"}): [Found(*point) for point in entry["points"]]
+        for entry in json.loads(path.read_text("utf-8"))
+    }
+
+
+def store(path: Path, lines: Lines) -> None:
+    """Write ``lines``, one to a text line."""
+    entries = [
+        {**asdict(line), "points": [[p.x, round(p.ttft, 5), round(p.tpot, 5)] for p in points]}
+        for line, points in sorted(lines.items(), key=lambda item: tuple(asdict(item[0]).values()))
+    ]
+    path.write_text("[\n" + ",\n".join(map(json.dumps, entries)) + "\n]\n", "utf-8")
+
+
+def group(lines: Lines, row: str, setup: str, trace: str, metric: str) -> dict[str, list[list[tuple[float, float]]]]:
+    """Policy -> one curve for each draw."""
+    curves: dict[str, list[list[tuple[float, float]]]] = {}
+    for line, points in lines.items():
+        if (line.row, line.setup, line.trace) == (row, setup, trace):
+            curves.setdefault(line.policy, []).append([(p.x, getattr(p, metric)) for p in points])
+    return {p: curves[p] for p in (*POLICIES, FREE) if p in curves}
+
+
+def draw(lines: Lines) -> None:
+    """The figure, and for the rate row the table of rates."""
+    grid = []
+    for row, setup in dict.fromkeys((line.row, line.setup) for line in lines):
+        cells = []
+        for trace in TRACES:
+            for metric in ("ttft", "tpot"):
+                curves = group(lines, row, setup, trace, metric)
+                title = f"{setup + ', ' if setup else ''}{trace}-like, {metric.upper()}"
+                cells.append(Panel(title, LABELS[row], {p: band(c) for p, c in curves.items()}, row == "rate"))
+                if row == "rate":
+                    rates(f"{setup}, {trace}-like, {metric.upper()}", curves)
+                else:
+                    least(f"{row}, {trace}-like, {metric.upper()}", curves)
+        grid.append(cells)
+    print(panels("fig7", grid, "Attainment over rate, objectives and GPUs (simulated H100s)"))
+
+
+def rates(title: str, curves: dict[str, list[list[tuple[float, float]]]]) -> None:
+    """Rates at the targets: median and range over draws, and Prism's over each rival's, draw by draw."""
+    print(f"\n| {title} | " + " | ".join(f"{t:.0%} up to" for t in TARGETS) + " | " + RATIO)
+    print("|---" * 7 + "|")
+    at = {p: [[falls_at(c, t) for c in draws] for t in TARGETS] for p, draws in curves.items()}
+    for policy, found in at.items():
+        over = [
+            "" if policy == "prism" else spread([a.over(b) for a, b in zip(ours, theirs, strict=True)])
+            for ours, theirs in zip(at.get("prism", found), found, strict=True)
+        ]
+        print(f"| {policy} | " + " | ".join(map(spread, found)) + " | " + " | ".join(over) + " |")
+
+
+RATIO = " | ".join(f"prism's over it, {t:.0%}" for t in TARGETS) + " |"
+
+
+def least(title: str, curves: dict[str, list[list[tuple[float, float]]]]) -> None:
+    """The median curves, and from which x on each is at 99%."""
+    print(f"\n{title}")
+    for policy, draws in curves.items():
+        points = [(x, mid) for x, _, mid, _ in band(draws)]
+        ends = [show(crossing(c)) for c in draws]
+        text = " ".join(f"{x:g}:{y:.3f}" for x, y in points)
+        print(f"  {policy:11s} {text}  99% from {show(crossing(points))} (draws: {', '.join(ends)})")
 
 
 def main() -> None:
     parser = argparse.ArgumentParser()
+    parser.add_argument("--row", default=",".join(XS))
+    parser.add_argument("--setup", default=",".join(SETUPS), help="of the rate row")
+    parser.add_argument("--trace", default=",".join(TRACES))
+    parser.add_argument("--draws", type=int, default=3)
+    parser.add_argument("--policies", default="", help="only these, and write nothing")
+    parser.add_argument("--points", default="", help="only these x, and write nothing")
     parser.add_argument("--seconds", type=float, default=150.0)
-    parser.add_argument("--processes", type=int, default=2)
+    parser.add_argument("--processes", type=int, default=1)
+    parser.add_argument("--plot", action="store_true", help="run nothing")
     args = parser.parse_args()
-    points = [Point(t, row, x, args.seconds) for row, xs in ROWS.items() for t in TRACES for x in xs]
-    with multiprocessing.get_context("spawn").Pool(args.processes) as pool:
-        found = dict(zip(points, pool.map(run_point, points, chunksize=1), strict=True))
-    grid = []
-    for row, xs in ROWS.items():
-        cells = []
-        for trace in TRACES:
-            curves: Curve = {p: [(x, found[Point(trace, row, x, args.seconds)][p]) for x in xs] for p in POLICIES}
-            for metric, shares in zip(("TTFT", "TPOT"), both(curves), strict=True):
-                cells.append((f"{trace}, {metric}", row, shares))
-                ends = {p: show(crossing(pts, falling=row == "requests/s")) for p, pts in shares.items()}
-                print(f"{trace} {metric} over {row}: 99% at {ends}")
-                for policy, pts in shares.items():
-                    print(f"    {policy:9s} " + " ".join(f"{x:g}:{share:.3f}" for x, share in pts))
-        grid.append(cells)
-    print(panels("fig7", grid, "Attainment over rate, objectives and GPUs (simulated H100s)"))
+    found = {} if args.plot else run(args)
+    if args.points or args.policies:
+        return
+    lines = stored(STORE) | found
+    store(STORE, lines)
+    draw(lines)
 
 
 if __name__ == "__main__":

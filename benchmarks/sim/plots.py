@@ -1,9 +1,11 @@
-"""Line plots of attainment and the table beside them."""
+"""Line plots of attainment, with the range over draws of a trace, and what tables beside them need."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from statistics import median
 
 import matplotlib
 
@@ -16,24 +18,53 @@ STYLE = {
     "muxserve": ("#2980b9", "s"),
     "static": ("#27ae60", "^"),
     "qlm": ("#8e44ad", "D"),
+    "free memory": ("#222222", "."),
 }
 
-Curves = Mapping[str, Sequence[tuple[float, float]]]
-"""Policy -> points (x, share)."""
+Band = Sequence[tuple[float, float, float, float]]
+"""Points (x, least, median, most share)."""
 
 
-def panels(name: str, rows: Sequence[Sequence[tuple[str, str, Curves]]], title: str) -> Path:
-    """A grid of panels ``(title, x label, curves)``; written to docs/results/sim/NAME.png."""
+@dataclass(frozen=True)
+class Panel:
+    """One plot: policy -> band."""
+
+    title: str
+    x_label: str
+    bands: Mapping[str, Band]
+    log: bool = False
+
+
+def single(points: Sequence[tuple[float, float]]) -> Band:
+    """A curve without spread."""
+    return [(x, y, y, y) for x, y in points]
+
+
+def band(curves: Sequence[Sequence[tuple[float, float]]]) -> Band:
+    """Least, median and most over ``curves``. One that ends early counts with its last share from there on."""
+    xs = sorted({x for curve in curves for x, _ in curve})
+    ends = [dict(curve) | {x: curve[-1][1] for x in xs if x > curve[-1][0]} for curve in curves]
+    shares = [(x, [end[x] for end in ends if x in end]) for x in xs]
+    return [(x, min(found), median(found), max(found)) for x, found in shares]
+
+
+def panels(name: str, rows: Sequence[Sequence[Panel]], title: str) -> Path:
+    """A grid of panels; written to docs/results/sim/NAME.png."""
     figure, axes = plt.subplots(
         len(rows), len(rows[0]), figsize=(4.0 * len(rows[0]), 2.9 * len(rows)), squeeze=False, layout="constrained"
     )
     for line, cells in zip(axes, rows, strict=True):
-        for axis, (panel_title, x_label, curves) in zip(line, cells, strict=True):
-            for policy, points in curves.items():
+        for axis, panel in zip(line, cells, strict=True):
+            for policy, points in panel.bands.items():
                 color, marker = STYLE.get(policy, ("#555555", "x"))
-                axis.plot(*zip(*points, strict=True), color=color, marker=marker, label=policy, markersize=4)
+                xs, low, mid, high = zip(*points, strict=True)
+                axis.plot(xs, mid, color=color, marker=marker, label=policy, markersize=4)
+                axis.fill_between(xs, low, high, color=color, alpha=0.12, linewidth=0)
             axis.axhline(0.99, color="#999999", linewidth=0.8, linestyle="--")
-            axis.set(title=panel_title, xlabel=x_label, ylabel="attainment", ylim=(-0.03, 1.03))
+            axis.set(title=panel.title, xlabel=panel.x_label, ylabel="attainment", ylim=(-0.03, 1.03))
+            if panel.log:
+                axis.set_xscale("log", base=2)
+                axis.xaxis.set_major_formatter("{x:g}")
             axis.grid(alpha=0.3)
     axes[0][0].legend(fontsize=8)
     figure.suptitle(title)
@@ -49,10 +80,10 @@ def save(figure: plt.Figure, name: str) -> Path:
     return path
 
 
-def crossing(points: Sequence[tuple[float, float]], target: float = 0.99, falling: bool = False) -> float | None:
-    """The largest x up to which the curve stays at ``target`` (``falling``), or the least x from which it is there."""
+def crossing(points: Sequence[tuple[float, float]], target: float = 0.99) -> float | None:
+    """The least x from which on the curve is at ``target``."""
     found: float | None = None
-    for x, share in points if falling else reversed(points):
+    for x, share in reversed(points):
         if share < target:
             break
         found = x

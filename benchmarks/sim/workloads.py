@@ -10,6 +10,7 @@ from prism.sim.cluster_file import Cluster, parse_cluster
 from prism.sim.models import known_spec
 from prism.trace.generate import GeneratorSpec, generate, preset
 from prism.trace.row import TraceRow
+from prism.trace.steps import apply_steps
 
 # The paper's Table 4 (its 58 models) is not in the copy at hand. This mix stands in for it: 1B to 70B, most of them
 # small, as catalogs of providers are; the same base model appears several times as different fine-tunes do.
@@ -45,16 +46,35 @@ SMALL_18 = (
     ("meta-llama/Llama-3.1-8B-Instruct", 4, 1),
 )
 
+# The eight models that Prism's public prototype replays its Chatbot Arena sample onto, most popular first: the three of
+# 8B have nine requests in ten (its table of base objectives says which model each is).
+PROTOTYPE_8 = (
+    ("meta-llama/Llama-3.1-8B-Instruct", 3, 1),
+    ("meta-llama/Llama-3.2-3B-Instruct", 1, 1),
+    ("meta-llama/Llama-3.2-1B-Instruct", 4, 1),
+)
+
+# Weights take four fifths of two H100s.
+LARGE_8 = (
+    ("mistralai/Mistral-7B-Instruct-v0.3", 2, 1),
+    ("Qwen/Qwen2.5-7B-Instruct", 2, 1),
+    ("meta-llama/Llama-3.1-8B-Instruct", 4, 1),
+)
+
 Mix = tuple[tuple[str, int, int], ...]
 
 
-def catalog(mix: Mix, slo_ttft_s: float = 1.0, slo_tpot_s: float = 0.05, copies: int = 1) -> tuple[ModelSpec, ...]:
-    """One entry per fine-tune of ``mix``, interleaved so that popularity (by position) is not tied to size."""
+def catalog(
+    mix: Mix, slo_ttft_s: float = 1.0, slo_tpot_s: float = 0.05, copies: int = 1, in_order: bool = False
+) -> tuple[ModelSpec, ...]:
+    """One entry per fine-tune of ``mix``, interleaved so that popularity (by position) is not tied to size;
+    ``in_order``: as ``mix`` has them."""
     total = sum(count for _, count, _ in mix)
     slots: list[tuple[float, str, int]] = []
     for path, count, tp in mix:
         slots += [((i + 0.5) / count, path, tp) for i in range(count)]
-    slots.sort(key=lambda slot: (slot[0], slot[1]))
+    if not in_order:
+        slots.sort(key=lambda slot: (slot[0], slot[1]))
     specs = []
     for copy in range(copies):
         for index, (_, path, tp) in enumerate(slots):
@@ -96,6 +116,57 @@ def hyperbolic(rate_rps: float, duration_s: float = 600.0) -> Workload:
 def arena(rate_rps: float, duration_s: float = 600.0) -> Workload:
     """Like the paper's Arena-Chat trace: less skewed, longer idle periods."""
     return Workload("Arena-like", replace(preset("arena"), rate_rps=rate_rps, duration_s=duration_s))
+
+
+@dataclass(frozen=True)
+class Setup:
+    """Eight models on two H100s, what they are asked, and the engines' limit."""
+
+    name: str
+    mix: Mix
+    in_order: bool = False
+    lengths: str = "arena"
+    max_running: int = 256
+    base_rps: float = 4.0
+    """Of the base trace, from which the objectives come and which is scaled to every rate."""
+    rates: tuple[float, ...] = (4.0, 8.0, 12.0, 16.0, 24.0, 32.0, 48.0, 64.0, 96.0, 128.0, 192.0)
+
+    def models(self) -> tuple[ModelSpec, ...]:
+        return catalog(self.mix, in_order=self.in_order)
+
+    def cluster(self, gpus: int, memory: str | None = None) -> Cluster:
+        """``gpus`` H100s on one node with these engines; ``memory`` of each instead of its own."""
+        group = {"gpu": "H100", "gpus_per_node": gpus, **({} if memory is None else {"memory": memory})}
+        return parse_cluster({"groups": [group], "engine": {"max_running": self.max_running}}, self.name)
+
+    def base_rows(self, work: Workload, draw: int) -> list[TraceRow]:
+        """The base trace: draw number ``draw`` of ``work`` with these models and lengths."""
+        return requests(replace(work.spec, lengths=self.lengths), self.models(), draw)
+
+
+SETUPS = {
+    setup.name: setup
+    for setup in (
+        # 1B to 8B of several families; weights take half of the memory
+        Setup("mixed", SMALL_8),
+        # As many running requests as SGLang allows by itself, so that memory decides how many there are
+        Setup("prototype", PROTOTYPE_8, in_order=True, max_running=2048),
+        # Conversations with their history: 0.3 GB of KV a request
+        Setup(
+            "memory-bound",
+            LARGE_8,
+            lengths="sharegpt",
+            max_running=2048,
+            base_rps=1.0,
+            rates=(0.5, 0.75, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, 8.0, 12.0, 16.0),
+        ),
+    )
+}
+
+
+def scaled(rows: list[TraceRow], factor: float, seed: int) -> list[TraceRow]:
+    """``factor`` times the requests of ``rows`` with the same pattern over time and models (the ``rate`` step)."""
+    return rows if factor == 1.0 else list(apply_steps(rows, [{"step": "rate", "factor": factor, "seed": seed}]))
 
 
 def preload(policy: str) -> float:
