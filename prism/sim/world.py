@@ -71,9 +71,9 @@ class World:
         """Let ``jobs`` (in order of arrival) arrive and run until all have ended. Yields the simulated time every
         ``progress_every_s`` seconds of it (never, when 0)."""
         queue, front_s = self.queue, float(self.cluster.timing.front)
-        next_yield_s = progress_every_s or float("inf")
+        next_yield_s = queue.now_s + (progress_every_s or float("inf"))
         sampling = self.recorder.sample_every_s
-        next_sample_s = 0.0 if sampling else float("inf")
+        next_sample_s = queue.now_s if sampling else float("inf")
         for job in jobs:
             at_s = job.arrival_s + front_s
             while min(next_yield_s, next_sample_s) <= at_s:
