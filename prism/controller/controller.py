@@ -57,6 +57,8 @@ TICK_S: Final = 0.1
 LEASE_S: Final = 5.0
 WATCH_S: Final = 1.0
 """How often the catalog's file, silent nodes and dead front doors are looked at."""
+SHOW_SHARE: Final = 10.0
+"""Pause between two views that were written because a model came or went, in times of what writing one took."""
 FRONT_DEAD_S: Final = 60.0
 """See :data:`prism.node.fronts.DEAD_AFTER_S`."""
 FIXED_MAPS: Final = (PolicyName.STATIC, PolicyName.MUXSERVE)
@@ -90,6 +92,7 @@ class Controller:
         self.transfers = Transfers(metrics)
         self._decisions, self._metrics = decisions, metrics
         self._lines: list[str] = []
+        self._moved = asyncio.Event()
 
     async def run(self) -> None:
         """Serves until cancelled or until the lease is lost (:class:`LeaseLost`: another controller took over)."""
@@ -104,6 +107,7 @@ class Controller:
                 group.create_task(self.placement.publish(lambda: self._holder))
                 group.create_task(self._clock())
                 group.create_task(self._watch())
+                group.create_task(self._show())
                 group.create_task(self._pinned())
         finally:
             self.outbox.close()
@@ -178,6 +182,9 @@ class Controller:
 
     async def _reported(self, report: AgentReport) -> None:
         self.transfers.reported(report)
+        for model, count in report.arrivals.items():  # they came before the state that the report shows
+            if await self._introduce(ModelName(model)):
+                self.feed(Arrivals(ModelName(model), count))
         for event in self.nodes.report(report, time.time()):
             if isinstance(event, NodeLost):
                 self.orders.node_lost(event.node)
@@ -188,9 +195,6 @@ class Controller:
             if isinstance(event, InstanceFound | InstanceLost) and self.placement.expects(event):
                 continue  # its command's answer is on the way and says the same
             self.feed(event)
-        for model, count in report.arrivals.items():
-            if await self._introduce(ModelName(model)):
-                self.feed(Arrivals(ModelName(model), count))
 
     def _answered(self, event: ClusterEvent) -> None:
         match event:
@@ -200,6 +204,7 @@ class Controller:
                     self.nodes.answered(event.model, event.generation, devices)
                 self.feed(event)
                 self.admin.concluded(event)
+                self._moved.set()
             case _:
                 self.feed(event)
 
@@ -344,6 +349,16 @@ class Controller:
                 await self.rescue.look(self.nodes, time.monotonic())
             except StoreUnavailable as error:
                 log.warning("the store is away: %s", error)
+
+    async def _show(self) -> None:
+        """Operators see what came and went at once; the view is written every second anyway."""
+        while True:
+            await self._moved.wait()
+            self._moved.clear()
+            began_s = time.monotonic()
+            with contextlib.suppress(StoreUnavailable):
+                await self.admin.publish()
+            await asyncio.sleep(SHOW_SHARE * (time.monotonic() - began_s))
 
     async def _measure(self) -> None:
         view = planning.view(self.scheduler, time.time())

@@ -151,6 +151,7 @@ def _device_report(report: AgentReport, spec: DeviceSpec) -> DeviceReport:
             i.running if i.devices[0] == spec.id else 0,
             i.waiting if i.devices[0] == spec.id else 0,
             i.served,
+            i.idle_s if i.devices[0] == spec.id else 0.0,
         )
         for i in report.instances
         if spec.id in i.devices

@@ -203,11 +203,13 @@ class ModelLoad:
     """Requests of this model in the device's queue."""
     served: int = 0
     """Requests that got their first token from this instance."""
+    idle_s: float = 0.0
+    """How long it has had no request (rank 0 only); 0 while it has one. An age: clocks of machines differ."""
 
 
 @dataclass(frozen=True, slots=True)
 class DeviceReport:
-    """What a device holds; sent when it changed, once a second at most."""
+    """What a device holds; sent when it changed, once a second at most, and when a model reaches its keep-alive."""
 
     device: DeviceId
     capacity_bytes: int

@@ -166,6 +166,7 @@ class NodeAgent:
         except Exception as error:
             log.exception("command %s failed", message.command)
             result = CommandResult(command=message.command, ok=False, error="internal", detail={"detail": str(error)})
+        self.outbox.send(message.reply_to, self.report())  # whoever hears the answer has the numbers that go with it
         self.outbox.send(message.reply_to, result)
 
     async def _beat(self) -> None:
@@ -208,6 +209,8 @@ class NodeAgent:
             self.measures.queue(device, length)
 
     async def _report(self) -> None:
+        """Tells the controller every second, when instances come and go, and when a keep-alive ends: it is decided on
+        what the report says, so that neither its hour nor other machines' clocks matter."""
         while True:
             try:
                 controller = await self.store.controller()
@@ -217,7 +220,8 @@ class NodeAgent:
                 self.outbox.send(controller.mailbox, self.report())
             with contextlib.suppress(TimeoutError):
                 arriving = self.weights is not None and self.weights.busy
-                async with asyncio.timeout(ARRIVING_S if arriving else HEARTBEAT_S):
+                due_s = max(SETTLE_S, self.instances.due_in_s())
+                async with asyncio.timeout(min(due_s, ARRIVING_S if arriving else HEARTBEAT_S)):
                     await self._changed.wait()
                     await asyncio.sleep(SETTLE_S)
             self._changed.clear()

@@ -41,6 +41,7 @@ from prism.node.fronts import Fronts
 from prism.node.intake import Intake
 from prism.node.live import Live, Stage
 from prism.node.measures import NodeMeasures
+from prism.node.rests import Rests
 from prism.scheduler.gpu import GpuScheduler
 from prism.store.interface import Queues
 from prism.store.ledger import Ledger
@@ -85,6 +86,7 @@ class DeviceShell:
         self.live: dict[RequestId, Live] = {}
         self.served: dict[ModelName, int] = {}
         """Requests that got a first token from the current engine of each model."""
+        self.rests = Rests()
         self._engines: dict[ModelName, tuple[Generation, Handle]] = {}
         self._intake = Intake(store, keys.device_queue(device), consumer, self.ledger, self._admit)
         self._outbox, self._mailbox = outbox, mailbox
@@ -106,6 +108,7 @@ class DeviceShell:
         """``handle`` serves; its events are consumed by :meth:`consume`."""
         self._engines[up.model] = (generation, handle)
         self.served[up.model] = 0
+        self.rests.begin(up.model)
         self.feed(up)
 
     def stop_admitting(self, model: ModelName) -> None:
@@ -246,6 +249,7 @@ class DeviceShell:
         if live is None:
             return
         live.stage = Stage.CLOSING
+        self.rests.begin(live.model)
         self.feed(Finished(live.id))
         closing = Finish(
             id=live.id,
@@ -306,6 +310,8 @@ class DeviceShell:
     def _forget(self, live: Live, *, acknowledge: bool) -> None:
         self.fronts.forget(live.id)
         self.live.pop(live.id, None)
+        if live.stage is not Stage.CLOSING:
+            self.rests.begin(live.model)
         if acknowledge:
             self.ledger.done(live.entry)
         if self.scheduler.owns(live.id):
@@ -342,6 +348,11 @@ class DeviceShell:
                 self._drop(live)
 
     # --- small questions ---
+
+    def idle_s(self, model: ModelName) -> float:
+        """How long the model has had no request here that its engine still has to do something for."""
+        used = any(x.model == model and x.stage is not Stage.CLOSING for x in self.live.values())
+        return 0.0 if used else self.rests.so_far_s(model)
 
     def _running(self, model: ModelName) -> int:
         return sum(1 for x in self.live.values() if x.model == model and x.stage is Stage.RUNNING)

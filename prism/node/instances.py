@@ -23,6 +23,7 @@ from prism.engine.errors import ActivationCause, ActivationError
 from prism.node.device import DeviceShell
 from prism.node.measures import NodeMeasures
 from prism.node.weights import NodeWeights, Prepared
+from prism.scheduler import keepalive
 from prism.weights.errors import WeightsError
 from prism.wire.messages import Activate, CommandResult, Deactivate, InstanceReport
 
@@ -111,6 +112,11 @@ class Instances:
     def reports(self) -> list[InstanceReport]:
         """Every instance with its numbers, for the controller and for operators."""
         return [self._report(instance) for instance in self.all()]
+
+    def due_in_s(self) -> float:
+        """Seconds until the controller has to hear of a model that may have reached its keep-alive."""
+        active = [x for x in self.all() if x.state == "active" and x.spec.keep_alive_s is not None]
+        return keepalive.due_in_s((self._idle_s(x), x.spec.keep_alive_s) for x in active)
 
     def idle_bytes(self, device: DeviceId) -> int:
         """Prefix caches on ``device``, which engines give back when somebody needs the memory."""
@@ -237,7 +243,11 @@ class Instances:
             running=snapshot.running.get(model, 0),
             waiting=snapshot.waiting.get(model, 0),
             served=self._shells[instance.devices[0]].served.get(model, 0),
+            idle_s=self._idle_s(instance) if instance.state == "active" else 0.0,
         )
+
+    def _idle_s(self, instance: Instance) -> float:
+        return self._shells[instance.devices[0]].idle_s(instance.spec.name)
 
 
 def _idle_bytes(instance: Instance) -> int:

@@ -12,10 +12,10 @@ from prism.core.specs import ModelSpec
 from prism.core.views import InstanceState
 from prism.policy.eviction import choose_evictions
 from prism.policy.placement import Assignment, PlacementModel, mean_pressure, move_pays, place
+from prism.scheduler import keepalive
 from prism.scheduler.base import ClusterScheduler
 from prism.scheduler.claims import Claims
 from prism.scheduler.fleet import Instance, InstanceKey, ModelState
-from prism.scheduler.keepalive import KeepAlive
 from prism.scheduler.lifecycle import NoRoom, Room
 from prism.scheduler.replicas import Replicas
 from prism.scheduler.room import RoomFinder, eviction_reasons
@@ -39,7 +39,6 @@ class PrismScheduler(ClusterScheduler):
         super().__init__(settings, catalog, first_generation)
         self._claims = Claims(self.fleet, self.models)
         self._finder = RoomFinder(settings, self.fleet, self.models, self.pool_idle, self._claims)
-        self._keep_alive = KeepAlive()
         self._replicas = Replicas(settings.max_replicas)
         self._next_rebalance_s = float("inf")
 
@@ -115,12 +114,9 @@ class PrismScheduler(ClusterScheduler):
                 self.stop(instance, reason, now_s, carry=True)
 
     def on_time(self, now_s: float) -> None:
-        """Claims that have ended, keep-alive and rebalancing, when due."""
+        """Claims that have ended, and rebalancing when due."""
         if self._claims:
             self._claims.prune()
-        for instance in self._keep_alive.expired(self.fleet.idle, self.models, now_s):
-            idle_s = now_s - (instance.idle_since_s or now_s)
-            self.stop(instance, because(ReasonCode.KEEP_ALIVE, idle_s=idle_s), now_s)
         if not self._rebalances or not self.loaded:
             self._next_rebalance_s = float("inf")
         elif self._next_rebalance_s == float("inf"):
@@ -129,8 +125,12 @@ class PrismScheduler(ClusterScheduler):
             self._next_rebalance_s = now_s + self.settings.rebalance_every_s
             self._rebalance(now_s)
 
-    def became_idle(self, instance: Instance) -> None:
-        self._keep_alive.became_idle(instance, self.models[instance.model].spec.keep_alive_s)
+    def rests(self, instance: Instance, now_s: float) -> None:
+        """A model whose keep-alive is over leaves, with all its instances."""
+        model = self.models[instance.model]
+        if keepalive.is_over(model):
+            for active in model.in_state(InstanceState.ACTIVE):
+                self.stop(active, because(ReasonCode.KEEP_ALIVE, idle_s=instance.idle_s), now_s)
 
     def device_reported(self, device: DeviceId, now_s: float) -> None:
         """Replicas of models that make requests wait, and room for KV where an idle neighbour holds it."""
@@ -188,7 +188,7 @@ class PrismScheduler(ClusterScheduler):
             self.stop(self.loaded[(candidate.model, candidate.generation)], reason, now_s)
 
     def next_time_s(self) -> float:
-        return min(self._next_rebalance_s, self._keep_alive.next_s)
+        return self._next_rebalance_s
 
     @property
     def _rebalances(self) -> bool:

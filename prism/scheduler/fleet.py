@@ -34,6 +34,8 @@ class Instance:
     running: int = 0
     waiting: int = 0
     kv_bytes: int = 0
+    idle_s: float = 0.0
+    """How long it had been idle in the last report that showed it so."""
     idle_since_s: float | None = None
     served: bool = False
     replaces: InstanceKey | None = None
@@ -106,6 +108,17 @@ class ModelState:
         return any(i.state is not InstanceState.DRAINING for i in self.instances)
 
     @property
+    def resting_since_s(self) -> float | None:
+        """Since when none of its active instances has had a request; None when one has."""
+        latest_s: float | None = None
+        for instance in self.instances:
+            if instance.state is InstanceState.ACTIVE:
+                if instance.idle_since_s is None:
+                    return None
+                latest_s = instance.idle_since_s if latest_s is None else max(latest_s, instance.idle_since_s)
+        return latest_s
+
+    @property
     def starves_at_s(self) -> float:
         """From then on models in use leave for it; infinite when nothing waits."""
         return self.waiting_since_s + self.spec.max_wait_s / 2 if self.waiting else float("inf")
@@ -159,7 +172,7 @@ class Fleet:
     def __init__(self) -> None:
         self.devices: dict[DeviceId, DeviceState] = {}
         self.idle: dict[InstanceKey, Instance] = {}
-        """Active instances without requests, longest idle first."""
+        """Active instances without requests, in the order in which they were found to be idle."""
         self._rebuild()
 
     def _rebuild(self) -> None:
@@ -217,10 +230,10 @@ class Fleet:
             if index is not None:
                 self.board.rate[index] = max(0.0, self.board.rate[index] + new.weighted_rate - old.weighted_rate)
 
-    def mark_idle(self, instance: Instance, now_s: float) -> None:
+    def mark_idle(self, instance: Instance, idle_s: float, now_s: float) -> None:
         if instance.idle_since_s is None:
-            instance.idle_since_s = now_s
             self.idle[instance.key] = instance
+        instance.idle_s, instance.idle_since_s = idle_s, now_s - idle_s
 
     def mark_busy(self, instance: Instance) -> None:
         instance.idle_since_s = None

@@ -1,39 +1,34 @@
-"""Which idle instances have reached their model's keep-alive."""
+"""When a model's keep-alive is over.
+
+Only the node knows since when a model has had no request: front doors send to it without asking the controller. So the
+node says how long that is in every report, makes one at the moment at which a keep-alive ends, and the controller
+decides on reports alone. A lost or late report delays the decision and never makes it early, and the next one says the
+same.
+"""
 
 from __future__ import annotations
 
-from heapq import heappop, heappush
+from collections.abc import Iterable
+from typing import Final
 
-from prism.core.ids import ModelName
-from prism.scheduler.fleet import Instance, InstanceKey, ModelState
+from prism.core.views import InstanceState
+from prism.scheduler.fleet import ModelState
+
+_SLACK_S: Final = 0.001
+"""What is missing by less is rounding, not time."""
 
 
-class KeepAlive:
-    """A lazy heap of expiry times: only models with a keep-alive cost anything, and only when they become idle."""
+def due_in_s(rests: Iterable[tuple[float, float | None]]) -> float:
+    """Seconds until the next report is due for the keep-alive of ``(idle_s, keep_alive_s)``; infinite when for none.
+    What has a request now (``idle_s`` 0) may lose it at once; what has reached its keep-alive was reported then."""
+    left = [keep_alive_s - idle_s for idle_s, keep_alive_s in rests if keep_alive_s is not None]
+    return min((left_s for left_s in left if left_s > _SLACK_S), default=float("inf"))
 
-    def __init__(self) -> None:
-        self._heap: list[tuple[float, InstanceKey, float]] = []
-        """``(expiry, instance, idle since)``."""
 
-    @property
-    def next_s(self) -> float:
-        return self._heap[0][0] if self._heap else float("inf")
-
-    def became_idle(self, instance: Instance, keep_alive_s: float | None) -> None:
-        if keep_alive_s is not None and instance.idle_since_s is not None:
-            heappush(self._heap, (instance.idle_since_s + keep_alive_s, instance.key, instance.idle_since_s))
-
-    def expired(
-        self, idle: dict[InstanceKey, Instance], models: dict[ModelName, ModelState], now_s: float
-    ) -> list[Instance]:
-        """Instances that are idle since their keep-alive; entries that are out of date are dropped."""
-        result: list[Instance] = []
-        while self._heap and self._heap[0][0] <= now_s:
-            _, key, since_s = heappop(self._heap)
-            instance = idle.get(key)
-            if instance is None or instance.idle_since_s != since_s:
-                continue
-            model = models[instance.model]
-            if not model.pinned and model.waiting == 0:
-                result.append(instance)
-        return result
+def is_over(model: ModelState) -> bool:
+    """Whether ``model`` should leave: all its active instances were reported to have reached its keep-alive, and nobody
+    wants it."""
+    if model.spec.keep_alive_s is None or model.pinned or model.waiting:
+        return False
+    over_s = model.spec.keep_alive_s - _SLACK_S
+    return all(i.idle_since_s is not None and i.idle_s >= over_s for i in model.in_state(InstanceState.ACTIVE))

@@ -23,8 +23,8 @@ class Operations(Wanting):
     def device_reported(self, device: DeviceId, now_s: float) -> None:
         """Called when a device's report has been taken in."""
 
-    def became_idle(self, instance: Instance) -> None:
-        """Called when an active instance has no requests any more."""
+    def rests(self, instance: Instance, now_s: float) -> None:
+        """Called with each report of an active instance that has no request."""
 
     def _device_report(self, event: DeviceReport, now_s: float) -> None:
         if not self.fleet.report(event, now_s):
@@ -42,10 +42,10 @@ class Operations(Wanting):
             if instance.busy or model.waiting:
                 self.fleet.mark_busy(instance)
                 model.idle_since_s = None
-            elif instance.idle_since_s is None:
-                self.fleet.mark_idle(instance, now_s)
-                model.idle_since_s = now_s
-                self.became_idle(instance)
+            else:
+                self.fleet.mark_idle(instance, load.idle_s, now_s)
+                model.idle_since_s = model.resting_since_s
+                self.rests(instance, now_s)
         device = self.fleet.devices[event.device]
         if device.draining and device.instances:
             self._vacate([device], now_s)

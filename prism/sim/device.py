@@ -60,6 +60,8 @@ class Device:
         self.starting = 0
         """Engines that are being started to be parked."""
         self.gone = False
+        self._used_s: dict[ModelName, float] = {}
+        """When a request of the model was last taken in or done, or its engine came up."""
         self._draining: dict[ModelName, None] = {}
         self._greedy = settings.admission is Admission.GREEDY
         self._stale: dict[Engine, None] = {}
@@ -120,6 +122,7 @@ class Device:
             elif isinstance(effect, Abort):
                 if job.engine is not None:
                     job.engine.abort(job)
+                    self._used_s[job.model] = self.world.queue.now_s
                 del self.jobs[job.id]
             else:
                 self._dequeued(job.model)
@@ -135,6 +138,7 @@ class Device:
         self.waiting[model] = self.waiting.get(model, 0) + 1
 
     def _dequeued(self, model: ModelName) -> None:
+        self._used_s[model] = self.world.queue.now_s
         left = self.waiting[model] - 1
         if left:
             self.waiting[model] = left
@@ -151,6 +155,7 @@ class Device:
 
     def finished(self, engine: Engine, job: Job) -> None:
         self._stale[engine] = None
+        self._used_s[job.model] = self.world.queue.now_s
         if self.jobs.pop(job.id, None) is not None:
             self.tell(Finished(job.id))
             self.world.front.ended(job)
@@ -166,6 +171,11 @@ class Device:
     def has_work(self, engine: Engine) -> bool:
         """Requests are in the engine."""
         return engine.jobs > 0
+
+    def idle_s(self, engine: Engine) -> float:
+        """How long the engine's model has had no request here; 0 while it has one."""
+        used = engine.jobs or engine.model in self.waiting
+        return 0.0 if used else self.world.queue.now_s - self._used_s.get(engine.model, 0.0)
 
     def serve(self, engine: Engine, max_request_tokens: int, bytes_per_token: int) -> None:
         """``engine`` takes requests from now on."""
@@ -184,8 +194,10 @@ class Device:
             )
         )
         self._stale[engine] = None
+        self._used_s[engine.model] = self.world.queue.now_s
         self.tell_loads()
         self.touch()
+        self.reports.watch(self.world.specs[engine.model].keep_alive_s)
 
     def drain(self, engine: Engine) -> None:
         """No new requests for ``engine``; :meth:`prism.sim.nodes.Nodes.drained` is called when it is empty."""

@@ -1,4 +1,5 @@
-"""What a device tells the controller: memory and the load of every instance, about once a second while it changes."""
+"""What a device tells the controller: memory and the load of every instance, about once a second while it changes, and
+when a model reaches its keep-alive (the live agents' rule, :mod:`prism.scheduler.keepalive`)."""
 
 from __future__ import annotations
 
@@ -7,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from prism.core.events import DeviceReport, ModelLoad
 from prism.core.ids import Generation, ModelName
+from prism.scheduler.keepalive import due_in_s
 from prism.sim.engine import Engine
 
 if TYPE_CHECKING:
@@ -31,28 +33,49 @@ class Reports:
     def __init__(self, device: Device) -> None:
         self._device, self._world = device, device.world
         self._alarm = device.world.queue.alarm(self._send)
-        self._sent_s = float("-inf")
+        self._next_s = float("-inf")
+        """When the last report is old enough for another one."""
+        self._keeps = False
+        """A model that leaves by itself was here."""
 
     def touch(self) -> None:
         """Something has changed: report it when the last report is old enough."""
-        if self._alarm.at_s is None and not self._device.gone:
-            earliest_s = self._sent_s + self._world.cluster.timing.report_every
-            self._alarm.set(max(earliest_s, self._world.queue.now_s))
+        at_s = self._alarm.at_s
+        if at_s is None or at_s > self._next_s:
+            self._by(max(self._next_s, self._world.queue.now_s))
+
+    def watch(self, keep_alive_s: float | None) -> None:
+        """An instance begins to serve: report when its keep-alive may be over for the first time."""
+        if keep_alive_s is not None:
+            self._keeps = True
+            self._by(self._world.queue.now_s + keep_alive_s)
+
+    def _by(self, at_s: float) -> None:
+        """Report at ``at_s`` at the latest."""
+        if (self._alarm.at_s is None or self._alarm.at_s > at_s) and not self._device.gone:
+            self._alarm.set(at_s)
 
     def stop(self) -> None:
         self._alarm.clear()
 
     def _send(self, _: object) -> None:
-        self._sent_s = self._world.queue.now_s
+        now_s = self._world.queue.now_s
+        self._next_s = now_s + self._world.cluster.timing.report_every
         self._world.control.tell(self.report())
         if self._device.jobs:
             self.touch()
+        if self._keeps:
+            self._by(now_s + due_in_s(self._rests()))
 
     def report(self) -> DeviceReport:
         account = self._device.account
         free_bytes = (account.free_pages + account.ahead_pages()) * account.page_bytes
         loads = tuple(self._model_load(shard) for shard in self._device.shards.values())
         return DeviceReport(self._device.id, account.capacity_pages * account.page_bytes, free_bytes, loads)
+
+    def _rests(self) -> list[tuple[float, float | None]]:
+        device, specs = self._device, self._world.specs
+        return [(device.idle_s(engine), specs[model].keep_alive_s) for model, engine in device.engines.items()]
 
     def _model_load(self, shard: Shard) -> ModelLoad:
         model, generation = shard.key
@@ -68,4 +91,5 @@ class Reports:
             engine.kv.idle_bytes(),
             engine.jobs if rank0 else 0,
             self._device.waiting.get(model, 0) if rank0 else 0,
+            idle_s=self._device.idle_s(engine) if rank0 else 0.0,
         )

@@ -226,6 +226,8 @@ class InstanceReport(msgspec.Struct, frozen=True, kw_only=True):
     waiting: int = 0
     served: int = 0
     """Requests that got their first token from this instance."""
+    idle_s: float = 0.0
+    """How long it has had no request; 0 while it has one."""
 
 
 class DeviceState(msgspec.Struct, frozen=True, kw_only=True):
@@ -274,8 +276,9 @@ class ArrivalReport(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class AgentReport(Message, frozen=True, kw_only=True):
-    """Node agent to controller, every second and at once when an instance comes or goes: all of the node's state. A new
-    ``incarnation`` means that the agent was restarted and nothing of the old one is left."""
+    """Node agent to controller, every second, at once when an instance comes or goes and when a model reaches its
+    keep-alive: all of the node's state. A new ``incarnation`` means that the agent was restarted and nothing of the old
+    one is left."""
 
     node: str
     incarnation: str

@@ -63,6 +63,8 @@ class Live:
     running: list[float] = field(default_factory=list)
     """Arrival times of the requests there."""
     served: int = 0
+    used_s: float = 0.0
+    """When it was activated, or its last request was served."""
 
 
 class World:
@@ -210,7 +212,7 @@ class World:
     def activated(self, key: Key, seconds: float = 0.5) -> None:
         instance = self.live[key]
         if instance.state == "activating":
-            instance.state, instance.since_s = "active", self.now
+            instance.state, instance.since_s, instance.used_s = "active", self.now, self.now
             self.send(ActivationFinished(*key, seconds))
 
     def failed(self, key: Key, error: ActivationError) -> None:
@@ -227,14 +229,16 @@ class World:
         instance = self.live[key]
         self.finished += len(instance.running)
         instance.served += len(instance.running)
+        instance.used_s = self.now if instance.running else instance.used_s
         instance.running = []
 
     def report(self, device: DeviceId) -> None:
         loads = tuple(
-            ModelLoad(k[0], k[1], i.weight, 10, 0 if i.running else 10, *_split(len(i.running)), i.served)
+            ModelLoad(k[0], k[1], i.weight, 10, 0 if i.running else 10, *_split(len(i.running)), i.served,
+                      0.0 if i.running else self.now - i.used_s)
             for k, i in self.live.items()
             if device in i.devices and i.state != "activating"
-        )
+        )  # fmt: skip
         capacity = self.devices[device].memory_bytes
         self.send(DeviceReport(device, capacity, capacity - self.weights_on(device), loads))
 

@@ -73,6 +73,7 @@ class Instance:
     queue: list[Ask] = field(default_factory=list)
     running: list[Ask] = field(default_factory=list)
     served: int = 0
+    used_s: float = 0.0
 
     @property
     def held(self) -> int:
@@ -185,6 +186,7 @@ class PagedWorld:
         if instance is None or ask not in instance.running or ask.began_s != began_s:
             return  # it was carried over
         instance.running.remove(ask)
+        instance.used_s = self.now
         self.answered += 1
         self._answered(ask)
         self._begin(instance.devices[0])
@@ -204,7 +206,7 @@ class PagedWorld:
     def _loaded(self, key: Key, seconds: float) -> None:
         instance = self.live[key]
         if instance.state == "activating":
-            instance.state = "active"
+            instance.state, instance.used_s = "active", self.now
             self.tell(ActivationFinished(*key, seconds))
             self._soon(instance.devices[0])
         else:
@@ -221,7 +223,8 @@ class PagedWorld:
         self._told.discard(device)
         loads = tuple(
             ModelLoad(k[0], k[1], i.pages * PAGE, max(1, len(i.running)) * PAGE, 0 if i.running else PAGE,
-                      len(i.running), len(i.queue), i.served)
+                      len(i.running), len(i.queue), i.served,
+                      0.0 if i.running or i.queue else self.now - i.used_s)
             for k, i in self.live.items()
             if device in i.devices and i.state != "activating"
         )  # fmt: skip

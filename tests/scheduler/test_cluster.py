@@ -147,18 +147,6 @@ def test_memory_that_was_not_there_sends_the_model_elsewhere() -> None:
     assert [e.devices for _, e in w.log if isinstance(e, Activate)] == [(GB0,), (GB1,)]
 
 
-def test_keep_alive_ends_an_idle_model_and_only_that() -> None:
-    w = world(model_spec("a", 300, keep_alive_s=5.0), model_spec("b", 300))
-    serve(w, A)
-    serve(w, B)
-    w.pass_time(4.0)
-    serve(w, A)
-    w.pass_time(4.9)
-    assert not reasons(w, Deactivate)
-    w.pass_time(0.2)
-    assert reasons(w, Deactivate) == [("a", ReasonCode.KEEP_ALIVE)]
-
-
 def test_pinned_models_load_at_once_and_stay() -> None:
     w = world(model_spec("a", 600, pinned=True, keep_alive_s=1.0), model_spec("b", 600))
     w.pass_time(0.5)

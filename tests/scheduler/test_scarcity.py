@@ -91,7 +91,7 @@ def test_idle_neighbours_leave_when_requests_wait_for_memory() -> None:
     for _ in range(10):
         w.send(Arrivals(A, 5))
         a, b = (A, Generation(2)), (B, Generation(1))
-        loads = (ModelLoad(*a, 300, 390, 0, 9, 4, 9), ModelLoad(*b, 300, 0, 0, 0, 0, 1))
+        loads = (ModelLoad(*a, 300, 390, 0, 9, 4, 9), ModelLoad(*b, 300, 0, 0, 0, 0, 1, w.now))
         w.send(DeviceReport(GB0, 1000, 10, loads if b in w.live and w.live[b].state == "active" else loads[:1]))
         w.pass_time(1.0)
     assert reasons(w, Deactivate) == [("b", ReasonCode.KV_PRESSURE)]
@@ -158,7 +158,7 @@ def test_an_idle_model_leaves_when_a_request_finds_no_room_beside_its_weights() 
     w.pass_time(60.0)
     for _ in range(8):
         w.pass_time(1.0)
-        loads = (ModelLoad(*a, 300, 0, 0, 1, 0, 9), ModelLoad(*b, 300, 0, 0, 0, 0, 1))
+        loads = (ModelLoad(*a, 300, 0, 0, 1, 0, 9), ModelLoad(*b, 300, 0, 0, 0, 0, 1, w.now))
         w.send(DeviceReport(GB0, 1000, 400, loads if b in w.live and w.live[b].state == "active" else loads[:1]))
     assert reasons(w, Deactivate) == [("b", ReasonCode.KV_PRESSURE)]
 
