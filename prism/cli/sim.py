@@ -14,11 +14,11 @@ _OUT = click.Path(dir_okay=False, path_type=Path)
 
 
 class _RunByDefault(click.Group):
-    """``prism sim TRACE ...`` is ``prism sim run TRACE ...``."""
+    """``prism sim TRACE ...`` is ``prism sim run TRACE ...``; with ``--dry-run`` it is ``prism sim dry-run ...``."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        if args and args[0] == "--dry-run":
-            args = ["dry-run", *args[1:]]
+        if "--dry-run" in args:
+            args = ["dry-run", *(arg for arg in args if arg != "--dry-run")]
         if args and args[0] not in self.commands and args[0] not in ("--help", "-h"):
             args = ["run", *args]
         return super().parse_args(ctx, args)
@@ -28,7 +28,8 @@ class _RunByDefault(click.Group):
 def command() -> None:
     """Simulate a catalog and a trace on modelled devices, with the production schedulers.
 
-    `prism sim TRACE --cluster C --catalog M` runs once; the other verbs vary something.
+    `prism sim TRACE --cluster C --catalog M` runs once, `prism sim --dry-run SNAPSHOT --catalog M` goes on from a live
+    system's state; the other verbs vary something.
     """
 
 
@@ -66,13 +67,14 @@ def run(
     trace: Path, as_json: bool, out: Path | None, decisions: Path | None, policy: str | None, slow: bool, **options: Any
 ) -> None:
     """Simulate once."""
-    from prism.cli.sim_output import ProgressLine, decision_file, print_summary, write_outputs
+    from prism.cli.sim_output import ProgressLine, check_outputs, decision_file, print_summary, write_outputs
     from prism.sim.inputs import Inputs
     from prism.sim.run import simulate
 
     spec = Inputs(trace=trace, policy=policy, fast=not slow, sample=True, **options).spec()
-    with decision_file(decisions) as log, ProgressLine() as line:
-        result = simulate(spec, log, line.update)
+    check_outputs(out, decisions)
+    with decision_file(decisions) as log, ProgressLine(spec.last_arrival_s) as line:
+        result = simulate(spec, log, line.update, progress_every_s=5.0)
     write_outputs(result, out)
     print_summary(result, as_json)
 
@@ -83,23 +85,25 @@ def run(
 @click.option("--gpus", default="", help="Comma-separated numbers of GPUs (the cluster's first group is resized).")
 @click.option("--rates", default="", help="Comma-separated factors on the trace's rate.")
 @click.option("--slo-scales", default="", help="Comma-separated factors on all objectives.")
-@click.option("--processes", type=int, default=0, help="Parallel processes; default: one per core.")
+@click.option("--processes", type=click.IntRange(min=0), default=0, help="Parallel processes; default: one per core.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON instead of a table.")
 def sweep(
     trace: Path, policies: str, gpus: str, rates: str, slo_scales: str, processes: int, as_json: bool, **options: Any
 ) -> None:
     """Simulate every combination of the given policies, GPU counts, rates and SLO scales."""
-    from prism.cli.sim_output import print_sweep
-    from prism.sim.inputs import Inputs, numbers
+    from prism.cli.sim_output import ProgressLine, print_sweep
+    from prism.sim.inputs import Inputs, counts, numbers
     from prism.sim.sweep import Axes, sweep_points
 
     axes = Axes(
         policies=tuple(name for name in policies.split(",") if name),
-        gpus=tuple(int(n) for n in numbers("gpus", gpus)),
+        gpus=counts("gpus", gpus),
         rates=numbers("rates", rates),
         slo_scales=numbers("slo-scales", slo_scales),
     )
-    print_sweep(sweep_points(Inputs(trace=trace, **options), axes, processes), as_json)
+    with ProgressLine() as line:
+        points = sweep_points(Inputs(trace=trace, **options), axes, processes, line.runs)
+    print_sweep(points, as_json)
 
 
 @command.command()
@@ -115,11 +119,12 @@ def capacity(
     trace: Path, target: float, metric: str, most: int, as_json: bool, policy: str | None, **options: Any
 ) -> None:
     """Find the fewest GPUs that reach a target attainment."""
-    from prism.cli.sim_output import print_capacity
+    from prism.cli.sim_output import ProgressLine, print_capacity
     from prism.sim.capacity import fewest_gpus
     from prism.sim.inputs import Inputs
 
-    found = fewest_gpus(Inputs(trace=trace, policy=policy, **options), target, metric, most)
+    with ProgressLine() as line:
+        found = fewest_gpus(Inputs(trace=trace, policy=policy, **options), target, metric, most, on_try=line.trying)
     print_capacity(found, as_json)
 
 

@@ -13,6 +13,7 @@ import click
 import msgspec
 
 from prism.cli import output
+from prism.core.errors import InvalidValue
 from prism.sim.capacity import Capacity
 from prism.sim.dry_run import DryRun
 from prism.sim.gpus import GPUS
@@ -38,8 +39,9 @@ _GROUP_COLUMNS = (
 class ProgressLine:
     """One line on a terminal that is rewritten; nothing when the error stream is no terminal."""
 
-    def __init__(self) -> None:
-        self._shown_s, self._on = 0.0, sys.stderr.isatty()
+    def __init__(self, last_s: float | None = None) -> None:
+        """``last_s``: when the last request of a trace comes, if that is known."""
+        self._last_s, self._shown_s, self._on = last_s, 0.0, sys.stderr.isatty()
 
     def __enter__(self) -> ProgressLine:
         return self
@@ -50,10 +52,35 @@ class ProgressLine:
 
     def update(self, simulated_s: float, ended: int) -> None:
         """The trace stands at ``simulated_s``; ``ended`` requests are done."""
-        now_s = time.monotonic()
-        if self._on and now_s - self._shown_s > 0.2:
-            self._shown_s = now_s
-            click.echo(f"\r\x1b[Ksimulated {simulated_s:,.0f} s, {ended:,} requests", err=True, nl=False)
+        if time.monotonic() - self._shown_s > 0.2:
+            of = "" if self._last_s is None else f" of {self._last_s:,.0f}"
+            self._show(f"simulated {max(simulated_s, 0.0):,.0f}{of} s, {ended:,} requests")
+
+    def runs(self, done: int, all: int) -> None:
+        """``done`` of ``all`` runs of a sweep are finished."""
+        self._show(f"{done} of {all} runs")
+
+    def trying(self, gpus: int) -> None:
+        """A search for the fewest GPUs tries so many."""
+        self._show(f"trying {gpus} GPUs")
+
+    def _show(self, text: str) -> None:
+        if self._on:
+            self._shown_s = time.monotonic()
+            click.echo(f"\r\x1b[K{text}", err=True, nl=False)
+
+
+def check_outputs(out: Path | None, decisions: Path | None) -> None:
+    """Before a run, so that none is lost: folders are made. Raises :class:`InvalidValue` for what cannot be written."""
+    if out is not None and out.suffix == ".html":
+        raise InvalidValue("out", str(out), "names the report (JSON); its page is written beside it, ending in .html")
+    for key, file in (("out", out), ("decisions", decisions)):
+        try:
+            if file is not None:
+                file.parent.mkdir(parents=True, exist_ok=True)
+                file.open("a").close()
+        except OSError as error:
+            raise InvalidValue(key, str(file), f"cannot be written: {error.strerror or error}") from error
 
 
 @contextmanager
@@ -158,6 +185,8 @@ def print_dry_run(found: DryRun, as_json: bool) -> None:
     if found.requests:
         shares = f"TTFT attainment {output.share(found.ttft)}, TPOT {output.share(found.tpot)}"
         click.echo(f"policy {found.policy}: {found.requests} requests expected in {found.horizon_s:g} s, {shares}")
+    for note in found.notes:
+        click.echo(f"note: {note}")
 
 
 def print_gpus(as_json: bool) -> None:

@@ -14,6 +14,9 @@ class CatalogError(PrismError):
         self.problems = tuple(problems)
         super().__init__("\n".join(str(problem) for problem in self.problems))
 
+    def __reduce__(self) -> tuple[type[CatalogError], tuple[object, ...]]:
+        return type(self), (self.problems,)
+
 
 class ModelFilesError(PrismError):
     """A model's folder is missing, incomplete or not understood; the message says which file and how to get it."""

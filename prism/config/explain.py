@@ -50,8 +50,14 @@ def explain(error: ValidationError, source: YamlSource) -> Iterator[InvalidValue
             yield source.problem(path, value, _PATTERNS.get(rule, f"does not match {rule}"))
         case "minimum":
             yield source.problem(path, value, f"must be at least {rule}")
+        case "exclusiveMinimum":
+            yield source.problem(path, value, f"must be more than {rule}")
         case "maximum":
             yield source.problem(path, value, f"must be at most {rule}")
+        case "exclusiveMaximum":
+            yield source.problem(path, value, f"must be less than {rule}")
+        case "minItems":
+            yield source.problem(path, value, f"must have at least {rule} entries")
         case "minLength":
             yield source.problem(path, value, f"must have at least {rule} characters")
         case "maxLength":

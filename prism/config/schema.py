@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+from copy import deepcopy
 from functools import lru_cache
 from importlib.resources import files
 from typing import Any, Final, get_args, get_type_hints
@@ -41,12 +42,20 @@ _CUSTOM: Final[dict[type, dict[str, Any]]] = {
 
 def catalog_schema() -> dict[str, Any]:
     """JSON schema (draft 2020-12) of a catalog file, with descriptions and defaults."""
-    (_,), components = msgspec.json.schema_components([CatalogFile], schema_hook=_custom, ref_template="#/$defs/{name}")
-    for kind in _sections(CatalogFile):
+    schema = section_schema(CatalogFile, "Prism catalog")
+    _add_policy_defaults(schema["$defs"]["PolicyConfig"])
+    return _as_json(schema)
+
+
+def section_schema(root: type[Section], title: str) -> dict[str, Any]:
+    """JSON schema of a file that holds a ``root``, with descriptions and defaults."""
+    (_,), components = msgspec.json.schema_components([root], schema_hook=_custom, ref_template="#/$defs/{name}")
+    for kind in _sections(root):
         _add_defaults(kind, components[kind.__name__])
-    _add_policy_defaults(components["PolicyConfig"])
-    root = components.pop("CatalogFile")
-    schema = {"$schema": DIALECT, "title": "Prism catalog", **root, "$defs": components}
+    return _as_json({"$schema": DIALECT, "title": title, **components.pop(root.__name__), "$defs": components})
+
+
+def _as_json(schema: dict[str, Any]) -> dict[str, Any]:
     plain: dict[str, Any] = json.loads(json.dumps(schema))
     return plain
 
@@ -58,14 +67,24 @@ def shipped_schema() -> dict[str, Any]:
 
 
 def schema_problems(source: YamlSource) -> list[InvalidValue]:
-    """Everything in ``source`` that the schema forbids, in file order."""
-    found = [problem for error in _validator().iter_errors(source.data) for problem in explain(error, source)]
-    problems = list({str(problem): problem for problem in found}.values())
-    return sorted(problems, key=lambda problem: int(problem.where.rpartition(":")[2]))
+    """Everything in ``source`` that the catalog's schema forbids, in file order."""
+    return problems_in(source, _validator())
+
+
+def problems_in(source: YamlSource, validator: jsonschema.Draft202012Validator) -> list[InvalidValue]:
+    """Everything in ``source`` that ``validator`` refuses, in file order."""
+    found = [problem for error in validator.iter_errors(source.data) for problem in explain(error, source)]
+    return sorted({str(problem): problem for problem in found}.values(), key=_line)
+
+
+def _line(problem: InvalidValue) -> int:
+    """0 for data that came from no file."""
+    line = problem.where.rpartition(":")[2]
+    return int(line) if line.isdecimal() else 0
 
 
 def _custom(kind: type) -> dict[str, Any]:
-    return _CUSTOM[kind]
+    return deepcopy(_CUSTOM[kind])  # msgspec hands it on as it is, and defaults are written into it
 
 
 def _sections(root: type[Section]) -> set[type[Section]]:

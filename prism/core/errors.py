@@ -20,3 +20,7 @@ class InvalidValue(PrismError):
         prefix = f"{where}: " if where else ""
         suffix = f"; choices: {', '.join(map(str, self.choices))}" if self.choices else ""
         super().__init__(f"{prefix}{key}: {why} (got {value!r}){suffix}")
+
+    def __reduce__(self) -> tuple[type[InvalidValue], tuple[object, ...]]:
+        """Errors cross processes (a sweep's workers): pickled by what they were made of, not by their message."""
+        return type(self), (self.key, self.value, self.why, self.choices, self.where)

@@ -82,16 +82,18 @@ class Activation:
 
     def _load(self) -> None:
         """Bring the weights to the node(s), then to the devices."""
-        world, spec = self._world, self.spec
-        nodes = {world.topology.devices[device].node: None for device in self.effect.devices}
+        nodes = {self._world.topology.devices[device].node: None for device in self.effect.devices}
         for node in nodes:
-            path = source_path(world, node, spec)
-            if path:
-                self._fetches[node] = world.machines.fetcher(node).fetch(
-                    path, spec.weight_bytes, partial(self._fetched, node)
-                )
+            self._fetch(node)
         if not self._fetches:
             self._load_devices(1.0)
+
+    def _fetch(self, node: NodeId) -> None:
+        """Bring the weights into the memory of ``node``, if they are not there."""
+        path = source_path(self._world, node, self.spec)
+        if path:
+            fetcher = self._world.machines.fetcher(node)
+            self._fetches[node] = fetcher.fetch(path, self.spec.weight_bytes, partial(self._fetched, node))
 
     def _fetched(self, node: NodeId) -> None:
         """The last block came; those before it are on the devices already."""
@@ -102,14 +104,30 @@ class Activation:
 
     def _load_devices(self, part: float) -> None:
         """Start one flow per shard, split over its helpers, for ``part`` of the weights."""
-        world, load = self._world, self._world.cluster.load
+        load = self._world.cluster.load
         nbytes = self.spec.shard_weight_bytes * part / (load.naive_share if load.mode == "naive" else 1.0)
         for device in self.effect.devices:
-            node = world.topology.devices[device].node
-            helpers = world.topology.helpers(device) if load.mode == "parallel" else [device]
-            shares = evenly([world.topology.load_path(node, helper, device) for helper in helpers])
-            flow = world.network.start(shares, max(1.0, nbytes), partial(self._loaded, device))
-            self._flows[device] = flow
+            self._load_device(device, nbytes)
+
+    def _load_device(self, device: DeviceId, nbytes: float) -> None:
+        world, topology = self._world, self._world.topology
+        node = topology.devices[device].node
+        helpers = topology.helpers(device) if world.cluster.load.mode == "parallel" else [device]
+        shares = evenly([topology.load_path(node, helper, device) for helper in helpers])
+        self._flows[device] = world.network.start(shares, max(1.0, nbytes), partial(self._loaded, device))
+
+    def links_lost(self, links: set[Link]) -> None:
+        """``links`` are gone with their device or node (none of this instance's own): what was on its way to a device
+        goes on through the helpers that are left; what came from another node comes again, from elsewhere."""
+        for device, flow in list(self._flows.items()):
+            if not links.isdisjoint(flow.path):
+                self._load_device(device, self._world.network.cancel(flow))
+        lost = [node for node, fetch in self._fetches.items() if not links.isdisjoint(fetch.path)]
+        for node in lost:
+            self._world.machines.fetcher(node).cancel(self._fetches.pop(node))
+            self._fetch(node)
+        if lost and not self._fetches:
+            self._load_devices(1.0)
 
     def _loaded(self, device: DeviceId) -> None:
         del self._flows[device]

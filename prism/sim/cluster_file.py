@@ -11,19 +11,23 @@ Every key has a default and a description below; unknown keys are errors. ``docs
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from functools import lru_cache
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
+import jsonschema
 import msgspec
-import yaml
 from msgspec import Meta, field
 
+from prism.config.errors import CatalogError
+from prism.config.schema import problems_in, section_schema
+from prism.config.section import Section
 from prism.config.units import Bytes, Seconds, parse_duration_s, parse_size_bytes
+from prism.config.yaml_source import YamlSource, read_yaml
 from prism.core.errors import InvalidValue
-
-
-class Section(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Base of all sections."""
+from prism.sim.fault_check import fault_mistakes
+from prism.sim.gpus import GPUS
 
 
 def _seconds(value: float) -> Any:
@@ -123,17 +127,19 @@ class FaultSection(Section, frozen=True, kw_only=True):
     """Something that happens at a given time (:mod:`prism.sim.faults`)."""
 
     at: Seconds
+    """Since the trace began."""
     kind: Literal["gpu_fails", "node_fails", "gpu_added", "node_added", "gpu_drained", "straggler", "engine_dies"]
     target: str = ""
-    """A device (``node0/cuda:1``), a node (``node0``) or, for ``engine_dies``, ``device model``."""
-    speed: Positive = 1.0
-    """Of a straggler, as a share of its normal speed (1: recovered)."""
+    """A device (``node0/cuda:1``); for ``node_fails`` and ``gpu_added`` a node; for ``engine_dies`` a device
+    and a model with a space between; for ``node_added`` the GPU of the group it is like (default: the first group)."""
+    speed: Positive | None = None
+    """Of a ``straggler``, as a share of its normal speed (1: recovered)."""
 
 
 class Cluster(Section, frozen=True, kw_only=True):
     """The whole file."""
 
-    groups: tuple[NodeGroup, ...] = (NodeGroup(),)
+    groups: Annotated[tuple[NodeGroup, ...], Meta(min_length=1)] = field(default_factory=lambda: (NodeGroup(),))
     network: NetworkSection = NetworkSection()
     engine: EngineSection = EngineSection()
     timing: TimingSection = field(default_factory=TimingSection)
@@ -148,24 +154,59 @@ class Cluster(Section, frozen=True, kw_only=True):
 
 
 def load_cluster(path: Path) -> Cluster:
-    """The cluster in the YAML file at ``path``. Raises :class:`InvalidValue` naming file, key and value."""
+    """The cluster in the YAML file at ``path``. Raises :class:`CatalogError` with everything that is wrong."""
     try:
-        data = yaml.safe_load(path.read_text("utf-8"))
-    except (OSError, yaml.YAMLError) as error:
-        raise InvalidValue("cluster", str(path), f"cannot be read: {error}") from error
-    return parse_cluster(data or {}, str(path))
+        source = read_yaml(path)
+    except CatalogError as error:
+        raise _mistakes(error.problems) from error
+    return _checked(source)
 
 
 def parse_cluster(data: object, where: str) -> Cluster:
-    """The cluster in parsed YAML. Raises :class:`InvalidValue`."""
+    """The cluster in parsed YAML; mistakes are said to be in ``where``. Raises :class:`CatalogError`."""
+    return _checked(YamlSource(where, data))
+
+
+def _checked(source: YamlSource) -> Cluster:
+    problems = problems_in(source, _validator())
+    if not problems:
+        cluster = _converted(source)
+        problems = _unknown_gpus(cluster, source)
+        if not problems:
+            problems = [
+                source.problem(("faults", m.index, m.key), m.value, m.why, m.choices) for m in fault_mistakes(cluster)
+            ]
+        if not problems:
+            return cluster
+    raise _mistakes(problems)
+
+
+def _converted(source: YamlSource) -> Cluster:
     try:
-        return msgspec.convert(data, Cluster, dec_hook=_convert)
-    except msgspec.ValidationError as error:
-        raise InvalidValue("cluster", where, str(error)) from error
+        return msgspec.convert(source.data, Cluster, dec_hook=_convert)
+    except msgspec.ValidationError as error:  # what the schema allows and the objects refuse, such as 1e300 for an int
+        raise _mistakes([source.problem((), "...", str(error))]) from error
+
+
+def _unknown_gpus(cluster: Cluster, source: YamlSource) -> list[InvalidValue]:
+    return [
+        source.problem(("groups", index, "gpu"), group.gpu, "is no GPU the simulator knows", tuple(GPUS))
+        for index, group in enumerate(cluster.groups)
+        if group.gpu not in GPUS
+    ]
+
+
+def _mistakes(problems: Sequence[InvalidValue]) -> CatalogError:
+    """What concerns the file as a whole (``catalog``, for those who read it) is called after its kind."""
+    return CatalogError(
+        [InvalidValue("cluster", p.value, p.why, p.choices, p.where) if p.key == "catalog" else p for p in problems]
+    )
 
 
 def _convert(kind: type, value: object) -> object:
-    try:
-        return parse_duration_s(value) if kind is Seconds else parse_size_bytes(value)
-    except InvalidValue as error:
-        raise ValueError(str(error)) from error  # msgspec adds the path of the key
+    return parse_duration_s(value) if kind is Seconds else parse_size_bytes(value)
+
+
+@lru_cache(maxsize=1)
+def _validator() -> jsonschema.Draft202012Validator:
+    return jsonschema.Draft202012Validator(section_schema(Cluster, "Prism simulated cluster"))

@@ -1,14 +1,15 @@
 """What would happen from a live system's state on, under its own or another policy.
 
 The snapshot is the controller's view (``prism.core.views.ClusterView`` as JSON): devices, loaded models with rates,
-waiting and running requests. The world starts in that state (instances adopted, rates as seen), then requests arrive at
-the observed rates (Poisson) for the horizon. Lengths are drawn, because a snapshot does not know them.
+waiting and running requests. The world starts in that state (instances adopted, pins, drained devices, rates as seen),
+then requests arrive at the observed rates (Poisson) for the horizon. Lengths are drawn: a snapshot does not know them.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -16,17 +17,20 @@ import msgspec
 import numpy as np
 
 from prism.config.catalog import load_catalog
+from prism.config.units import Bytes
 from prism.core.effects import Activate, Deactivate, Effect, RefuseWaiting
 from prism.core.errors import InvalidValue
-from prism.core.events import Arrivals
+from prism.core.events import Arrivals, OperatorDrain, PinChanged
 from prism.core.ids import DeviceId, Generation, ModelName
 from prism.core.settings import PolicySettings
 from prism.core.specs import ModelSpec
 from prism.core.views import InstanceState
-from prism.sim.cluster_file import Cluster, load_cluster, parse_cluster
+from prism.sim.calibration import Calibration, load_calibration
+from prism.sim.cluster_file import Cluster, NodeGroup, load_cluster
 from prism.sim.job import Job
 from prism.sim.models import catalog_specs
 from prism.sim.recorder import Recorder
+from prism.sim.run import foresighted
 from prism.sim.world import World
 from prism.trace.lengths import length_table
 from prism.trace.report_build import attainment
@@ -41,6 +45,7 @@ class SnapshotDevice(msgspec.Struct, frozen=True):
     node: str
     capacity_bytes: int
     domain: str = ""
+    draining: bool = False
 
 
 class SnapshotInstance(msgspec.Struct, frozen=True):
@@ -55,6 +60,7 @@ class SnapshotModel(msgspec.Struct, frozen=True):
     name: ModelName
     rate_per_s: float
     waiting: int = 0
+    pinned: bool = False
     instances: tuple[SnapshotInstance, ...] = ()
 
 
@@ -87,19 +93,27 @@ class DryRun:
     requests: int
     ttft: float
     tpot: float
+    notes: tuple[str, ...] = ()
 
     def as_dict(self) -> dict[str, Any]:
         return asdict(self)
 
 
 def read_snapshot(path: Path) -> Snapshot:
-    """The snapshot in ``path``. Raises :class:`InvalidValue`."""
+    """The snapshot in ``path``. Raises :class:`InvalidValue` naming file and key."""
     try:
         snapshot = msgspec.json.decode(path.read_bytes(), type=Snapshot)
     except (OSError, msgspec.DecodeError) as error:
-        raise InvalidValue("snapshot", str(path), f"cannot be read: {error}") from error
+        raise InvalidValue("snapshot", str(path), f"is no output of `prism plan --snapshot`: {error}") from error
     if not snapshot.devices:
-        raise InvalidValue("snapshot.devices", [], "the snapshot has no devices", where=str(path))
+        raise InvalidValue("devices", [], "the snapshot has no devices", where=str(path))
+    known = [device.id for device in snapshot.devices]
+    for model in snapshot.models:
+        for instance in model.instances:
+            for device in instance.devices:
+                if device not in known:
+                    why = f"an instance of {model.name} is on a device that the snapshot does not have"
+                    raise InvalidValue("instances.devices", device, why, known, str(path))
     return snapshot
 
 
@@ -110,7 +124,10 @@ def dry_run_file(
     found, models = read_snapshot(snapshot), load_catalog(catalog)
     settings = PolicySettings.named(policy) if policy else models.policy.settings()
     base = load_cluster(cluster) if cluster is not None else None
-    return dry_run(found, catalog_specs(models), settings, base, horizon_s, seed)
+    calibration = None
+    if cluster is not None and base is not None and base.calibration is not None:
+        calibration = load_calibration(cluster.parent / base.calibration)
+    return dry_run(found, catalog_specs(models), settings, base, horizon_s, seed, calibration)
 
 
 def dry_run(
@@ -120,47 +137,70 @@ def dry_run(
     base: Cluster | None = None,
     horizon_s: float = 60.0,
     seed: int = 0,
+    calibration: Calibration | None = None,
 ) -> DryRun:
     """What the scheduler of ``settings`` would do from ``snapshot`` on. ``base`` gives kinds of GPUs, links and timing
-    (the number of its nodes is ignored). Deterministic for ``seed``."""
-    cluster = _cluster(snapshot, base)
+    (its number of nodes and its faults are ignored). Deterministic for ``seed``. Raises :class:`InvalidValue`."""
+    if not 0.0 < horizon_s < float("inf"):
+        raise InvalidValue("horizon-s", horizon_s, "must be positive")
+    if seed < 0:
+        raise InvalidValue("seed", seed, "must not be negative")
+    by_node = _by_node(snapshot)
+    cluster = _cluster(by_node, base)
     start_s = settings.cluster.rate_window_s
     recorder = Recorder(float(cluster.timing.deliver), None, 0.0, start_s)
-    world = World(cluster, models, settings, recorder)
-    names = dict(zip(world.devices, (d.id for d in snapshot.devices), strict=True))
+    expecting = foresighted(settings, lambda: {str(m.name): m.rate_per_s for m in snapshot.models})
+    # Pinned models are asked for when those that are there have been adopted.
+    world = World(cluster, [replace(m, pinned=False) for m in models], expecting, recorder, calibration=calibration)
+    names = dict(zip(world.devices, (d.id for devices in by_node for d in devices), strict=True))
     actions: list[Action] = []
     recorder.watch = lambda effect, now_s: _note(effect, now_s - start_s, names, actions)
     _replay_rates(snapshot, world, start_s)
-    _adopt(snapshot, world, {theirs: ours for ours, theirs in names.items()})
+    _adopt(snapshot, world, {theirs: ours for ours, theirs in names.items()}, [m.name for m in models if m.pinned])
     for _ in world.run(iter(_jobs(snapshot, world, start_s, horizon_s, seed))):
         pass
     shares = attainment(recorder.records)
     within = tuple(a for a in actions if a.at_s <= horizon_s)
     name = settings.cluster.policy.value
-    return DryRun(name, horizon_s, within, shares.requests, shares.ttft, shares.tpot)
+    return DryRun(name, horizon_s, within, shares.requests, shares.ttft, shares.tpot, _notes(snapshot, world))
 
 
-def _cluster(snapshot: Snapshot, base: Cluster | None) -> Cluster:
-    """One group per node, with the snapshot's capacities."""
-    virtual = "/host:" in snapshot.devices[0].id
-    template = base.groups[0] if base is not None else None
-    rest = {} if base is None else {k: getattr(base, k) for k in ("network", "engine", "timing", "load")}
-    by_node: dict[str, list[SnapshotDevice]] = {}
+def _notes(snapshot: Snapshot, world: World) -> tuple[str, ...]:
+    unknown = [str(m.name) for m in snapshot.models if m.name not in world.specs]
+    stuck = world.front.open
+    notes = [f"left out, because the catalog does not have them: {', '.join(unknown)}"] if unknown else []
+    return (*notes, f"{stuck} requests never ended: nothing in the fleet could take them") if stuck else tuple(notes)
+
+
+def _by_node(snapshot: Snapshot) -> list[list[SnapshotDevice]]:
+    """The devices of each node, those of one NVLink domain beside each other."""
+    nodes: dict[str, dict[str, list[SnapshotDevice]]] = {}
     for device in snapshot.devices:
-        by_node.setdefault(device.node, []).append(device)
-    kind = template.gpu if template is not None else ("cpu" if virtual else "H100")
-    groups = [
-        {
-            "gpu": kind,
-            "nodes": 1,
-            "gpus_per_node": len(devices),
-            "memory": f"{min(d.capacity_bytes for d in devices)}B",
-            "shared_compute": virtual,
-        }
-        for devices in by_node.values()
-    ]
-    cluster = parse_cluster({"groups": groups}, "snapshot")
-    return msgspec.structs.replace(cluster, **rest) if rest else cluster
+        nodes.setdefault(device.node, {}).setdefault(device.domain, []).append(device)
+    return [[device for devices in domains.values() for device in devices] for domains in nodes.values()]
+
+
+def _cluster(by_node: list[list[SnapshotDevice]], base: Cluster | None) -> Cluster:
+    """One group per node, with the snapshot's capacities."""
+    virtual = "/host:" in by_node[0][0].id
+    template = base.groups[0] if base is not None else NodeGroup(gpu="cpu" if virtual else "H100")
+    groups = tuple(
+        msgspec.structs.replace(
+            template,
+            nodes=1,
+            gpus_per_node=len(devices),
+            memory=Bytes(min(d.capacity_bytes for d in devices)),
+            domain_gpus=_domain_gpus(devices),
+            shared_compute=virtual,
+        )
+        for devices in by_node
+    )
+    return msgspec.structs.replace(base or Cluster(), groups=groups, faults=())
+
+
+def _domain_gpus(devices: list[SnapshotDevice]) -> int:
+    """How many devices of a node NVLink joins. Domains of different sizes are taken for the smallest of them."""
+    return min(Counter(device.domain for device in devices).values())
 
 
 def _replay_rates(snapshot: Snapshot, world: World, until_s: float) -> None:
@@ -177,8 +217,8 @@ def _replay_rates(snapshot: Snapshot, world: World, until_s: float) -> None:
     world.queue.run_until(until_s)
 
 
-def _adopt(snapshot: Snapshot, world: World, ours: dict[DeviceId, DeviceId]) -> None:
-    """Make the snapshot's instances."""
+def _adopt(snapshot: Snapshot, world: World, ours: dict[DeviceId, DeviceId], pinned: list[ModelName]) -> None:
+    """Make the snapshot's instances, then pin and drain what was pinned and drained."""
     world.join()
     for model in snapshot.models:
         if model.name not in world.specs:
@@ -187,6 +227,11 @@ def _adopt(snapshot: Snapshot, world: World, ours: dict[DeviceId, DeviceId]) -> 
             if instance.state in SERVING:
                 devices = tuple(ours[d] for d in instance.devices)
                 world.nodes.adopt(model.name, Generation(instance.generation), devices)
+    for name in dict.fromkeys([*pinned, *(m.name for m in snapshot.models if m.pinned and m.name in world.specs)]):
+        world.control.tell(PinChanged(name, True))
+    drained = tuple(ours[device.id] for device in snapshot.devices if device.draining)
+    if drained:
+        world.control.tell(OperatorDrain(drained))
 
 
 def _jobs(snapshot: Snapshot, world: World, start_s: float, horizon_s: float, seed: int) -> list[Job]:

@@ -1,9 +1,10 @@
 """The table of GPUs: peak rates from the vendor's data sheets and the shares of them that serving reaches.
 
-Sources (peak rates, dense, no sparsity; bandwidths in one direction):
+Sources (peak rates, dense, no sparsity; :data:`GPUS` has bandwidths in one direction, half of those for both ways):
 
 ======= ============================================================================================================
 A100    NVIDIA A100 data sheet (2021), SXM 80 GB: 312 TFLOPS BF16, 2,039 GB/s, NVLink 600 GB/s both ways, PCIe 4 x16
+        (64 GB/s both ways); the 40 GB model (``A100-40G``) has 1,555 GB/s
 A800    as A100, NVLink limited to 400 GB/s both ways (A800 product brief, 2022)
 H100    NVIDIA H100 data sheet (2023), SXM: 989.4 TFLOPS BF16, 3.35 TB/s, NVLink 900 GB/s both ways, PCIe 5 x16
 H800    as H100, NVLink limited to 400 GB/s both ways (H800 product brief, 2023)
@@ -16,7 +17,8 @@ they are what public serving measurements of these generations lie around (GEMMs
 at 75-85% of memory bandwidth, a few milliseconds per step of scheduling and launches that CUDA graphs do not hide).
 A measured table replaces them (:mod:`prism.sim.calibration`).
 
-To add a GPU: add an entry to :data:`GPUS`. Nothing else knows the names.
+To add a GPU: add an entry to :data:`GPUS` and its source to the table above. Nothing else knows the names. A GPU
+without NVLink has 0 for it.
 """
 
 from __future__ import annotations
@@ -25,6 +27,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from prism.core.errors import InvalidValue
+from prism.core.specs import DeviceKind
 
 GIB: Final = 1 << 30
 
@@ -56,6 +59,11 @@ class Gpu:
     overlap_gain: float = 1.4
     """By how much engines that lean on different resources can together exceed one engine's throughput at most."""
     page_bytes: int = 2 << 20
+
+    @property
+    def device_kind(self) -> DeviceKind:
+        """``host`` for devices that the cores of a machine play."""
+        return DeviceKind.HOST if self.overhead_is_compute else DeviceKind.CUDA
 
 
 def _gpu(name: str, gib: float, tflops: float, gbps: float, nvlink_gbps: float, pcie_gbps: float) -> Gpu:

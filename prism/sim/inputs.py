@@ -18,6 +18,7 @@ from prism.core.errors import InvalidValue
 from prism.core.settings import PolicySettings
 from prism.sim.calibration import Calibration, load_calibration
 from prism.sim.cluster_file import Cluster, NodeGroup, load_cluster
+from prism.sim.fault_check import fault_mistakes
 from prism.sim.models import catalog_specs
 from prism.sim.run import SimSpec
 from prism.trace.files import Trace, open_trace
@@ -27,6 +28,8 @@ from prism.trace.transform import change_rate, fill_lengths, window
 
 SAMPLES = 240
 """Samples of queues and memory over a run."""
+NAMES_SHOWN = 20
+"""Model names that an error lists at the most."""
 
 
 @dataclass(frozen=True)
@@ -49,26 +52,47 @@ class Inputs:
 
     def spec(self) -> SimSpec:
         """Read everything. Raises :class:`prism.core.errors.PrismError` subclasses for what is wrong with it."""
-        if self.rate <= 0:
-            raise InvalidValue("rate", self.rate, "must be positive")
-        catalog, cluster, trace = load_catalog(self.catalog), load_cluster(self.cluster), open_trace(self.trace)
-        if self.gpus is not None:
-            cluster = resized(cluster, self.gpus)
+        self.check()
+        catalog, cluster, trace = load_catalog(self.catalog), self._cluster(), open_trace(self.trace)
         policy = PolicySettings.named(self.policy) if self.policy else catalog.policy.settings()
-        rows = _rows(trace, self.rate, self.limit_s, self.seed)
+        last_s = _last_arrival_s(trace, self.limit_s, catalog)
         return SimSpec(
             cluster=cluster,
             models=catalog_specs(catalog),
             policy=policy,
-            rows=rows,
+            rows=_rows(trace, self.rate, self.limit_s, self.seed),
             title=f"{self.trace.name} on {cluster.gpus} devices, policy {policy.cluster.policy.value}",
             slo_scale=self.slo_scale,
             block_tokens=trace.info.block_tokens,
-            sample_every_s=_sample_every_s(rows()) if self.sample else 0.0,
+            last_arrival_s=last_s,
+            sample_every_s=max(last_s / SAMPLES, 0.25) if self.sample else 0.0,
             fast=self.fast,
             calibration=self._calibration(cluster),
             settings=self._settings(policy, catalog, cluster),
         )
+
+    def check(self) -> None:
+        """Look at the options without reading any file. Raises :class:`InvalidValue`."""
+        for key, value in (("rate", self.rate), ("slo-scale", self.slo_scale), ("limit-s", self.limit_s)):
+            if value is not None and not 0.0 < value < float("inf"):
+                raise InvalidValue(key, value, "must be positive")
+        if self.seed < 0:
+            raise InvalidValue("seed", self.seed, "must not be negative")
+        if self.gpus is not None and self.gpus < 1:
+            raise InvalidValue("gpus", self.gpus, "must be at least 1")
+        if self.policy is not None:
+            PolicySettings.named(self.policy)
+
+    def _cluster(self) -> Cluster:
+        cluster = load_cluster(self.cluster)
+        if self.gpus is None:
+            return cluster
+        cluster = resized(cluster, self.gpus)
+        for mistake in fault_mistakes(cluster):
+            where = f"{self.cluster} with {self.gpus} GPUs"
+            key = f"faults[{mistake.index}].{mistake.key}"
+            raise InvalidValue(key, mistake.value, mistake.why, mistake.choices, where)
+        return cluster
 
     def _calibration(self, cluster: Cluster) -> Calibration | None:
         if self.calibration is not None:
@@ -112,6 +136,14 @@ def numbers(key: str, text: str) -> tuple[float, ...]:
         raise InvalidValue(key, text, "must be numbers separated by commas") from None
 
 
+def counts(key: str, text: str) -> tuple[int, ...]:
+    """The comma-separated whole numbers in ``text``. Raises :class:`InvalidValue` naming ``key``."""
+    try:
+        return tuple(int(part) for part in text.split(",") if part)
+    except ValueError:
+        raise InvalidValue(key, text, "must be whole numbers separated by commas") from None
+
+
 def default_processes() -> int:
     """One per usable core."""
     return len(os.sched_getaffinity(0))
@@ -127,8 +159,20 @@ def _rows(trace: Trace, rate: float, limit_s: float | None, seed: int) -> Callab
     return rows
 
 
-def _sample_every_s(rows: Iterable[TraceRow]) -> float:
-    last_s = 0.0
-    for row in rows:
+def _last_arrival_s(trace: Trace, limit_s: float | None, catalog: Catalog) -> float:
+    """When the last request comes. Raises :class:`InvalidValue` for a trace without requests, or with one for a model
+    that ``catalog`` does not have: now, not when the run comes to it."""
+    rows = trace.rows() if limit_s is None else window(trace.rows(), 0.0, limit_s)
+    known, last_s = dict.fromkeys(catalog.by_name), -1.0
+    if len(catalog.models) == 1:
+        known[""] = None
+    for index, row in enumerate(rows):
         last_s = row.arrival_s
-    return max(last_s / SAMPLES, 0.25)
+        if row.model not in known:
+            choices = catalog.near(row.model) or tuple(known)[:NAMES_SHOWN]
+            why = f"the catalog {catalog.file.name} does not have this model"
+            raise InvalidValue("model", row.model, why, choices, f"{trace.path} row {index}")
+    if last_s < 0.0:
+        why = "has no requests" if limit_s is None else f"has no requests in its first {limit_s:g} s"
+        raise InvalidValue("trace", str(trace.path), why)
+    return last_s

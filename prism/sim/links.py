@@ -68,10 +68,11 @@ class Network:
         self._share(flow.path, flow)
         return flow
 
-    def cancel(self, flow: Flow) -> None:
-        """Stop ``flow``; its ``on_done`` is never called."""
+    def cancel(self, flow: Flow) -> float:
+        """Stop ``flow``; its ``on_done`` is never called. Returns the bytes that have not arrived."""
         flow.alarm.clear()
         self._leave(flow)
+        return max(0.0, flow.left_bytes - (self._queue.now_s - flow.mark_s) * flow.rate)
 
     def link_changed(self, link: Link) -> None:
         """``link.bytes_per_s`` was changed."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final
 
 from prism.core.ids import NodeId, device_id
-from prism.core.specs import DeviceKind, DeviceSpec, ModelSpec
+from prism.core.specs import DeviceSpec, ModelSpec
 from prism.sim.cluster_file import NodeGroup
 from prism.sim.device import Device
 from prism.sim.fetch import Fetcher
@@ -59,11 +59,10 @@ class Machines:
         group = self.groups[node]
         kind = self._gpu(group.gpu)
         index = self._indices[node] = self._indices.get(node, -1) + 1
-        device_kind = DeviceKind.HOST if kind.overhead_is_compute else DeviceKind.CUDA
-        name = device_id(node, device_kind.value, index)
+        name = device_id(node, kind.device_kind.value, index)
         domain = f"{node}/{index // (group.domain_gpus or 1 << 30)}"
         memory_bytes = int(group.memory or kind.memory_bytes * USABLE)
-        spec = DeviceSpec(name, node, device_kind, memory_bytes, domain, kind.page_bytes, kind.page_bytes)
+        spec = DeviceSpec(name, node, kind.device_kind, memory_bytes, domain, kind.page_bytes, kind.page_bytes)
         device = Device(self._world, spec, kind, self._pool(node, kind, group), self._world.settings.gpu)
         nvlink = kind.nvlink_bytes_per_s
         links = DeviceLinks(

@@ -48,6 +48,8 @@ class SimSpec:
     """During the warm-up load models, most requested first, until their weights take this share of the fleet's memory:
     the state of a system that has run for a while. (Fixed maps load everything they have a place for anyway.)"""
     block_tokens: int | None = None
+    last_arrival_s: float | None = None
+    """When the trace's last request comes, for progress; None: not known."""
     sample_every_s: float = 0.0
     """Samples of queues and memory for the report's plots; 0: none."""
     fast: bool = True
@@ -146,14 +148,10 @@ def _world(spec: SimSpec, decisions: DecisionSink | None) -> tuple[World, Record
     models = [
         replace(m, slo_ttft_s=m.slo_ttft_s * spec.slo_scale, slo_tpot_s=m.slo_tpot_s * tpot_scale) for m in spec.models
     ]
-    settings = spec.policy
-    if settings.cluster.policy is PolicyName.MUXSERVE and not settings.cluster.expected_rates:
-        rates = tuple(sorted(mean_rates(spec.rows()).items()))
-        settings = replace(settings, cluster=replace(settings.cluster, expected_rates=rates))
     world = World(
         spec.cluster,
         models,
-        settings,
+        foresighted(spec.policy, lambda: mean_rates(spec.rows())),
         recorder,
         block_tokens=spec.block_tokens,
         fast=spec.fast,
@@ -170,6 +168,13 @@ def _preload(spec: SimSpec, world: World) -> None:
         if model is not None and model.weight_bytes <= room_bytes:
             room_bytes -= model.weight_bytes
             world.control.tell(OperatorLoad(model.name))
+
+
+def foresighted(settings: PolicySettings, rates: Callable[[], dict[str, float]]) -> PolicySettings:
+    """``settings`` with the ``rates`` that ``muxserve`` makes its map for, unless the catalog says what it expects."""
+    if settings.cluster.policy is not PolicyName.MUXSERVE or settings.cluster.expected_rates:
+        return settings
+    return replace(settings, cluster=replace(settings.cluster, expected_rates=tuple(sorted(rates().items()))))
 
 
 def mean_rates(rows: Iterable[TraceRow]) -> dict[str, float]:
@@ -209,8 +214,9 @@ def _names(world: World) -> dict[str, ModelSpec]:
 
 
 def _notes(world: World) -> list[str]:
+    notes = [f"fault at {what}" for what in world.faults.happened]
     stuck = world.front.open
-    return [f"{stuck} requests never ended: nothing in the fleet could take them"] if stuck else []
+    return [*notes, f"{stuck} requests never ended: nothing in the fleet could take them"] if stuck else notes
 
 
 def _stats(world: World, spent_s: tuple[float, float], warm_up_s: float) -> SimStats:

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import multiprocessing
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict, dataclass, replace
 from itertools import product
 
 from prism.sim.inputs import Inputs, default_processes
 from prism.sim.run import SimResult, simulate
+
+RUNS_PER_PROCESS = 8
+"""A new process gives back what a run's objects have left behind."""
 
 
 @dataclass(frozen=True)
@@ -56,14 +60,27 @@ def variants(inputs: Inputs, axes: Axes) -> Iterator[Inputs]:
         yield replace(inputs, policy=policy, gpus=count, rate=rate, slo_scale=scale)
 
 
-def sweep_points(inputs: Inputs, axes: Axes, processes: int = 0) -> list[Point]:
-    """Run every combination; the points come in the order of :func:`variants` whatever the number of processes."""
+def sweep_points(
+    inputs: Inputs, axes: Axes, processes: int = 0, on_done: Callable[[int, int], None] = lambda done, all: None
+) -> list[Point]:
+    """Run every combination; the points come in the order of :func:`variants` whatever the number of processes.
+    ``on_done`` is called with the number of finished runs and of all. Mistakes in options and files are raised before
+    a process starts."""
     every = list(variants(inputs, axes))
+    for one in every:
+        one.check()
+    every[0].spec()
     count = min(len(every), processes or default_processes())
     if count < 2:
-        return [run_point(one) for one in every]
-    with multiprocessing.get_context("spawn").Pool(count, maxtasksperchild=8) as pool:
-        return pool.map(run_point, every, chunksize=1)
+        return [_counted(run_point(one), index, len(every), on_done) for index, one in enumerate(every)]
+    context = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(count, context, max_tasks_per_child=RUNS_PER_PROCESS) as pool:
+        return [_counted(found, index, len(every), on_done) for index, found in enumerate(pool.map(run_point, every))]
+
+
+def _counted(found: Point, index: int, all: int, on_done: Callable[[int, int], None]) -> Point:
+    on_done(index + 1, all)
+    return found
 
 
 def run_point(inputs: Inputs) -> Point:

@@ -84,7 +84,9 @@ class Topology:
         if links.nvlink_out is not None:
             self.domains.setdefault(links.domain, {})[device] = None
 
-    def remove_device(self, device: DeviceId) -> None:
-        links = self.devices.pop(device, None)
-        if links is not None and links.nvlink_out is not None:
+    def remove_device(self, device: DeviceId) -> set[Link]:
+        """The device is gone; returns its links."""
+        links = self.devices.pop(device)
+        if links.nvlink_out is not None:
             del self.domains[links.domain][device]
+        return {link for link in (links.pcie, links.nvlink_out, links.nvlink_in) if link is not None}

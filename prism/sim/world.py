@@ -120,7 +120,7 @@ class World:
             self.host_cache.fill_everywhere()
         else:
             self.host_cache.spread((spec.name, spec.weight_bytes) for spec in self.specs.values())
-        self.faults.plan(self.cluster.faults)
+        self.faults.plan(self.cluster.faults, self.recorder.offset_s)
 
     def join(self) -> None:
         """The nodes report to the controller, pinned models are asked for."""

@@ -3,8 +3,14 @@
 from __future__ import annotations
 
 import json
+from dataclasses import asdict
 from typing import Any
 
+import msgspec
+
+from prism.core.ids import DeviceId, Generation, ModelName, NodeId
+from prism.core.views import ClusterView, DeviceView, InstanceState, InstanceView, ModelView
+from prism.sim.dry_run import Snapshot
 from prism.wire.messages import AdminCommand
 from tests.server.live import ADMIN_KEY, LiveFront
 
@@ -104,6 +110,19 @@ def test_views_join_catalog_and_cluster(live: LiveFront) -> None:
     assert (device["kind"], device["kv_bytes"], device["engines"]["active"], device["kvpr"]) == ("host", 100, 1, 0.01)
     shown = live.http.get("/admin/models/quick", headers=AUTH).json()
     assert shown["name"] == "fast" and shown["config"]["name"] == "fast" and shown["decisions"] == []
+
+
+def test_a_snapshot_is_what_a_dry_run_starts_from(live: LiveFront) -> None:
+    instance = InstanceView(Generation(3), (DeviceId("local/host:0"),), InstanceState.ACTIVE, 1, 2, 100, 5.0, None)
+    device = DeviceView(DeviceId("local/host:0"), NodeId("local"), "", 1000, 400, True, 500, 5.0)
+    model = ModelView(ModelName("fast"), 2.0, 0.5, 500, 0, 1, True, 4, 0.1, 1.0, (instance,))
+    live.run(live.store.put_doc("cluster", json.dumps(asdict(ClusterView(1.0, "prism", (device,), (model,))))))
+    found = live.http.get("/admin/snapshot", headers=AUTH)
+    assert found.status_code == 200
+    snapshot = msgspec.json.decode(found.content, type=Snapshot)
+    assert snapshot.devices[0].draining and snapshot.devices[0].capacity_bytes == 1000
+    assert (snapshot.models[0].pinned, snapshot.models[0].rate_per_s, snapshot.models[0].waiting) == (True, 2.0, 4)
+    assert snapshot.models[0].instances[0].running == 1
 
 
 def test_status_requests_and_wellness(live: LiveFront) -> None:

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import msgspec
@@ -10,11 +13,13 @@ import pytest
 from click.testing import CliRunner, Result
 
 from prism.cli.sim import command
+from prism.core.errors import InvalidValue
 from prism.trace.files import write_trace
 from prism.trace.report import read_report
 from prism.trace.schema import TraceInfo
 from tests.sim.helpers import random_rows
-from tests.sim.test_world import EXAMPLES, snapshot
+from tests.sim.test_dry_run import snapshot
+from tests.sim.test_world import EXAMPLES
 
 CATALOG = EXAMPLES / "catalog-8.yaml"
 
@@ -66,15 +71,81 @@ def test_dry_run_of_a_snapshot(tmp_path: Path) -> None:
     path = tmp_path / "snapshot.json"
     text = msgspec.json.encode(snapshot()).decode().replace('"m0"', '"model-0"').replace('"m1"', '"model-1"')
     path.write_text(text)
-    for verb in ("dry-run", "--dry-run"):
-        found = call(verb, path, "--catalog", CATALOG, "--policy", "prism", "--json")
+    options = (path, "--catalog", CATALOG, "--policy", "prism", "--json")
+    for words in (("dry-run", *options), ("--dry-run", *options), (*options, "--dry-run")):
+        found = call(*words)
         assert found.exit_code == 0, found.output
         assert json.loads(found.stdout)["actions"][0]["model"] == "model-1"
 
 
-def test_mistakes_name_the_key(files: list[object]) -> None:
-    found = call(*files, "--rate", -1)
+@pytest.mark.parametrize(
+    ("words", "part"),
+    [
+        (["--rate", -1], "rate: must be positive (got -1.0)"),
+        (["--slo-scale", 0], "slo-scale: must be positive"),
+        (["--limit-s", -5], "limit-s: must be positive"),
+        (["--seed", -1], "seed: must not be negative"),
+        (["--limit-s", 0.0001], "has no requests in its first 0.0001 s"),
+        (["--out", "/dev/null/x.json"], "out: cannot be written"),
+        (["--out", "run.html"], "its page is written beside it"),
+        (["sweep", "--gpus", "two"], "gpus: must be whole numbers"),
+        (["sweep", "--gpus", "2.5"], "gpus: must be whole numbers"),
+        (["sweep", "--gpus", "2,0"], "gpus: must be at least 1"),
+        (["sweep", "--rates", "1,x"], "rates: must be numbers"),
+        (["sweep", "--policies", "prism,best"], "policy: unknown policy (got 'best'); choices: prism, static"),
+        (["capacity", "--target", 1.5], "target: must be a share"),
+        (["capacity", "--most", 0], "most: must be at least 1"),
+    ],
+)
+def test_mistakes_name_the_key(files: list[object], words: list[object], part: str) -> None:
+    verb = [words.pop(0)] if isinstance(words[0], str) and words[0][0] != "-" else []
+    found = call(*verb, *files, *words)
     assert found.exit_code != 0
-    assert "rate" in str(found.exception)
-    found = call("sweep", *files, "--gpus", "two")
-    assert "gpus" in str(found.exception)
+    assert part in str(found.exception)
+
+
+def test_a_model_that_the_catalog_lacks_is_named_before_the_run(files: list[object], tmp_path: Path) -> None:
+    trace = tmp_path / "other.jsonl"
+    write_trace(trace, random_rows(["model-1", "model-1b"], 1, 20, 30.0), TraceInfo())
+    found = call(trace, *files[1:])
+    assert f"{trace} row " in str(found.exception)
+    assert "catalog-8.yaml does not have this model (got 'model-1b'); choices: model-1" in str(found.exception)
+
+
+def test_faults_must_fit_the_number_of_gpus(files: list[object]) -> None:
+    words = [EXAMPLES / "cluster-faults.yaml" if word == EXAMPLES / "cluster-2xh100.yaml" else word for word in files]
+    found = call("sweep", *words, "--gpus", "2")
+    assert "cluster-faults.yaml with 2 GPUs: faults[3].target: no such node is up then" in str(found.exception)
+
+
+def test_an_error_in_a_process_of_a_sweep_is_told(files: list[object]) -> None:
+    """Errors come back whole from other processes, and none leaves the sweep waiting for ever."""
+    words = [EXAMPLES / "cluster-faults.yaml" if word == EXAMPLES / "cluster-2xh100.yaml" else word for word in files]
+    found = call("sweep", *words, "--gpus", "4,1", "--processes", 2)
+    assert isinstance(found.exception, InvalidValue)
+    assert "with 1 GPUs" in str(found.exception)
+
+
+def test_outputs_go_into_a_new_folder(files: list[object], tmp_path: Path) -> None:
+    out, log = tmp_path / "a" / "run.json", tmp_path / "b" / "decisions.jsonl"
+    assert call(*files, "--limit-s", 5, "--out", out, "--decisions", log).exit_code == 0
+    assert out.is_file()
+    assert out.with_suffix(".html").is_file()
+    assert log.is_file()
+
+
+def test_the_decision_log_is_the_same_in_any_process(files: list[object], tmp_path: Path) -> None:
+    """Whatever the seed of Python's hashes, by which sets of strings are ordered."""
+    logs = []
+    for seed in ("1", "2"):
+        log = tmp_path / f"{seed}.jsonl"
+        words = [*map(str, files), "--decisions", str(log)]
+        subprocess.run(
+            [sys.executable, "-m", "prism.cli.main", "sim", *words],
+            env={**os.environ, "PYTHONHASHSEED": seed},
+            check=True,
+            capture_output=True,
+        )
+        logs.append(log.read_bytes())
+    assert logs[0]
+    assert logs[0] == logs[1]

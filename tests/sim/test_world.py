@@ -1,21 +1,17 @@
-"""Whole runs: determinism, activation phases, faults, capacity, sweeps, dry runs."""
+"""Whole runs: determinism, activation phases, prefixes, objectives, capacity, sweeps."""
 
 from __future__ import annotations
 
-import json
 from dataclasses import replace
 from pathlib import Path
 
-import msgspec
 import pytest
 
 from prism.core.errors import InvalidValue
-from prism.core.ids import DeviceId, ModelName
+from prism.core.ids import DeviceId
 from prism.core.settings import PolicySettings
-from prism.core.views import InstanceState
 from prism.sim.capacity import fewest_gpus
-from prism.sim.cluster_file import load_cluster, parse_cluster
-from prism.sim.dry_run import Snapshot, SnapshotDevice, SnapshotInstance, SnapshotModel, dry_run, read_snapshot
+from prism.sim.cluster_file import load_cluster
 from prism.sim.inputs import Inputs, resized
 from prism.sim.models import known_spec
 from prism.sim.objectives import dedicated_objectives, with_objectives
@@ -63,43 +59,6 @@ def test_same_seed_same_decisions_whatever_the_log_goes_to() -> None:
     rows = random_rows([m.name for m in models], 5, 150, 60.0)
     digests = {run(h100s(2), models, rows)[0].stats.decision_digest for _ in range(2)}
     assert len(digests) == 1
-
-
-FAULTS = [
-    {"at": "8s", "kind": "straggler", "target": "node0/cuda:0", "speed": 0.2},
-    {"at": "12s", "kind": "engine_dies", "target": "node0/cuda:0 m0"},
-    {"at": "15s", "kind": "gpu_fails", "target": "node0/cuda:1"},
-    {"at": "20s", "kind": "node_added"},
-    {"at": "25s", "kind": "node_fails", "target": "node1"},
-    {"at": "30s", "kind": "gpu_added", "target": "node0"},
-    {"at": "35s", "kind": "gpu_drained", "target": "node0/cuda:0"},
-]
-
-
-@pytest.mark.parametrize("at_s", [33.0, 38.0, 41.0, 44.5, 50.0])
-def test_no_request_is_lost_when_things_fail(at_s: float) -> None:
-    faults = [{**fault, "at": f"{30 + at_s / 44 * float(fault['at'][:-1]):.3f}s"} for fault in FAULTS]  # type: ignore[index]
-    models = llamas(4)
-    rows = random_rows([m.name for m in models], int(at_s), 200, 45.0, output=400)
-    result, log = run(h100s(2, nodes=2, faults=faults), models, rows)
-    records = result.world.recorder.records
-    assert len(records) == len(rows)
-    assert not result.report.notes
-    assert not [r for r in records if r.error]
-    for record in records:
-        assert record.output_tokens == rows[record.row].output_tokens
-    lost = [line for line in log if line["do"] == "Dispatch" and line["reason"]["code"] == "resumed"]  # type: ignore[index]
-    assert lost
-
-
-def test_straggler_is_slower() -> None:
-    models, rows = (tiny_spec("m0"),), [TraceRow(0.0, "m0", 100, 500)]
-    slow = [{"at": "0s", "kind": "straggler", "target": "node0/cuda:0", "speed": 0.25}]
-    fine = run(h100s(1), models, rows)[0].report.all.tpot_s
-    bad = run(h100s(1, faults=slow), models, rows)[0].report.all.tpot_s
-    assert fine is not None
-    assert bad is not None
-    assert bad.at(50.0) == pytest.approx(4 * fine.at(50.0), rel=1e-3)
 
 
 def test_shared_prefixes_are_computed_once() -> None:
@@ -168,56 +127,3 @@ def test_resized_keeps_the_kind() -> None:
     cluster = resized(load_cluster(EXAMPLES / "cluster-32xh100.yaml"), 20)
     assert cluster.gpus == 20
     assert [(g.gpu, g.nodes, g.gpus_per_node) for g in cluster.groups] == [("H100", 2, 8), ("H100", 1, 4)]
-
-
-@pytest.mark.parametrize("name", ["cluster-2xh100", "cluster-32xh100", "cluster-faults", "cluster-mixed"])
-def test_example_clusters_are_valid(name: str) -> None:
-    assert load_cluster(EXAMPLES / f"{name}.yaml").gpus > 0
-
-
-@pytest.mark.parametrize(
-    ("data", "what"),
-    [
-        ({"groups": [{"gpus": 1}]}, "gpus"),
-        ({"timing": {"front": "3"}}, "front"),
-        ({"faults": [{"at": "1s", "kind": "x"}]}, "x"),
-    ],
-)
-def test_mistakes_in_a_cluster_file_are_named(data: object, what: str) -> None:
-    with pytest.raises(InvalidValue, match=what):
-        parse_cluster(data, "file")
-
-
-def snapshot() -> Snapshot:
-    one, two = DeviceId("h/cuda:0"), DeviceId("h/cuda:1")
-    active = SnapshotInstance(7, (one,), InstanceState.ACTIVE, running=3, waiting=1)
-    return Snapshot(
-        devices=(SnapshotDevice(one, "h", 40 << 30), SnapshotDevice(two, "h", 40 << 30)),
-        models=(
-            SnapshotModel(ModelName("m0"), 2.0, 0, (active,)),
-            SnapshotModel(ModelName("m1"), 0.5, waiting=4),
-        ),
-    )
-
-
-@pytest.mark.parametrize("policy", ["prism", "qlm"])
-def test_dry_run_starts_from_the_snapshot(policy: str) -> None:
-    found = dry_run(snapshot(), llamas(2), PolicySettings.named(policy), horizon_s=20.0)
-    first = found.actions[0]
-    assert (first.action, first.model) == ("activate", "m1")
-    assert found.actions[0].devices == ("h/cuda:1",)
-    assert found.requests >= 8
-    again = dry_run(snapshot(), llamas(2), PolicySettings.named(policy), horizon_s=20.0)
-    assert again == found
-
-
-def test_snapshot_file_is_the_controllers_view(tmp_path: Path) -> None:
-    path = tmp_path / "s.json"
-    path.write_bytes(msgspec.json.encode(snapshot()))
-    data = json.loads(path.read_bytes())
-    data["instances"], data["at_s"] = [], 1.0  # keys that the controller adds
-    path.write_text(json.dumps(data))
-    assert read_snapshot(path) == snapshot()
-    path.write_text("{}")
-    with pytest.raises(InvalidValue, match="snapshot"):
-        read_snapshot(path)
