@@ -5,9 +5,10 @@ time against the paper's eviction order (``eviction``): each switched back alone
 (``workloads.MIX_58``) on too few, barely enough and enough H100s, over several seeds; every variant gets the same
 requests and objectives (P95 alone; TTFT x5, TPOT x2).
 
-    python benchmarks/sim/ablation.py [--seconds 600] [--seeds 3] [--gpus 10,12,16] [--rate 15]
+    python benchmarks/sim/ablation.py [--seconds 400] [--seeds 3] [--first 1] [--gpus 10,12,16] [--rate 15]
 
-About five minutes of one core. The last result is in docs/results/sim.md.
+About five minutes of one core. With ``--first N``, seeds before N are taken from docs/results/sim/ablation.json. The
+last result is in docs/results/sim.md.
 """
 
 from __future__ import annotations
@@ -38,6 +39,7 @@ VARIANTS: dict[str, dict[str, object]] = {
     **{f"paper's {key}": {key: value} for key, value in PAPER.items()},
     "paper's three": PAPER,
 }
+STORE = OUT / "ablation.json"
 
 
 @dataclass(frozen=True)
@@ -85,13 +87,15 @@ def run(models: tuple[ModelSpec, ...], rows: list[TraceRow], gpus: int, seed: in
 
 def main() -> None:
     parser = argparse.ArgumentParser()
-    parser.add_argument("--seconds", type=float, default=600.0)
+    parser.add_argument("--seconds", type=float, default=400.0)
     parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--first", type=int, default=1)
     parser.add_argument("--rate", type=float, default=15.0)
     parser.add_argument("--gpus", default="10,12,16")
     args = parser.parse_args()
-    found: list[Found] = []
-    for seed in range(1, args.seeds + 1):
+    before = json.loads(STORE.read_text("utf-8")) if args.first > 1 else []
+    found = [Found(**entry) for entry in before if entry["seed"] < args.first]
+    for seed in range(args.first, args.seeds + 1):
         models, rows = workload(args.rate, args.seconds, seed)
         for gpus in map(int, args.gpus.split(",")):
             for variant in VARIANTS:
@@ -108,7 +112,9 @@ def main() -> None:
 def show(found: list[Found]) -> None:
     """The table (means over seeds), the raw numbers and the plot."""
     fleets = sorted({f.gpus for f in found})
-    print("\n| rules | " + " | ".join(f"{g} GPUs: TTFT met, P99, activations (migrations)" for g in fleets) + " |")
+    print(
+        "\n| rules | " + " | ".join(f"{g} GPUs: TTFT / TPOT met, P99, activations (migrations)" for g in fleets) + " |"
+    )
     print("|---" * (len(fleets) + 1) + "|")
     figure, axis = plt.subplots(figsize=(6.5, 3), layout="constrained")
     for number, variant in enumerate(VARIANTS):
@@ -116,7 +122,8 @@ def show(found: list[Found]) -> None:
         missed = [1e2 * (1.0 - fmean(f.ttft for f in runs)) for runs in chosen]
         axis.bar([i + 0.16 * (number - 2) for i in range(len(fleets))], missed, width=0.15, label=variant)
         cells = [
-            f"{fmean(f.ttft for f in runs):.3f}, {fmean(f.p99_s for f in runs):.1f} s, "
+            f"{fmean(f.ttft for f in runs):.3f} / {fmean(f.tpot for f in runs):.3f}, "
+            f"{fmean(f.p99_s for f in runs):.0f} s, "
             f"{fmean(f.activations for f in runs):.0f} ({fmean(f.migrations for f in runs):.0f})"
             for runs in chosen
         ]
@@ -124,7 +131,7 @@ def show(found: list[Found]) -> None:
     axis.set(xticks=range(len(fleets)), xticklabels=[f"{g} GPUs" for g in fleets], ylabel="TTFT missed, %")
     axis.legend(fontsize=7)
     print(save(figure, "ablation"))
-    (OUT / "ablation.json").write_text(json.dumps([asdict(f) for f in found], indent=0))
+    STORE.write_text(json.dumps([asdict(f) for f in found], indent=0) + "\n", "utf-8")
 
 
 if __name__ == "__main__":

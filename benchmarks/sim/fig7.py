@@ -14,8 +14,8 @@ Objectives: P95 of each model alone on a GPU, times the scale (TTFT 5, TPOT 2 un
     python benchmarks/sim/fig7.py --row gpus --points 5 --policies prism --draws 1      # one point in seconds
     python benchmarks/sim/fig7.py --plot                                    # from docs/results/sim/fig7.json
 
-Everything takes half an hour of one core. With ``--points`` or ``--policies`` nothing is written; otherwise the lines
-that were run replace those in docs/results/sim/fig7.json, and the figure is drawn from it.
+Everything takes half an hour of one core. With ``--points`` or ``--policies`` nothing is written (but see ``--write``);
+otherwise the lines that were run replace those in docs/results/sim/fig7.json, and the figure is drawn from it.
 
 The last result and what to think of it is in docs/results/sim.md.
 """
@@ -70,7 +70,8 @@ def told(lines: list[tuple[Line, list[Found]]]) -> list[tuple[Line, list[Found]]
     for line, points in lines:
         text = "  ".join(f"{p.x:g}: {p.ttft:.3f}/{p.tpot:.3f}" for p in points)
         print(
-            f"{line.row} {line.setup} {line.trace} draw {line.draw} {line.policy:11s} TTFT/TPOT met  {text}", flush=True
+            f"{line.row} {line.setup or '-'} {line.trace} draw {line.draw} {line.policy:11s} TTFT/TPOT met  {text}",
+            flush=True,
         )
     return lines
 
@@ -154,13 +155,14 @@ def main() -> None:
     parser.add_argument("--trace", default=",".join(TRACES))
     parser.add_argument("--draws", type=int, default=3)
     parser.add_argument("--policies", default="", help="only these, and write nothing")
+    parser.add_argument("--write", action="store_true", help="even with --policies")
     parser.add_argument("--points", default="", help="only these x, and write nothing")
     parser.add_argument("--seconds", type=float, default=150.0)
     parser.add_argument("--processes", type=int, default=1)
     parser.add_argument("--plot", action="store_true", help="run nothing")
     args = parser.parse_args()
     found = {} if args.plot else run(args)
-    if args.points or args.policies:
+    if args.points or (args.policies and not args.write):
         return
     lines = stored(STORE) | found
     store(STORE, lines)

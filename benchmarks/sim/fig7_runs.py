@@ -21,7 +21,7 @@ FREE = "free memory"
 FREE_BYTES = "2000GiB"
 TTFT_SCALE, TPOT_SCALE = 5.0, 2.0
 BASE_RATE = 40.0
-FOLLOWED = 0.8
+FOLLOWED = 0.88
 """A line is not followed to higher rates once a smaller share meets TTFT."""
 XS: dict[str, tuple[float, ...]] = {
     "rate": (),  # a set-up's own
