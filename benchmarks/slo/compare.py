@@ -5,13 +5,15 @@
     python -m benchmarks.slo.compare --out slo-quick --quick         # a small grid (minutes)
     python -m benchmarks.slo.compare --out slo-sim --backend sim     # modelled H100s instead of real engines (minutes)
     python -m benchmarks.slo.compare --out slo-told --measured DIR   # this machine's devices, modelled (minutes)
+    python -m benchmarks.slo.compare --out slo --summarize-only      # the tables and figures again, without any run
 
 Calibrates each model alone, then runs policies x {request rate, SLO scale, devices} and the ablations. Points that
 differ only in load and objectives share a server, which is put back into its first state between them. ``static`` and
 ``muxserve`` never look at an objective: their points at other scales are one run judged anew; the others are run at
 each. An interrupted comparison goes on where it was; one repeat is finished before the next begins. Writes
-``results.md`` (tables), ``figure7.svg``, ``ablations.svg`` and every run's own report and page. Results:
-docs/results/replay.md.
+``results.md`` (tables), ``figure7.svg``, ``ablations.svg`` and every run's own report and page. The Arena trace is the
+recorded one where it is found or given (``--recorded arena=FILE``; see :mod:`benchmarks.trace.originals`), else the
+generator's preset; ``results.md`` says which. Results: docs/results/replay.md.
 """
 
 from __future__ import annotations
@@ -24,12 +26,17 @@ from pathlib import Path
 from typing import Protocol
 
 from benchmarks.slo import modelled, simulated
-from benchmarks.slo.fleet import make_models
+from benchmarks.slo.finished import grid_of, setup_of
+from benchmarks.slo.fleet import make_models, trace_source
 from benchmarks.slo.live import LiveRunner, calibrate
+from benchmarks.slo.margins import margins
+from benchmarks.slo.misses import misses
 from benchmarks.slo.plots import ablation_bars, figure_7
+from benchmarks.slo.resources import facts, resources
 from benchmarks.slo.server import exit_on_sigterm
 from benchmarks.slo.spec import POLICIES, Grid, RunSpec, Setup
 from benchmarks.slo.summary import curves, judged, markdown
+from prism.core.errors import InvalidValue, PrismError
 from prism.trace.replay.plan import read_objectives
 from prism.trace.report import Report, read_report
 
@@ -38,6 +45,9 @@ _NUMBERS = {
     "base_scale": float, "base_devices": int, "prompt_scale": float, "output_scale": float, "most_prompt": int,
     "most_output": int, "compress": float, "base_rps": float,
 }  # fmt: skip
+
+
+Results = list[tuple[RunSpec, Report]]
 
 
 class Runner(Protocol):
@@ -52,22 +62,54 @@ def main(argv: list[str] | None = None) -> int:
     """Run what is missing and write tables and plots; returns 1 when a run failed."""
     options = _parser().parse_args(argv)
     out: Path = options.out
+    setup = _setup(options)
+    if options.summarize_only:
+        setup = setup_of(out, setup)
+        results = _finished(grid_of(out, setup).runs(setup), out, setup.base_scale)
+        if not results:
+            raise SystemExit(f"{out / 'runs'} holds no finished run")
+        _write(results, setup, out)
+        return 0
     out.mkdir(parents=True, exist_ok=True)
-    setup, grid = _setup(options), _grid(options)
-    live = options.backend == "serve"
-    if live:
+    grid = _grid(options)
+    if options.backend == "serve":
         make_models(setup.models_folder)
     runner = _runner(options, setup, grid)
     try:
         results, failed = _run_all(grid.runs(setup), out, runner, setup.base_scale)
     finally:
         runner.close()
+    _write(results, setup, out)
+    return 1 if failed else 0
+
+
+def _write(results: Results, setup: Setup, out: Path) -> None:
+    """Tables and figures of ``results`` into ``out``."""
     found = curves(results)
-    (out / "results.md").write_text(markdown(results))
+    sources = {name: trace_source(name, out) for name in dict.fromkeys(spec.trace for spec, _ in results)}
+    parts = (
+        facts(results, setup, sources), markdown(results), margins(found), misses(results, out / "runs"),
+        resources(results, setup),
+    )  # fmt: skip
+    text = "\n".join(part for part in parts if part)
+    (out / "results.md").write_text(text)
     figure_7(found, out / "figure7.svg")
     ablation_bars(found, out / "ablations.svg")
-    print(markdown(results))
-    return 1 if failed else 0
+    print(text)
+
+
+def _finished(runs: list[RunSpec], out: Path, base_scale: float) -> Results:
+    """The runs that have a report; the others are left out."""
+    results: Results = []
+    for spec in runs:
+        measured = spec.measured(base_scale)
+        path = out / "runs" / measured.folder / "report.json"
+        if path.exists():
+            try:
+                results.append((spec, judged(read_report(path), spec.scale / measured.scale)))
+            except PrismError as exc:  # being written by a comparison that goes on
+                print(f"{spec.folder}: left out: {exc}", file=sys.stderr)
+    return results
 
 
 def _runner(options: argparse.Namespace, setup: Setup, grid: Grid) -> Runner:
@@ -81,10 +123,8 @@ def _runner(options: argparse.Namespace, setup: Setup, grid: Grid) -> Runner:
     return LiveRunner(setup, given or calibrate(setup, grid.traces, out), out)
 
 
-def _run_all(
-    runs: list[RunSpec], out: Path, runner: Runner, base_scale: float
-) -> tuple[list[tuple[RunSpec, Report]], int]:
-    results: list[tuple[RunSpec, Report]] = []
+def _run_all(runs: list[RunSpec], out: Path, runner: Runner, base_scale: float) -> tuple[Results, int]:
+    results: Results = []
     failed, began_s = 0, time.monotonic()
     for number, spec in enumerate(runs, start=1):
         measured = spec.measured(base_scale)
@@ -121,6 +161,10 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--no-ablations", action="store_true")
     parser.add_argument("--measured", type=Path, help="simulate the live runs with this validation's calibration")
+    parser.add_argument("--summarize-only", action="store_true", help="tables and figures of the runs in --out")
+    parser.add_argument(
+        "--recorded", action="append", default=[], metavar="NAME=FILE", help="a trace file instead of what is found"
+    )
     parser.add_argument("--slo", type=Path, help="objectives at scale 1; default: calibrate")
     for name, kind in _NUMBERS.items():
         parser.add_argument(f"--{name.replace('_', '-')}", type=kind, help=f"default: {getattr(Setup(Path()), name)}")
@@ -135,7 +179,14 @@ def _setup(options: argparse.Namespace) -> Setup:
     if options.backend == "sim":
         setup = replace(setup, seconds=200.0, prompt_scale=1.0, output_scale=1.0, most_prompt=4096, most_output=2048)
         setup = replace(setup, compress=1.0, base_rps=16.0)
-    return replace(setup, **given)
+    return replace(setup, **given, recorded=dict(_recorded(item) for item in options.recorded))
+
+
+def _recorded(item: str) -> tuple[str, Path]:
+    name, equals, path = item.partition("=")
+    if not (name and equals and Path(path).is_file()):
+        raise InvalidValue("recorded", item, "must be NAME=FILE, of a trace file that exists")
+    return name, Path(path)
 
 
 def _grid(options: argparse.Namespace) -> Grid:

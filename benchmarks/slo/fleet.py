@@ -4,15 +4,20 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 import yaml
 
 from benchmarks.slo.spec import RunSpec, Setup
+from benchmarks.trace.originals import VARIABLE, find_original
+from prism.core.errors import InvalidValue
+from prism.trace.convert import sha256_of
 from prism.trace.files import open_trace, write_trace
 from prism.trace.generate import generate, preset
 from prism.trace.replay.plan import Objective
+from prism.trace.row import TraceRow
 from prism.trace.schema import TraceInfo
 from prism.trace.steps import Step, apply_steps, count_models, info_after
 from prism.trace.transform import fold
@@ -20,7 +25,8 @@ from prism.trace.transform import fold
 ROOT = Path(__file__).parents[2]
 KINDS = ("demo-llama", "demo-qwen3", "demo-stablelm")
 RECORDED = {"arena": "arena_prism_e2e_8m.parquet"}
-"""Recorded traces, looked for in ``../shared/traces``; without them the generator's preset of the same name is used."""
+"""Recorded traces, looked for as :mod:`benchmarks.trace.originals` says; without one, the generator's preset of the
+same name takes its place, and every table and report says so."""
 
 
 def model_names(setup: Setup) -> list[str]:
@@ -44,13 +50,10 @@ def base_trace(name: str, setup: Setup, folder: Path) -> Path:
     ``folder``."""
     path = folder / f"trace-{name}.parquet"
     if path.exists():
+        _same_source(name, setup, path)
         return path
-    recorded = ROOT.parent / "shared" / "traces" / RECORDED.get(name, "none")
-    if recorded.exists():
-        source = open_trace(recorded)
-        rows, info = source.rows(), source.info
-    else:
-        rows, info = generate(preset(name), setup.seed), TraceInfo({"generator": name, "seed": setup.seed})
+    rows, info = _source(name, setup)
+    print(f"trace {name}: {described(info)}", file=sys.stderr, flush=True)
     listed = list(rows)
     counts = count_models(iter(listed))
     targets = model_names(setup)
@@ -70,6 +73,48 @@ def base_trace(name: str, setup: Setup, folder: Path) -> Path:
     ]
     write_trace(path, apply_steps(iter(listed), steps), info_after(info, steps))
     return path
+
+
+def trace_source(name: str, folder: Path) -> str:
+    """Where the trace called ``name`` in ``folder`` comes from, in words."""
+    path = folder / f"trace-{name}.parquet"
+    return described(open_trace(path).info) if path.exists() else "not made yet"
+
+
+def described(info: TraceInfo) -> str:
+    """``recorded`` or ``generated``, with the file or the preset and seed."""
+    facts, parts = info.provenance, []
+    if (file := facts.get("file") or facts.get("source")) is not None:
+        parts.append(str(file) + (f", sha256 {facts['file_sha256'][:12]}" if "file_sha256" in facts else ""))
+    if "generator" in facts:
+        parts.append(f"preset {facts.get('preset', facts['generator'])}, seed {facts.get('seed')}")
+    kind = "generated" if "generator" in facts else "recorded"
+    return f"{kind} ({'; '.join(parts)})" if parts else kind
+
+
+def _source(name: str, setup: Setup) -> tuple[Iterable[TraceRow], TraceInfo]:
+    """The file given for ``name``, else the recorded trace where it is found, else the generator's preset."""
+    wanted = RECORDED.get(name)
+    file = setup.recorded.get(name) or (find_original(wanted) if wanted else None)
+    if file is not None:
+        trace = open_trace(file)
+        facts = {**trace.info.provenance, "file": file.name, "file_sha256": sha256_of(file)}
+        return trace.rows(), TraceInfo(facts, trace.info.block_tokens)
+    spec = preset(name)
+    if wanted:
+        print(
+            f"trace {name}: no {wanted} found; the generator's preset takes its place. To use a recorded trace: "
+            f"--recorded {name}=FILE, or a folder in {VARIABLE}",
+            file=sys.stderr, flush=True,
+        )  # fmt: skip
+    return generate(spec, setup.seed), TraceInfo({"generator": "preset", "preset": name, "seed": setup.seed})
+
+
+def _same_source(name: str, setup: Setup, path: Path) -> None:
+    """Raise :class:`InvalidValue` when ``path``, made earlier, is not of the file that is given for it now."""
+    given = setup.recorded.get(name)
+    if given is not None and open_trace(path).info.provenance.get("file_sha256") != sha256_of(given):
+        raise InvalidValue("recorded", f"{name}={given}", f"but {path} was made of another trace: use another --out")
 
 
 def run_steps(spec: RunSpec, setup: Setup) -> list[Step]:

@@ -6,7 +6,16 @@ import os
 import shutil
 from pathlib import Path
 
-from benchmarks.slo.fleet import base_trace, catalog, kind_of, model_names, policy_section, run_steps, write_catalog
+from benchmarks.slo.fleet import (
+    base_trace,
+    catalog,
+    kind_of,
+    model_names,
+    policy_section,
+    run_steps,
+    trace_source,
+    write_catalog,
+)
 from benchmarks.slo.server import Server
 from benchmarks.slo.spec import SCALE_FREE, RunSpec, Setup
 from prism.trace.replay.calibrate import objective_of, write_objectives
@@ -81,7 +90,8 @@ class LiveRunner:
             watcher = Watcher(server.url, server.admin_key)
             watched = watcher if watcher.available() else None
             plan = make_plan(options)
-            return run_replay(plan, folder, title=title, watcher=watched, facts=self._facts).report
+            facts = {**self._facts, "trace_source": trace_source(spec.trace, self._out)}
+            return run_replay(plan, folder, title=title, watcher=watched, facts=facts).report
         except BaseException:
             self.close(failed=True)
             raise

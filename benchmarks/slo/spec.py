@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -46,10 +46,13 @@ class Setup:
     base_rate: float = 1.0
     base_scale: float = 5.0
     base_devices: int = 2
+    recorded: Mapping[str, Path] = field(default_factory=dict, hash=False)
+    """Trace files given for names of traces, instead of what would be found or generated."""
 
     def facts(self) -> dict[str, Any]:
         """For the report; paths by their names only."""
-        return {k: v.name if isinstance(v, Path) else v for k, v in asdict(self).items()}
+        facts = {k: v.name if isinstance(v, Path) else v for k, v in asdict(self).items()}
+        return facts | {"recorded": {name: path.name for name, path in self.recorded.items()}}
 
 
 @dataclass(frozen=True)

@@ -4,11 +4,20 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
+from benchmarks.trace.originals import VARIABLE, find_original
 from prism.trace.files import write_trace
 from prism.trace.row import TraceRow
 from prism.trace.schema import TraceInfo
 
-SHARED = Path(__file__).parents[2] / ".." / "shared" / "traces"
+
+def original(name: str) -> Path:
+    """The recorded trace called ``name``; the test is skipped where nobody has it."""
+    found = find_original(f"{name}.parquet")
+    if found is None:
+        pytest.skip(f"the recorded trace {name} is in no folder of {VARIABLE}")
+    return found
 
 
 def row(at_s: float, model: str = "a", prompt: int | None = 10, output: int | None = 5, **more: object) -> TraceRow:

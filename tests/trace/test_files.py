@@ -18,7 +18,7 @@ from prism.trace.check import OutOfOrder
 from prism.trace.files import open_trace, write_trace
 from prism.trace.row import TraceRow
 from prism.trace.schema import TraceInfo
-from tests.trace.helpers import SHARED, row, saved
+from tests.trace.helpers import original, row, saved
 
 ENDINGS = [".parquet", ".jsonl"]
 TOKENS = st.none() | st.integers(1, 2**31 - 1)
@@ -168,10 +168,9 @@ def test_a_million_rows_stream_in_constant_memory(tmp_path: Path, ending: str) -
     assert int(done.stdout) < 16 * 1024
 
 
-@pytest.mark.skipif(not SHARED.is_dir(), reason="the shared traces are not here")
 def test_the_recorded_traces_are_readable() -> None:
     for name, count in (("arena_vtc_27m", 1500), ("arena_prism_e2e_8m", 754), ("azure2023_conv", 19366)):
-        trace = open_trace(SHARED / f"{name}.parquet")
+        trace = open_trace(original(name))
         assert sum(1 for _ in trace.rows()) == trace.count() == count
         assert "source" in trace.info.provenance
 
@@ -180,3 +179,24 @@ def test_bytes_on_disk_do_not_depend_on_the_run(tmp_path: Path) -> None:
     rows = [row(0.0), row(1.0)]
     first, second = saved(tmp_path / "1.parquet", rows), saved(tmp_path / "2.parquet", rows)
     assert first.read_bytes() == second.read_bytes()
+
+
+def test_a_header_may_be_written_with_spaces(tmp_path: Path) -> None:
+    path = tmp_path / "t.jsonl"
+    line = '{"arrival_s": 1, "model": "a", "prompt_tokens": 1, "output_tokens": null}'
+    path.write_text(f'{{ "trace" : {{"source": "x"}} }} \n{line}\n')
+    trace = open_trace(path)
+    assert trace.info.provenance == {"source": "x"}
+    assert list(trace.rows()) == [row(1.0, prompt=1, output=None)]
+    path.write_text('{"trace": oops}\n')
+    with pytest.raises(InvalidValue, match=r"t\.jsonl"):
+        open_trace(path)
+
+
+def test_a_damaged_parquet_file_is_named(tmp_path: Path) -> None:
+    path = saved(tmp_path / "t.parquet", [row(i / 10, prompt=1 + i % 700) for i in range(5000)])
+    data = bytearray(path.read_bytes())
+    data[200:600] = bytes(400)
+    path.write_bytes(data)
+    with pytest.raises(InvalidValue, match=r"t\.parquet"):
+        list(open_trace(path).rows())

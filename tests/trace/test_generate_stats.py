@@ -14,7 +14,7 @@ from prism.trace.generate import PRESETS, GeneratorSpec, generate, preset
 from prism.trace.row import TraceRow
 from prism.trace.stats import TraceStats, trace_stats
 from prism.trace.stats_view import figure_2, summary_rows
-from tests.trace.helpers import SHARED, row, steady
+from tests.trace.helpers import original, row, steady
 
 
 @pytest.mark.parametrize("name", ["hyperbolic", "arena", "novita"])
@@ -119,7 +119,6 @@ def test_empty_and_tiny_traces() -> None:
     assert summary_rows(tiny)
 
 
-@pytest.mark.skipif(not SHARED.is_dir(), reason="the shared traces are not here")
 @pytest.mark.parametrize(
     ("name", "top10", "top40", "idle", "cv50", "cv90"),
     [
@@ -131,7 +130,7 @@ def test_empty_and_tiny_traces() -> None:
 def test_recorded_traces_have_the_published_statistics(
     name: str, top10: float, top40: float, idle: float, cv50: float, cv90: float
 ) -> None:
-    stats = trace_stats(open_trace(SHARED / f"{name}.parquet").rows())
+    stats = trace_stats(open_trace(original(name)).rows())
     assert stats.cv_per_minute is not None
     assert stats.top_10_share == pytest.approx(top10, abs=0.001)
     assert stats.top_40_share == pytest.approx(top40, abs=0.001)
@@ -140,10 +139,9 @@ def test_recorded_traces_have_the_published_statistics(
     assert stats.cv_per_minute.p90 == pytest.approx(cv90, abs=0.01)
 
 
-@pytest.mark.skipif(not SHARED.is_dir(), reason="the shared traces are not here")
 def test_arena_stretched_is_as_idle_as_the_paper_says() -> None:
     """Half of the models with a median idle interval above 80 s once the compressed time is stretched."""
-    rows = (replace(r, arrival_s=r.arrival_s * 12.5) for r in open_trace(SHARED / "arena_vtc_27m.parquet").rows())
+    rows = (replace(r, arrival_s=r.arrival_s * 12.5) for r in open_trace(original("arena_vtc_27m")).rows())
     stats: TraceStats = trace_stats(rows)
     assert stats.idle_median_s is not None
     assert stats.idle_median_s.p50 > 80
@@ -155,3 +153,11 @@ def test_figure_2_is_one_svg_and_deterministic() -> None:
     assert svg.startswith("<svg")
     assert svg.rstrip().endswith("</svg>")
     assert svg == figure_2([("one", stats), ("two", stats)])
+
+
+@pytest.mark.parametrize("bad", [{"off_s": -1.0}, {"off_level": -0.1}, {"level_sigma": -1.0}, {"duration_s": 0.0}])
+def test_impossible_settings_are_refused(bad: dict[str, float]) -> None:
+    with pytest.raises(InvalidValue, match=next(iter(bad))):
+        GeneratorSpec(**bad)  # type: ignore[arg-type]
+    with pytest.raises(InvalidValue, match="differ"):
+        GeneratorSpec(models=2, names=("a", "a"))

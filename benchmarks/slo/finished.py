@@ -1,0 +1,50 @@
+"""What a folder of runs holds: its set-up and the grid that its runs span, for summarizing without running."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from benchmarks.slo.spec import ABLATIONS, POLICIES, Grid, Setup
+
+_RUN = re.compile(
+    rf"(?P<trace>.+)-(?P<label>(?:{'|'.join(POLICIES)})[^-]*)"
+    r"-r(?P<rate>[\d.e+]+)-s(?P<scale>[\d.e+]+)-d(?P<devices>\d+)-(?P<repeat>\d+)"
+)
+
+
+def setup_of(out: Path, default: Setup) -> Setup:
+    """The set-up that the calibration in ``out`` was made with; ``default`` for what it does not say."""
+    path = out / "slo.json"
+    found: dict[str, Any] = msgspec.json.decode(path.read_bytes()).get("setup", {}) if path.exists() else {}
+    names = {field.name for field in fields(Setup)} - {"models_folder", "recorded"}
+    given = {name: getattr(default, name) for name in ("models_folder", "recorded")}
+    return Setup(**given, **{name: found.get(name, getattr(default, name)) for name in names})
+
+
+def grid_of(out: Path, setup: Setup) -> Grid:
+    """The grid over all runs in ``out`` that have a report; points between them may be missing."""
+    folders = sorted(path.parent.name for path in (out / "runs").glob("*/report.json"))
+    runs = [found.groupdict() for folder in folders if (found := _RUN.fullmatch(folder))]
+    labels = {run["label"] for run in runs}
+    base = {"rate": setup.base_rate, "scale": setup.base_scale, "devices": float(setup.base_devices)}
+
+    def axis(name: str) -> tuple[float, ...]:
+        """Values of one axis among the runs that are at the base of the others."""
+        others = [other for other in base if other != name]
+        return tuple(sorted({float(r[name]) for r in runs if all(float(r[o]) == base[o] for o in others)}))
+
+    variants = {f"prism {variant}".replace(" ", "_") for variant in ABLATIONS}
+    return Grid(
+        traces=tuple(sorted({run["trace"] for run in runs})),
+        policies=tuple(policy for policy in POLICIES if policy in labels),
+        rates=axis("rate"),
+        scales=axis("scale"),
+        devices=tuple(int(value) for value in axis("devices")),
+        repeats=1 + max((int(run["repeat"]) for run in runs), default=-1),
+        ablations=bool(variants & labels),
+    )
