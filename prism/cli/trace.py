@@ -63,6 +63,8 @@ def convert_command(format: str, source: Path, output: Path, **options: Any) -> 
 @click.option("--groups", type=int, help="Groups of models that are active together.")
 @click.option("--on", "on_s", type=float, help="Mean seconds a group is active.")
 @click.option("--off", "off_s", type=float, help="Mean seconds a group is nearly idle.")
+@click.option("--off-level", type=float, help="Intensity while nearly idle, relative to the mean while active.")
+@click.option("--level-sigma", type=float, help="Spread (of the logarithm) of the intensity between active periods.")
 @click.option("--cv-median", type=float, help="Median over models of the CV of gaps while active.")
 @click.option("--cv-p90", type=float, help="P90 of the same.")
 @click.option("--lengths", type=click.Choice(list(TABLES)), help="Table of prompt and output lengths.")

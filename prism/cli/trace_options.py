@@ -7,6 +7,7 @@ from typing import Any, TypeVar
 
 import click
 
+from prism.core.errors import InvalidValue
 from prism.trace.lengths import TABLES
 from prism.trace.steps import Step
 
@@ -38,6 +39,10 @@ def steps_of(values: dict[str, Any], seed: int) -> list[Step]:
     }
     if lengths != {"prompt": 1.0, "output": 1.0, "most_prompt": None, "most_output": None, "most_total": None}:
         steps.append({"step": "lengths", **lengths})
+    if taken["only"]:
+        steps.append({"step": "only", "models": _names(taken["only"])})
+    if taken["rename"]:
+        steps.append({"step": "rename", "names": dict(_renaming(item) for item in taken["rename"])})
     if taken["split"]:
         steps.append({"step": "split", "models": _names(taken["split"]), "zipf": taken["zipf"], "seed": seed})
     if taken["rate"] != 1.0:
@@ -49,6 +54,13 @@ def steps_of(values: dict[str, Any], seed: int) -> list[Step]:
 
 def _names(text: str) -> list[str]:
     return [name.strip() for name in text.split(",") if name.strip()]
+
+
+def _renaming(item: str) -> tuple[str, str]:
+    old, equals, new = item.partition("=")
+    if not (equals and new):
+        raise InvalidValue("rename", item, "must be OLD=NEW")
+    return old, new
 
 
 class _Window(click.ParamType[tuple[float, float | None]]):
@@ -76,10 +88,12 @@ _OPTIONS = (
     click.option("--most-output", type=int, help="Cut outputs to so many tokens."),
     click.option("--most-total", type=int, help="Cut prompts so that prompt + output fit a context of so many tokens."),
     click.option("--fill-lengths", type=click.Choice(list(TABLES)), help="Draw unknown lengths from this table."),
+    click.option("--only", help="Only the requests of these models of the trace (comma-separated)."),
+    click.option("--rename", multiple=True, metavar="OLD=NEW", help="Give a model of the trace another name (repeat)."),
     click.option("--split", help="Deal the requests at random to these models (comma-separated)."),
     click.option("--zipf", type=float, default=0.92, show_default=True, help="Popularity exponent for --split."),
 )
 _NAMES = (
     "window", "rate", "time", "prompt_scale", "output_scale", "most_prompt", "most_output", "most_total",
-    "fill_lengths", "split", "zipf",
+    "fill_lengths", "only", "rename", "split", "zipf",
 )  # fmt: skip

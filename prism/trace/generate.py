@@ -55,6 +55,11 @@ class GeneratorSpec:
         for name in ("models", "duration_s", "rate_rps", "groups", "on_s", "cv_median", "cv_p90"):
             if not getattr(self, name) > 0:
                 raise InvalidValue(name, getattr(self, name), "must be positive")
+        for name in ("off_s", "off_level", "level_sigma", "sigma"):
+            if not 0 <= getattr(self, name) < math.inf:
+                raise InvalidValue(name, getattr(self, name), "must not be negative")
+        if len(set(self.names)) != len(self.names):
+            raise InvalidValue("names", self.names, "must differ from each other")
         if self.names and len(self.names) != self.models:
             raise InvalidValue("names", len(self.names), f"must be as many as models ({self.models})")
         length_table(self.lengths)

@@ -26,6 +26,10 @@ class _Line(msgspec.Struct, omit_defaults=True):
     prefix_hash_ids: list[int] | None = None
 
 
+class _Header(msgspec.Struct):
+    trace: msgspec.Raw
+
+
 _decoder: Final = msgspec.json.Decoder(_Line)
 _encoder: Final = msgspec.json.Encoder()
 
@@ -34,7 +38,12 @@ def read_info(path: Path) -> TraceInfo:
     """The provenance that stands in the file; empty when there is none."""
     with _open(path) as file:
         first = file.readline().strip()
-    return decode_info(first[len(_HEADER) : -1], str(path)) if _is_header(first) else TraceInfo()
+    if not _is_header(first):
+        return TraceInfo()
+    try:
+        return decode_info(msgspec.json.decode(first, type=_Header).trace, str(path))
+    except msgspec.DecodeError as exc:
+        raise InvalidValue("trace", first[:80], f"the first line is not JSON: {exc}", where=str(path)) from exc
 
 
 def count_rows(path: Path) -> int:

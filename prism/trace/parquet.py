@@ -49,7 +49,8 @@ def read_rows(path: Path) -> Iterator[TraceRow]:
     with _open(path) as file:
         columns = _columns(file, path)
         first, last_s = 0, 0.0
-        for raw in file.iter_batches(batch_size=READ_ROWS, columns=columns):
+        batches = file.iter_batches(batch_size=READ_ROWS, columns=columns)
+        while (raw := _next(batches, path, first)) is not None:
             batch = _cast(raw, path, first)
             last_s = _check(batch, path, first, last_s)
             yield from _rows(batch)
@@ -72,6 +73,14 @@ def _open(path: Path) -> Any:
         return pq.ParquetFile(path, pre_buffer=False, buffer_size=1 << 20)
     except (pa.ArrowInvalid, OSError) as exc:
         raise InvalidValue("file", str(path), f"cannot be read as parquet: {exc}") from exc
+
+
+def _next(batches: Iterator[Any], path: Path, first: int) -> Any:
+    """The next batch, whose first row is ``first``; None at the end."""
+    try:
+        return next(batches, None)
+    except (pa.ArrowException, OSError) as exc:
+        raise InvalidValue("file", str(path), f"is damaged: {exc}", where=f"{path} from row {first} on") from exc
 
 
 def _columns(file: Any, path: Path) -> list[str]:

@@ -51,6 +51,8 @@ class RequestRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
     """What the server counted, when it says."""
     detail: str = ""
     """The failure in words (the server's message, shortened)."""
+    asked_tokens: int | None = None
+    """Tokens that the trace wants, where the answer had another number of them."""
 
     def met_ttft(self, scale: float = 1.0) -> bool:
         """Whether the TTFT objective times ``scale`` was met. A request without objective meets it by finishing."""

@@ -61,12 +61,19 @@ def attainment_over_time(report: Report) -> str:
         for group in report.models[:MOST_LINES]:
             points = [(w.start_s, w.models[group.name]) for w in report.windows if group.name in w.models]
             shares = [100 * getattr(a, name) for _, a in points]
-            axis.plot([t for t, _ in points], shares, color=shades[group.name], lw=0.8, alpha=0.6, marker=".", ms=3)
+            style = {"color": shades[group.name], "lw": 0.8, "alpha": 0.6, "marker": ".", "ms": 3}
+            axis.plot([t for t, _ in points], shares, label=group.name or "(unnamed)", **style)
         whole = [(w.start_s, 100 * getattr(w.all, name)) for w in report.windows if w.all is not None]
         axis.plot([t for t, _ in whole], [s for _, s in whole], color="black", lw=2, label="all models")
         axis.set(xlabel=f"time (s), windows of {report.window_s:g} s", ylabel=f"{name.upper()} met (%)", ylim=(-3, 103))
-    axes[0].legend(loc="lower left", frameon=False)
+    _legend_below(figure, axes[0])
     return to_svg(figure)
+
+
+def _legend_below(figure: Figure, axis: Any) -> None:
+    """One legend for all panels, below them."""
+    handles, labels = axis.get_legend_handles_labels()
+    figure.legend(handles, labels, loc="outside lower center", ncols=min(8, len(labels)), frameon=False, fontsize=7)
 
 
 def attainment_per_model(report: Report) -> str:
@@ -116,9 +123,11 @@ def latency_cdfs(report: Report) -> str:
     shades = model_colours(report)
     for axis, (label, name) in zip(axes, metrics, strict=True):
         for group in report.models[:MOST_LINES]:
-            _cdf(axis, getattr(group, name), color=shades[group.name], lw=0.8, alpha=0.7)
-        _cdf(axis, getattr(report.all, name), color="black", lw=2)
+            label_of = group.name or "(unnamed)"
+            _cdf(axis, getattr(group, name), color=shades[group.name], lw=0.8, alpha=0.7, label=label_of)
+        _cdf(axis, getattr(report.all, name), color="black", lw=2, label="all models")
         axis.set(xlabel=label, ylabel="requests (%)", xscale="log", ylim=(0, 101))
+    _legend_below(figure, axes[0])
     return to_svg(figure)
 
 
@@ -129,7 +138,8 @@ def _cdf(axis: Any, values: Distribution | None, **style: Any) -> None:
 
 def queues(report: Report) -> str:
     """Waiting requests over time: by model, and by device where known."""
-    return _over_time(report, (("waiting requests", "queued", 1.0), ("running requests", "running", 1.0)))
+    by_model = (("waiting requests", "queued", 1.0), ("running requests", "running", 1.0))
+    return _over_time(report, (*by_model, ("waiting requests on devices", "device_queued", 1.0)))
 
 
 def memory(report: Report) -> str:
@@ -163,7 +173,8 @@ def _over_time(report: Report, panels: Iterable[tuple[str, str, float]]) -> str:
 
 
 def placement(report: Report) -> str:
-    """Which model was on which device when: one lane per model and device, lighter while it was being activated."""
+    """Which model was on which device when: one lane per model and device, lighter while it was being activated, with a
+    mark where each activation began."""
     stays = report.timeline.residences
     if not stays:
         return ""
@@ -183,6 +194,8 @@ def _stay(axis: Any, lane: int, stay: Residence, span_s: float, shade: str) -> N
     ready_s = min(end_s if stay.ready_s is None else stay.ready_s, end_s)
     axis.barh(lane, ready_s - stay.start_s, left=stay.start_s, color=shade, alpha=0.3, height=0.6)
     axis.barh(lane, end_s - ready_s, left=ready_s, color=shade, height=0.6)
+    if stay.start_s > 0:  # those before were there when the run began
+        axis.plot([stay.start_s], [lane], marker="|", ms=11, mew=1.5, color="black")
 
 
 def arrivals(report: Report) -> str:

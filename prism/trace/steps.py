@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import replace
 from typing import Any, Final
 
 from prism.core.errors import InvalidValue
@@ -54,6 +55,11 @@ def _fill(rows: Iterator[TraceRow], table: str, seed: int = 0) -> Iterator[Trace
     return transform.fill_lengths(rows, length_table(table), seed)
 
 
+def _rename(rows: Iterator[TraceRow], names: dict[str, str]) -> Iterator[TraceRow]:
+    """Models that are not named keep their names."""
+    return (replace(row, model=names.get(row.model, row.model)) for row in rows)
+
+
 def _split(rows: Iterator[TraceRow], models: list[str], zipf: float = 0.92, seed: int = 0) -> Iterator[TraceRow]:
     return transform.split(rows, models, zipf, seed)
 
@@ -65,6 +71,7 @@ STEPS: Final[dict[str, Callable[..., Iterator[TraceRow]]]] = {
     "lengths": lambda rows, **settings: transform.scale_lengths(rows, **settings),
     "models": lambda rows, names: transform.rename_models(rows, names),
     "only": lambda rows, models: (row for row in rows if row.model in models),
+    "rename": _rename,
     "split": _split,
     "fill": _fill,
 }

@@ -52,6 +52,10 @@ def scale_lengths(
     ``prompt`` (:func:`scaled_block_tokens`) so that prefixes stay shared."""
     _positive("prompt factor", prompt)
     _positive("output factor", output)
+    limits = (("most_prompt", most_prompt, 1), ("most_output", most_output, 1), ("most_total", most_total, 2))
+    for name, most, least in limits:
+        if most is not None and most < least:
+            raise InvalidValue(name, most, f"must be at least {least}")
     for row in rows:
         p = _scaled(row.prompt_tokens, prompt, most_prompt)
         o = _scaled(row.output_tokens, output, most_output)

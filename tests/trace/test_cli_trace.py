@@ -54,3 +54,12 @@ def test_errors_name_file_row_and_field(tmp_path: Path) -> None:
     assert isinstance(result.exception, InvalidValue)
     for part in ("bad.csv", "row 0", "TIMESTAMP"):
         assert part in str(result.exception)
+
+
+def test_models_by_name_on_the_command_line(tmp_path: Path) -> None:
+    source, changed = tmp_path / "g.jsonl", tmp_path / "c.jsonl"
+    run("generate", source, "--names", "a,b,c", "--duration", 60, "--off-level", 0.5, "--level-sigma", 0.1)
+    run("transform", source, changed, "--only", "a,b", "--rename", "a=x", "--rename", "b=y")
+    assert {r.model for r in open_trace(changed).rows()} <= {"x", "y"}
+    bad = CliRunner().invoke(command, ["transform", str(source), str(changed), "--rename", "a"])
+    assert isinstance(bad.exception, InvalidValue)

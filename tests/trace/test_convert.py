@@ -123,7 +123,7 @@ def test_sharegpt_turns_share_their_history(tmp_path: Path) -> None:
 
 
 def test_sharegpt_needs_a_rate_and_a_way_to_count(tmp_path: Path) -> None:
-    for options, key in (({"chars_per_token": 4.0}, "rate"), ({"rate_rps": 1.0}, "tokenizer")):
+    for options, key in (({"chars_per_token": 4.0}, "rate_rps"), ({"rate_rps": 1.0}, "tokenizer")):
         with pytest.raises(InvalidValue) as caught:
             converted("sharegpt", tmp_path / "s.json", json.dumps(CONVERSATIONS), **options)
         assert caught.value.key == key
@@ -286,3 +286,72 @@ def test_unknown_format_and_missing_source(tmp_path: Path) -> None:
     for kind in CONVERTERS:
         with pytest.raises(InvalidValue, match="is no file"):
             convert(kind, tmp_path / "x", ConvertOptions())
+
+
+@pytest.mark.parametrize(
+    ("kind", "text", "field"),
+    [
+        ("azure2023", f"{AZURE}\n2023-11-16 18:15:46,5,5\n2023-11-16 18:15:47,5.5,5", "ContextTokens"),
+        ("azure2023", f"{AZURE}\n2023-11-16 18:15:46,5,5\n2023-11-16 18:15:47,5,-1", "GeneratedTokens"),
+        ("azure2023", f"{AZURE}\n2023-11-16 18:15:46,5,5\n2023-11-16 18:15:47,5", "GeneratedTokens"),
+        ("burstgpt", "Timestamp,Model,Request tokens,Response tokens\n1,a,5,5\nnan,a,5,5", "Timestamp"),
+        ("burstgpt", "Timestamp,Model,Request tokens,Response tokens\n1,a,5,5\n2,a,inf,5", "Request tokens"),
+        ("mooncake", '{"timestamp":0,"input_length":5,"output_length":5}\n{"timestamp":1}', "input_length"),
+        ("sharegpt", '[{"conversations":[]},{"conversations":["hello"]}]', "conversations"),
+        ("sharegpt", '[{"conversations":[]},{"conversations":[{"from":"human","value":null}]}]', "value"),
+    ],
+)  # fmt: skip
+def test_a_bad_row_names_file_row_and_field(tmp_path: Path, kind: str, text: str, field: str) -> None:
+    path = tmp_path / "original"
+    path.write_text(text)
+    rows, _, _ = convert(kind, path, ConvertOptions(rate_rps=1.0, chars_per_token=4.0))
+    with pytest.raises(InvalidValue) as raised:
+        list(rows)
+    for part in (str(path), "row 1", field):
+        assert part in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    ("kind", "start"),
+    [("azure2023", f"{AZURE}\n2023-11-16 18:15:46,5,5\n".encode()), ("sharegpt", b'[{"conversations":[]},')],
+)
+def test_bytes_that_are_no_text_are_said(tmp_path: Path, kind: str, start: bytes) -> None:
+    path = tmp_path / "original"
+    path.write_bytes(start + b"\xff\xfe")
+    rows, _, _ = convert(kind, path, ConvertOptions(rate_rps=1.0, chars_per_token=4.0))
+    with pytest.raises(InvalidValue, match="cannot be read"):
+        list(rows)
+
+
+@pytest.mark.parametrize("name", ["rate_rps", "cv", "think_s", "chars_per_token"])
+@pytest.mark.parametrize("value", [0.0, -1.0, float("nan")])
+def test_sharegpt_options_must_be_positive(tmp_path: Path, name: str, value: float) -> None:
+    (tmp_path / "s.json").write_text("[]")
+    options = ConvertOptions(**{"rate_rps": 1.0, "chars_per_token": 4.0, name: value})
+    with pytest.raises(InvalidValue, match=name):
+        list(convert("sharegpt", tmp_path / "s.json", options)[0])
+
+
+def test_a_file_that_is_no_tokenizer_is_said(tmp_path: Path) -> None:
+    (tmp_path / "s.json").write_text("[]")
+    (tmp_path / "tokenizer.json").write_text("{}")
+    with pytest.raises(InvalidValue, match="tokenizer"):
+        list(convert("sharegpt", tmp_path / "s.json", ConvertOptions(rate_rps=1.0, tokenizer=tmp_path))[0])
+
+
+class Request:
+    """Pickled by the test below as the artifacts' requests are."""
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), 10**400, 2.5, 0, "5", True])
+def test_a_bad_length_in_a_pickle_names_row_and_field(tmp_path: Path, value: object) -> None:
+    requests = [Request(), Request()]
+    for request in requests:
+        request.__dict__.update(req_time=0.0, adapter_dir="a", prompt_len=5, output_len=5)
+    requests[1].__dict__["output_len"] = value
+    path = tmp_path / "real_trace.pkl"
+    path.write_bytes(pickle.dumps(requests))
+    with pytest.raises(InvalidValue) as raised:
+        list(convert("arena", path, ConvertOptions())[0])
+    for part in (str(path), "row 1", "output_len"):
+        assert part in str(raised.value)

@@ -15,7 +15,7 @@ from prism.trace.lengths import LEVELS, TABLES, length_table, quantile
 from prism.trace.row import TraceRow
 from prism.trace.schema import TraceInfo
 from prism.trace.stats import trace_stats
-from prism.trace.steps import STEPS, apply_steps, count_models, info_after
+from prism.trace.steps import STEPS, Step, apply_steps, count_models, info_after
 from prism.trace.transform import (
     change_rate,
     fill_lengths,
@@ -161,3 +161,15 @@ def test_length_tables(name: str) -> None:
     for values in (table.prompt, table.output):
         assert list(values) == sorted(values)
         assert [quantile(values, level) for level in LEVELS] == [max(1, v) for v in values]
+
+
+def test_models_are_renamed_and_picked_by_name() -> None:
+    rows = [row(0.0, "a"), row(1.0, "b"), row(2.0, "c")]
+    steps: list[Step] = [{"step": "only", "models": ["a", "b"]}, {"step": "rename", "names": {"a": "x"}}]
+    assert [r.model for r in apply_steps(rows, steps)] == ["x", "b"]
+
+
+@pytest.mark.parametrize("limit", [{"most_prompt": 0}, {"most_output": 0}, {"most_total": 1}])
+def test_limits_leave_room_for_a_token(limit: dict[str, int]) -> None:
+    with pytest.raises(InvalidValue, match=next(iter(limit))):
+        list(scale_lengths([row(0.0)], **limit))

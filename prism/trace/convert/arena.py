@@ -11,11 +11,13 @@ from pathlib import Path
 from typing import Any, Final
 
 from prism.core.errors import InvalidValue
+from prism.trace.check import check_tokens
 from prism.trace.convert.base import Converter, ConvertOptions, Tally
 from prism.trace.convert.pickle_values import Opaque, read_pickle_values
 from prism.trace.row import TraceRow
 
 FIELDS: Final = ("req_time", "adapter_dir", "prompt_len", "output_len")
+_MOST: Final = 2**53
 _NUMPY_CODES: Final = {"f8": "d", "f4": "f", "i8": "q", "i4": "i", "i2": "h", "u8": "Q", "u4": "I", "u2": "H"}
 
 
@@ -47,13 +49,18 @@ def _row(values: dict[str, Any], where: str) -> TraceRow:
     model = values["adapter_dir"] or values.get("model_dir") or ""
     if not isinstance(model, str):
         raise InvalidValue("adapter_dir", model, "must be a string", where=where)
-    prompt, output = (int(_number(values, name, where)) for name in ("prompt_len", "output_len"))
-    return TraceRow(_number(values, "req_time", where), model.rstrip("/").rpartition("/")[2], prompt, output)
+    prompt, output = (_number(values, name, where) for name in ("prompt_len", "output_len"))
+    for name, tokens in (("prompt_len", prompt), ("output_len", output)):
+        if tokens != int(tokens):
+            raise InvalidValue(name, tokens, "must be a whole number", where=where)
+        check_tokens(name, int(tokens), where)
+    at_s = _number(values, "req_time", where)
+    return TraceRow(at_s, model.rstrip("/").rpartition("/")[2], int(prompt), int(output))
 
 
 def _number(values: dict[str, Any], name: str, where: str) -> float:
     value = _numpy_scalar(values[name])
-    if isinstance(value, bool) or not isinstance(value, int | float):
+    if isinstance(value, bool) or not isinstance(value, int | float) or not abs(value) <= _MOST:
         raise InvalidValue(name, value, "must be a number", where=where)
     return value
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import heapq
+import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -57,32 +58,42 @@ class Converter:
 
 
 def csv_rows(path: Path, columns: Sequence[str]) -> Iterator[tuple[str, dict[str, str]]]:
-    """``(where, fields)`` for each row of a CSV file with a header; ``where`` names file, row and line for errors."""
+    """``(where, fields)`` for each row of a CSV file with a header; ``where`` names file, row and line for errors.
+    Raises :class:`InvalidValue` for a missing column, and for a line that is no CSV or no UTF-8."""
+    index = 0
     with path.open(newline="", encoding="utf-8-sig") as file:
         reader = csv.DictReader(file)
-        names = [name.strip() for name in reader.fieldnames or []]
-        reader.fieldnames = names
-        for column in columns:
-            if column not in names:
-                raise InvalidValue(column, names, "the column is missing", columns, where=str(path))
-        for index, fields in enumerate(reader):
-            yield f"{path} row {index} (line {reader.line_num})", fields
+        try:
+            names = [name.strip() for name in reader.fieldnames or []]
+            reader.fieldnames = names
+            for column in columns:
+                if column not in names:
+                    raise InvalidValue(column, names, "the column is missing", columns, where=str(path))
+            for fields in reader:
+                yield f"{path} row {index} (line {reader.line_num})", fields
+                index += 1
+        except (csv.Error, UnicodeDecodeError) as exc:
+            where = f"{path} row {index} (after line {reader.line_num})"
+            raise InvalidValue("line", None, f"cannot be read: {exc}", where=where) from exc
 
 
 def count(fields: dict[str, str], name: str, where: str) -> int:
-    """The whole number in column ``name``."""
-    try:
-        return int(float(fields[name]))
-    except (TypeError, ValueError, OverflowError):
-        raise InvalidValue(name, fields[name], "must be a whole number", where=where) from None
+    """The whole number of at least 0 in column ``name`` (``12.0`` is one)."""
+    value = number(fields, name, where)
+    if value < 0 or value != int(value):
+        raise InvalidValue(name, fields[name], "must be a whole number of at least 0", where=where)
+    return int(value)
 
 
 def number(fields: dict[str, str], name: str, where: str) -> float:
-    """The number in column ``name``."""
+    """The finite number in column ``name``."""
     try:
-        return float(fields[name])
+        value = float(fields[name])
     except (TypeError, ValueError):
-        raise InvalidValue(name, fields[name], "must be a number", where=where) from None
+        value = math.nan
+    if not math.isfinite(value):
+        raise InvalidValue(name, fields[name], "must be a number", where=where)
+    return value
 
 
 def in_order(rows: Iterable[TraceRow], window: int = REORDER_ROWS) -> Iterator[TraceRow]:

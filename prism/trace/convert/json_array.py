@@ -16,6 +16,16 @@ _SPACE: Final = " \t\r\n"
 def json_array(path: Path) -> Iterator[Any]:
     """The elements of the array in ``path``; memory holds one element and a read-ahead of a MiB. Raises
     :class:`InvalidValue` naming file and element when it is not an array of JSON values."""
+    index = 0
+    try:
+        for value in _elements(path):
+            yield value
+            index += 1
+    except (UnicodeDecodeError, RecursionError) as exc:
+        raise InvalidValue("element", None, f"cannot be read: {exc}", where=f"{path} row {index}") from exc
+
+
+def _elements(path: Path) -> Iterator[Any]:
     decoder, index = json.JSONDecoder(), 0
     with path.open(encoding="utf-8") as file:
         buffer = file.read(_CHUNK).lstrip("\ufeff" + _SPACE)

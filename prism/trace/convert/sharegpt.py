@@ -8,6 +8,7 @@ prefixes: block ``i`` of session ``s`` has the id ``s * 2**20 + i``.
 from __future__ import annotations
 
 import heapq
+import math
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, Final
@@ -28,8 +29,12 @@ Count = Callable[[str], int]
 
 
 def _rows(path: Path, options: ConvertOptions, tally: Tally) -> Iterator[TraceRow]:
-    if options.rate_rps is None or options.rate_rps <= 0:
-        raise InvalidValue("rate", options.rate_rps, "ShareGPT has no times: give the conversations per second")
+    if options.rate_rps is None:
+        raise InvalidValue("rate_rps", None, "ShareGPT has no times: give the conversations per second")
+    for name in ("rate_rps", "cv", "think_s", "chars_per_token"):
+        value = getattr(options, name)
+        if value is not None and not (math.isfinite(value) and value > 0):
+            raise InvalidValue(name, value, "must be positive")
     count, rng = _counter(options), np.random.default_rng(options.seed)
     shape, start_s, pending = 1 / options.cv**2, 0.0, list[tuple[float, int, int, TraceRow]]()
     for index, item in enumerate(json_array(path)):
@@ -55,6 +60,8 @@ def _turns(item: Any, where: str) -> list[tuple[str, str]]:
         )
     turns, question = [], None
     for message in messages:
+        if not isinstance(message, dict):
+            raise InvalidValue("conversations", message, "must hold objects with 'from' and 'value'", where=where)
         speaker, text = message.get("from"), message.get("value")
         if not isinstance(text, str):
             raise InvalidValue("value", text, "must be a string", where=where)
@@ -85,9 +92,9 @@ def _session(
 
 def _counter(options: ConvertOptions) -> Count:
     if options.tokenizer is not None:
-        from tokenizers import Tokenizer
+        from prism.trace.replay.words import load_tokenizer
 
-        tokenizer = Tokenizer.from_file(str(_tokenizer_file(options.tokenizer)))
+        tokenizer = load_tokenizer(options.tokenizer)
         return lambda text: len(tokenizer.encode(text, add_special_tokens=False).ids)
     if options.chars_per_token is None:
         raise InvalidValue(
@@ -95,13 +102,6 @@ def _counter(options: ConvertOptions) -> Count:
         )
     per_token = options.chars_per_token
     return lambda text: round(len(text) / per_token)
-
-
-def _tokenizer_file(path: Path) -> Path:
-    file = path / "tokenizer.json" if path.is_dir() else path
-    if not file.is_file():
-        raise InvalidValue("tokenizer", str(path), "is neither a tokenizer.json nor a folder with one")
-    return file
 
 
 SHAREGPT = Converter(

@@ -1,7 +1,7 @@
 """Objectives as the Prism paper sets them: each model's workload alone, then the P95 of its TTFT and TPOT.
 
-One model after the other gets its own requests at its own times; nothing else is sent meanwhile. Whether the model has
-a device to itself is the server's side: give it one device per model, or one catalog per model as
+One model after the other gets its own requests with their own gaps; nothing else is sent meanwhile. Whether the model
+has a device to itself is the server's side: give it one device per model, or one catalog per model as
 ``benchmarks/slo`` does. The first request warms the model up and is not counted.
 """
 
@@ -15,7 +15,7 @@ import msgspec
 
 from prism.core.errors import PrismError
 from prism.trace.replay.plan import Objective, SendPlan
-from prism.trace.replay.planning import only_model
+from prism.trace.replay.planning import first_arrivals, only_model
 from prism.trace.replay.probe import Prober
 from prism.trace.replay.run import run_replay
 from prism.trace.report import Report
@@ -38,10 +38,11 @@ def calibrate(
     """Each model's objective at scale 1; also written to ``folder/slo.json``, with each model's report beside it.
     ``limit`` takes only the first requests of each model. Raises :class:`CalibrationFailed` when requests failed."""
     found: dict[str, Objective] = {}
+    first_s = first_arrivals(plan)
     for model in plan.models:
         prober = Prober(plan.url, plan.endpoint, api_key, plan.ignore_eos, plan.timeout_s)
         prober.calibrate(plan.models[model], plan.prompts[model])
-        alone = only_model(plan, model, limit)
+        alone = only_model(plan, model, limit, first_s[model])
         outcome = run_replay(alone, folder / safe_name(model), title=f"{model} alone (calibration)", api_key=api_key)
         found[model] = objective_of(outcome.report, model)
         on_model(model, found[model])

@@ -75,5 +75,6 @@ class Flight:
             max_gap_s=answer.most_gap_s,
             server_prompt_tokens=answer.prompt_tokens,
             detail=detail[:_DETAIL_CHARACTERS],
+            asked_tokens=row.output_tokens if tokens != row.output_tokens else None,
         )
         self._on_done(self, record)

@@ -62,7 +62,8 @@ class HttpPool:
         self._most = most
         self._idle: list[_Connection] = []
         self._open: set[_Connection] = set()
-        self._opening: set[asyncio.Task[None]] = set()
+        self._opening: dict[asyncio.Task[None], Exchange] = {}
+        self._given_up: dict[asyncio.Task[None] | None, tuple[str, str]] = {}
         self._tls = ssl.create_default_context() if target.tls else None
         self.opened = 0
 
@@ -79,8 +80,12 @@ class HttpPool:
             exchange.on_failure("client_limit", f"all {self._most} connections are in use")
             return
         task = asyncio.get_running_loop().create_task(self._connect(data, exchange))
-        self._opening.add(task)
-        task.add_done_callback(self._opening.discard)
+        self._opening[task] = exchange
+        task.add_done_callback(self._opened)
+
+    def _opened(self, task: asyncio.Task[None]) -> None:
+        del self._opening[task]
+        self._given_up.pop(task, None)
 
     async def _connect(self, data: bytes, exchange: Exchange) -> None:
         loop, target = asyncio.get_running_loop(), self._target
@@ -95,17 +100,24 @@ class HttpPool:
             exchange.on_failure("connect", str(exc))
             return
         except asyncio.CancelledError:
-            exchange.on_failure("cancelled", "the client stopped")
+            exchange.on_failure(*self._given_up.get(asyncio.current_task(), ("cancelled", "the client stopped")))
             raise
         self.opened += 1
         self._open.add(connection)
-        connection.start(data, exchange)
+        if not connection.start(data, exchange):
+            self._open.discard(connection)
+            exchange.on_failure("disconnect", "the server closed the new connection")
 
     def cancel(self, exchange: Exchange, kind: str, detail: str) -> None:
-        """Close the connection that carries ``exchange``, which hears of the failure as ``kind``."""
+        """Close the connection that carries ``exchange``, or give up opening it. It hears of a failure, ``kind``."""
         for connection in self._open:
             if connection.exchange is exchange:
                 connection.fail(kind, detail)
+                return
+        for task, waiting in self._opening.items():
+            if waiting is exchange:
+                self._given_up[task] = (kind, detail)
+                task.cancel()
                 return
 
     def close(self) -> None:

@@ -20,6 +20,13 @@ class Objective(msgspec.Struct, frozen=True):
     ttft_s: float | None = None
     tpot_s: float | None = None
 
+    def or_else(self, default: Objective) -> Objective:
+        """With ``default`` for what is not judged here."""
+        return Objective(
+            default.ttft_s if self.ttft_s is None else self.ttft_s,
+            default.tpot_s if self.tpot_s is None else self.tpot_s,
+        )
+
     def scaled(self, factor: float) -> Objective:
         return Objective(
             self.ttft_s * factor if self.ttft_s is not None else None,
@@ -66,7 +73,7 @@ class SendPlan(msgspec.Struct, frozen=True, kw_only=True):
 
     def fingerprint(self) -> str:
         """The same for plans that send the same: guards resuming."""
-        same = msgspec.structs.replace(self, url="", timeout_s=0.0, most_connections=0)
+        same = msgspec.structs.replace(self, trace="", url="", timeout_s=0.0, most_connections=0)
         return xxhash.xxh3_128_hexdigest(msgspec.json.encode(same, order="deterministic"))
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -59,7 +60,7 @@ def make_plan(options: ReplayOptions) -> SendPlan:
     if not counts:
         raise InvalidValue("trace", str(options.trace), "holds no request after the transforms")
     objectives = {
-        name: options.objectives.get(name, options.default_objective).scaled(options.slo_scale)
+        name: options.objectives.get(name, Objective()).or_else(options.default_objective).scaled(options.slo_scale)
         for name in sorted(counts)
     }
     return SendPlan(
@@ -80,11 +81,28 @@ def make_plan(options: ReplayOptions) -> SendPlan:
     )
 
 
-def only_model(plan: SendPlan, model: str, limit: int | None) -> SendPlan:
-    """The same plan with the requests of one model alone, at their own times."""
+def count_requests(plan: SendPlan) -> int:
+    """How many requests the plan sends. Reads the trace once."""
+    rows = apply_steps(open_trace(plan.trace).rows(), plan.steps)
+    return sum(1 for _ in islice(rows, plan.limit))
+
+
+def first_arrivals(plan: SendPlan) -> dict[str, float]:
+    """When the first request of each model is due. Reads the trace up to the last of them."""
+    found: dict[str, float] = {}
+    for row in apply_steps(open_trace(plan.trace).rows(), plan.steps):
+        found.setdefault(row.model, row.arrival_s)
+        if len(found) == len(plan.models):
+            break
+    return found
+
+
+def only_model(plan: SendPlan, model: str, limit: int | None, start_s: float = 0.0) -> SendPlan:
+    """The same plan with the requests of one model alone, with their own gaps, from ``start_s`` of the trace on."""
+    window = [{"step": "window", "start_s": start_s}] if start_s > 0 else []
     return msgspec.structs.replace(
         plan,
-        steps=[*plan.steps, {"step": "only", "models": [model]}],
+        steps=[*plan.steps, {"step": "only", "models": [model]}, *window],
         models={model: plan.models[model]},
         prompts={model: plan.prompts[model]},
         objectives={model: Objective()},

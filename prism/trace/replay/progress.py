@@ -12,7 +12,8 @@ from rich.table import Table
 
 
 class LiveProgress:
-    """A small live table on the terminal's error stream, or a line every ten seconds where there is no terminal."""
+    """A small live table on the terminal's error stream, or a line every ten seconds where there is no terminal.
+    ``total`` requests are to be sent, if that is known; those that an earlier part sent count."""
 
     def __init__(self, total: int | None, has_objectives: bool) -> None:
         self._console = Console(stderr=True, width=None if sys.stderr.isatty() else 200)
@@ -50,7 +51,7 @@ class LiveProgress:
         total = f"/{self._total}" if self._total else ""
         cells = [
             ("time", f"{max(0.0, state['at_s']):.0f}s"),
-            ("sent", f"{state['sent']}{total}"),
+            ("sent", f"{state.get('skipped', 0) + state['sent']}{total}"),
             ("done", str(ended)),
             ("open", str(state["in_flight"])),
             ("failed", str(sum(state["errors"].values()))),

@@ -5,21 +5,20 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
 import msgspec
 
+from prism.core.errors import PrismError
 from prism.trace.replay.child import SenderProcess
 from prism.trace.replay.machine import machine_facts
+from prism.trace.replay.notes import run_notes
 from prism.trace.replay.output import read_records, read_segments
 from prism.trace.replay.plan import SendPlan
-from prism.trace.replay.watch import Watcher
-from prism.trace.report import Report, RequestRecord, Timeline, write_report
+from prism.trace.replay.watch import Watcher, joined
+from prism.trace.report import Report, Timeline, read_report, write_report
 from prism.trace.report_build import build_report
 from prism.trace.report_html import write_html
-
-LATE_S: Final = 0.010
-"""A send later than this is late; a run with more than 1% of them is said to have fallen behind."""
 
 OnProgress = Callable[[dict[str, Any]], None]
 
@@ -68,9 +67,12 @@ def run_replay(
                 on_progress(message["finished"])
                 interrupted = bool(message["finished"]["interrupted"])
     if watcher is not None:
-        timeline = watcher.stop()
+        timeline = joined(_earlier_timeline(folder), watcher.stop())
     facts = {**(facts or {}), **({"server": server} if server else {})}
-    report = make_report(plan, folder, title=title, timeline=timeline, interrupted=interrupted, facts=facts)
+    missed = watcher.missed if watcher is not None else 0
+    report = make_report(
+        plan, folder, title=title, timeline=timeline, interrupted=interrupted, facts=facts, missed_looks=missed
+    )
     return Outcome(report, folder, interrupted)
 
 
@@ -82,8 +84,10 @@ def make_report(
     timeline: Timeline,
     interrupted: bool = False,
     facts: dict[str, Any] | None = None,
+    missed_looks: int = 0,
 ) -> Report:
-    """Build and write the report of the records in ``folder``."""
+    """Build and write the report of the records in ``folder``. ``missed_looks``: how often the server could not be
+    watched."""
     path = folder / "records.jsonl"
     records, segments = list(read_records(path)), read_segments(path)
     settings = {
@@ -92,7 +96,9 @@ def make_report(
         "machine": machine_facts(),
         **(facts or {}),
     }
-    notes = _notes(records, len(segments), interrupted)
+    notes = run_notes(plan, records, len(segments), interrupted)
+    if missed_looks:
+        notes.append(f"The server could not be looked at {missed_looks} times: the timeline has holes.")
     report = build_report(
         records, kind="replay", title=title, settings=settings, timeline=timeline, notes=notes, sent=True
     )
@@ -101,24 +107,10 @@ def make_report(
     return report
 
 
-def _notes(records: list[RequestRecord], segments: int, interrupted: bool) -> list[str]:
-    notes = []
-    late = sum(r.lag_s > LATE_S for r in records)
-    if records and late > 0.01 * len(records):
-        notes.append(
-            f"The sender could not keep up: {late} of {len(records)} requests were sent more than "
-            f"{LATE_S * 1000:.0f} ms late (the latest {max(r.lag_s for r in records) * 1000:.0f} ms)."
-        )
-    if segments > 1:
-        notes.append(
-            f"The replay was interrupted and resumed: {segments} segments. Models' states between them differ."
-        )
-    if interrupted:
-        notes.append("The replay was interrupted before its end.")
-    short = sum(r.server_prompt_tokens is not None and r.server_prompt_tokens != r.prompt_tokens for r in records)
-    if short:
-        worst = max(abs((r.server_prompt_tokens or r.prompt_tokens) - r.prompt_tokens) for r in records)
-        notes.append(
-            f"The server counted other prompt lengths than the trace's for {short} requests (by {worst} at most)."
-        )
-    return notes
+def _earlier_timeline(folder: Path) -> Timeline | None:
+    """What an interrupted part of the same replay saw."""
+    path = folder / "report.json"
+    try:
+        return read_report(path).timeline if path.exists() else None
+    except PrismError:
+        return None

@@ -129,6 +129,7 @@ class Sender:
         return {
             "at_s": perf_counter() - self._zero_s + self._first_due_s,
             "sent": self.sent,
+            "skipped": len(self._done),
             "ended": self.ended,
             "in_flight": len(self._flights),
             "errors": dict(self.errors),

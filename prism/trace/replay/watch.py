@@ -2,16 +2,26 @@
 
 from __future__ import annotations
 
+import math
 import threading
 from dataclasses import dataclass, field
 from time import time
 from typing import Any, Final
 
 import httpx
+import msgspec
 
 from prism.trace.report import Residence, Sample, Timeline
 
 EVERY_S: Final = 1.0
+
+
+_Key = tuple[str, str, int]
+"""Model, device, and which of its instances there."""
+
+
+def _key(model: str, device: str, replica: dict[str, Any]) -> _Key:
+    return model, device, int(replica.get("generation") or 0)
 
 
 @dataclass(slots=True)
@@ -31,18 +41,21 @@ class TimelineBuilder:
     samples: list[Sample] = field(default_factory=list)
     device_bytes: dict[str, int] = field(default_factory=dict)
     _stays: list[_Stay] = field(default_factory=list)
-    _open: dict[tuple[str, str], _Stay] = field(default_factory=dict)
+    zero_unix_s: float | None = None
+    """When the run started; with it, the server's own times of changes between two looks are used."""
+    _open: dict[_Key, _Stay] = field(default_factory=dict)
 
     def add(self, t_s: float, models: list[dict[str, Any]], devices: list[dict[str, Any]]) -> None:
         """One look at the server: the lists of ``GET /admin/models`` and ``GET /admin/devices``."""
         device_queued: dict[str, int] = {}
-        present: set[tuple[str, str]] = set()
+        present: set[_Key] = set()
+        last_s = self.samples[-1].t_s if self.samples else -math.inf
         for model in models:
             for replica in model.get("replicas") or []:
                 for device in replica.get("devices") or []:
                     device_queued[device] = device_queued.get(device, 0) + int(replica.get("waiting") or 0)
-                    present.add((model["name"], device))
-                    self._seen(t_s, model["name"], device, replica)
+                    present.add(_key(model["name"], device, replica))
+                    self._seen(self._changed_s(replica, last_s, t_s), model["name"], device, replica)
         for key in [key for key in self._open if key not in present]:
             self._open.pop(key).end_s = t_s
         self.device_bytes.update({d["id"]: int(d["capacity_bytes"]) for d in devices if d.get("capacity_bytes")})
@@ -57,12 +70,20 @@ class TimelineBuilder:
             )
         )
 
+    def _changed_s(self, replica: dict[str, Any], last_s: float, t_s: float) -> float:
+        """When the replica came into its state: as the server says, if that lies since the last look; else now."""
+        since_s = replica.get("since_s")
+        if self.zero_unix_s is None or not isinstance(since_s, int | float):
+            return t_s
+        return min(max(since_s - self.zero_unix_s, last_s), t_s) if math.isfinite(last_s) else t_s
+
     def _seen(self, t_s: float, model: str, device: str, replica: dict[str, Any]) -> None:
-        stay = self._open.get((model, device))
+        key = _key(model, device, replica)
+        stay = self._open.get(key)
         if stay is None:
             stay = _Stay(model, device, t_s, reason=_reason(replica.get("reason")))
             self._stays.append(stay)
-            self._open[(model, device)] = stay
+            self._open[key] = stay
         if stay.ready_s is None and replica.get("state") == "ready":
             stay.ready_s = t_s
 
@@ -70,6 +91,19 @@ class TimelineBuilder:
         """What was seen so far."""
         stays = [Residence(**{name: getattr(s, name) for name in _Stay.__slots__}) for s in self._stays]
         return Timeline(samples=self.samples, residences=stays, device_bytes=self.device_bytes)
+
+
+def joined(earlier: Timeline | None, later: Timeline) -> Timeline:
+    """The timelines of two parts of one replay. What was there at the end of the first ends there."""
+    if earlier is None or not earlier.samples:
+        return later
+    end_s = earlier.samples[-1].t_s
+    stays = [msgspec.structs.replace(s, end_s=end_s if s.end_s is None else s.end_s) for s in earlier.residences]
+    return Timeline(
+        samples=sorted([*earlier.samples, *later.samples], key=lambda sample: sample.t_s),
+        residences=[*stays, *later.residences],
+        device_bytes={**earlier.device_bytes, **later.device_bytes},
+    )
 
 
 class Watcher:
@@ -104,6 +138,7 @@ class Watcher:
 
     def start(self, zero_unix_s: float) -> None:
         """Look every second from now on; times count from ``zero_unix_s``."""
+        self._builder.zero_unix_s = zero_unix_s
         self._thread = threading.Thread(target=self._loop, args=(zero_unix_s,), name="watcher", daemon=True)
         self._thread.start()
 

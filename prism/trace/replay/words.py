@@ -55,7 +55,10 @@ def load_tokenizer(path: Path) -> Tokenizer:
     file = path / "tokenizer.json" if path.is_dir() else path
     if not file.is_file():
         raise InvalidValue("tokenizer", str(path), "is neither a tokenizer.json nor a folder with one")
-    return Tokenizer.from_file(str(file))
+    try:
+        return Tokenizer.from_file(str(file))
+    except Exception as exc:  # the library raises nothing narrower
+        raise InvalidValue("tokenizer", str(file), f"cannot be read: {exc}") from exc
 
 
 def _ids(tokenizer: Tokenizer, text: str) -> list[int]:
