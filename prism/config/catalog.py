@@ -16,7 +16,7 @@ import msgspec
 
 from prism.config.document import CatalogFile
 from prism.config.load import load_file
-from prism.config.model_files import local_folder, model_facts
+from prism.config.model_files import ModelFacts, local_folder, model_facts
 from prism.config.policy import PolicyConfig
 from prism.config.sections import (
     DeviceConfig,
@@ -126,11 +126,21 @@ def load_catalog(path: str | os.PathLike[str], env: Mapping[str, str] = os.envir
 
 def model_spec(model: ModelConfig, base: Path) -> ModelSpec:
     """``model`` with its sizes, read from its files (relative to ``base``). Raises ``ModelFilesError``."""
-    facts = model_facts(model.path, base, model.revision, str(model.engine_args.get("dtype", "auto")))
+    facts = model_facts(model.path, base, model.revision, wanted_dtype(model))
     folder = local_folder(model.path, base)
+    return spec_with(model, facts, model.path if folder is None else str(folder))
+
+
+def wanted_dtype(model: ModelConfig) -> str:
+    """What the catalog has the engine compute ``model`` in; ``auto``: as it was saved."""
+    return str(model.engine_args.get("dtype", "auto"))
+
+
+def spec_with(model: ModelConfig, facts: ModelFacts, path: str) -> ModelSpec:
+    """``model`` with the sizes in ``facts``, however they are known."""
     return ModelSpec(
         name=ModelName(model.name),
-        path=model.path if folder is None else str(folder),
+        path=path,
         slo_ttft_s=float(model.slo.ttft_s),
         slo_tpot_s=float(model.slo.tpot_s),
         weight_bytes=facts.weight_bytes,

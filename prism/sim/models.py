@@ -6,12 +6,12 @@ Dimensions and parameter counts are those of the public ``config.json`` and mode
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
 
-from prism.config.catalog import Catalog, model_spec
-from prism.config.model_files import local_folder
+from prism.config.catalog import Catalog, model_spec, spec_with, wanted_dtype
+from prism.config.model_files import ModelFacts, engine_dtype_bytes, local_folder
 from prism.config.sections import ModelConfig
 from prism.core.errors import InvalidValue
 from prism.core.ids import ModelName
@@ -30,6 +30,11 @@ class KnownModel:
     @property
     def weight_bytes(self) -> int:
         return int(self.parameters * self.shape.dtype_bytes)
+
+    def facts(self, dtype: str) -> ModelFacts:
+        """Its sizes when the engine computes in ``dtype`` (``auto``: 16 bits)."""
+        shape = replace(self.shape, dtype_bytes=engine_dtype_bytes({}, dtype))
+        return ModelFacts(shape, int(self.parameters * shape.dtype_bytes), self.context_tokens, "known")
 
 
 # name, billions of parameters, layers, hidden, heads, KV heads, head dim, intermediate, vocabulary, context (k tokens)
@@ -98,26 +103,6 @@ def catalog_specs(catalog: Catalog) -> tuple[ModelSpec, ...]:
 
 def _spec(model: ModelConfig, base: Path) -> ModelSpec:
     known = MODELS.get(model.path)
-    if known is None or local_or_none(model.path, base):
+    if known is None or local_folder(model.path, base):
         return model_spec(model, base)
-    return ModelSpec(
-        name=ModelName(model.name),
-        path=model.path,
-        slo_ttft_s=float(model.slo.ttft_s),
-        slo_tpot_s=float(model.slo.tpot_s),
-        weight_bytes=known.weight_bytes,
-        shape=known.shape,
-        context_tokens=model.context_tokens or known.context_tokens,
-        tp=model.tp,
-        aliases=model.aliases,
-        pinned=model.pinned,
-        keep_alive_s=None if model.keep_alive_s is None else float(model.keep_alive_s),
-        min_kv_bytes=int(model.min_kv_bytes),
-        late=model.late,
-        max_wait_s=float(model.max_wait_s),
-    )
-
-
-def local_or_none(path: str, base: Path) -> Path | None:
-    """The folder ``path`` names, or None for a name on a hub."""
-    return local_folder(path, base)
+    return spec_with(model, known.facts(wanted_dtype(model)), model.path)

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from prism.config.catalog import load_catalog
 from prism.core.errors import InvalidValue
 from prism.core.ids import ModelName, NodeId
 from prism.sim.fetch import Fetcher
 from prism.sim.gpus import GPUS, gpu
 from prism.sim.host_cache import HostCache
 from prism.sim.links import Link, Network
-from prism.sim.models import MODELS, known_model, known_spec
+from prism.sim.models import MODELS, catalog_specs, known_model, known_spec
 from prism.sim.prefix import PrefixCache
 from prism.sim.queue import EventQueue
 from prism.sim.roofline import Load, Run, linear_flops_per_token, step_cost
@@ -79,6 +82,16 @@ def test_unknown_names_list_the_known_ones() -> None:
         gpu("H1000")
     with pytest.raises(InvalidValue, match=LLAMA):
         known_model("llama")
+
+
+def test_catalog_options_reach_known_models(tmp_path: Path) -> None:
+    text = f"models: [{{name: a, path: {LLAMA}}}, {{name: b, path: {LLAMA}, tp: 2, engine_args: {{dtype: float32}}}}]"
+    (tmp_path / "c.yaml").write_text(text)
+    a, b = catalog_specs(load_catalog(tmp_path / "c.yaml"))
+    assert (a.weight_bytes, a.tp) == (known_model(LLAMA).weight_bytes, 1)
+    assert (b.tp, b.shape.dtype_bytes) == (2, 4)
+    assert b.weight_bytes == pytest.approx(2 * a.weight_bytes, abs=2)
+    assert dict(b.engine_args) == {"dtype": "float32"}
 
 
 def test_gpu_table_is_complete() -> None:
