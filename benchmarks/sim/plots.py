@@ -41,10 +41,12 @@ def single(points: Sequence[tuple[float, float]]) -> Band:
 
 
 def band(curves: Sequence[Sequence[tuple[float, float]]]) -> Band:
-    """Least, median and most over ``curves``. One that ends early counts with its last share from there on."""
+    """Least, median and most over ``curves``, as far as most of them go. One that ends before (attainment has fallen)
+    counts with its last share from there on: the median does not depend on how much further it would have fallen."""
     xs = sorted({x for curve in curves for x, _ in curve})
+    known = [x for x in xs if 2 * sum(curve[-1][0] >= x for curve in curves) > len(curves)]
     ends = [dict(curve) | {x: curve[-1][1] for x in xs if x > curve[-1][0]} for curve in curves]
-    shares = [(x, [end[x] for end in ends if x in end]) for x in xs]
+    shares = [(x, [end[x] for end in ends if x in end]) for x in known]
     return [(x, min(found), median(found), max(found)) for x, found in shares]
 
 
