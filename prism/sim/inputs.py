@@ -67,7 +67,7 @@ class Inputs:
             last_arrival_s=last_s,
             sample_every_s=max(last_s / SAMPLES, 0.25) if self.sample else 0.0,
             fast=self.fast,
-            calibration=self._calibration(cluster),
+            calibration=self._calibration(cluster, catalog),
             settings=self._settings(policy, catalog, cluster),
         )
 
@@ -94,12 +94,21 @@ class Inputs:
             raise InvalidValue(key, mistake.value, mistake.why, mistake.choices, where)
         return cluster
 
-    def _calibration(self, cluster: Cluster) -> Calibration | None:
-        if self.calibration is not None:
-            return load_calibration(self.calibration)
-        if cluster.calibration is not None:
-            return load_calibration(self.cluster.parent / cluster.calibration)
-        return None
+    def _calibration(self, cluster: Cluster, catalog: Catalog) -> Calibration | None:
+        """Raises :class:`InvalidValue` for a table that would change nothing."""
+        path = self.calibration
+        if path is None:
+            if cluster.calibration is None:
+                return None
+            path = self.cluster.parent / cluster.calibration
+        found = load_calibration(path)
+        kinds = sorted({group.gpu for group in cluster.groups})
+        if found.gpu_name not in kinds:
+            raise InvalidValue("gpu", found.gpu_name, "the cluster has no such GPU", kinds, str(path))
+        if found.costs and not any(catalog.resolve(model) for model in found.costs):
+            why = "the catalog has none of these models"
+            raise InvalidValue("samples", sorted(found.costs), why, tuple(catalog.by_name)[:NAMES_SHOWN], str(path))
+        return found
 
     def _settings(self, policy: PolicySettings, catalog: Catalog, cluster: Cluster) -> dict[str, object]:
         return {

@@ -118,6 +118,8 @@ def step_cost(model: ModelSpec, gpu: Gpu, tp: int | None = None) -> StepCost:
     shape = model.shape
     flops = gpu.flops * gpu.compute_efficiency * tp
     bandwidth = gpu.memory_bytes_per_s * gpu.memory_efficiency * tp
+    # Devices without NVLink reduce over PCIe.
+    between = max(gpu.nvlink_bytes_per_s, gpu.pcie_bytes_per_s * gpu.pcie_efficiency)
     reduced_bytes = 2 * shape.layers * shape.hidden * shape.dtype_bytes if tp > 1 else 0
     return StepCost(
         overhead_s=gpu.step_overhead_s,
@@ -127,7 +129,7 @@ def step_cost(model: ModelSpec, gpu: Gpu, tp: int | None = None) -> StepCost:
         attention_pair_s=4.0 * shape.layers * shape.heads * shape.head_dim / flops,
         kv_token_s=shape.kv_bytes_per_token / bandwidth,
         comm_s=2 * shape.layers * _ALLREDUCE_S if tp > 1 else 0.0,
-        comm_token_s=2 * reduced_bytes * (tp - 1) / tp / max(gpu.nvlink_bytes_per_s, 1e9),
+        comm_token_s=2 * reduced_bytes * (tp - 1) / tp / between,
         engine_share=gpu.engine_share,
         overhead_is_compute=gpu.overhead_is_compute,
     )

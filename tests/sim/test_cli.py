@@ -112,6 +112,22 @@ def test_a_model_that_the_catalog_lacks_is_named_before_the_run(files: list[obje
     assert "catalog-8.yaml does not have this model (got 'model-1b'); choices: model-1" in str(found.exception)
 
 
+@pytest.mark.parametrize(
+    ("gpu", "model", "part"),
+    [
+        ("A100", "model-0", "gpu: the cluster has no such GPU (got 'A100'); choices: H100"),
+        ("H100", "other", "samples: the catalog has none of these models (got ['other']); choices: model-0"),
+    ],
+)
+def test_a_calibration_that_changes_nothing_is_refused(
+    files: list[object], tmp_path: Path, gpu: str, model: str, part: str
+) -> None:
+    table, sample = tmp_path / "table.json", {"model": model, "kind": "decode", "batch": 1, "seconds": 0.01}
+    table.write_text(json.dumps({"gpu": gpu, "machine": "test", "samples": [sample]}))
+    found = call(*files, "--calibration", table)
+    assert f"{table}: {part}" in str(found.exception)
+
+
 def test_faults_must_fit_the_number_of_gpus(files: list[object]) -> None:
     words = [EXAMPLES / "cluster-faults.yaml" if word == EXAMPLES / "cluster-2xh100.yaml" else word for word in files]
     found = call("sweep", *words, "--gpus", "2")

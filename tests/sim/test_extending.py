@@ -16,7 +16,10 @@ from prism.scheduler.lifecycle import NoRoom, Room
 from prism.sim import gpus, models, world
 from prism.sim.cluster_file import parse_cluster
 from prism.sim.models import KnownModel, known_spec
+from prism.sim.roofline import step_cost
 from tests.sim.helpers import h100s, llamas, random_rows, run
+
+LLAMA = "meta-llama/Llama-3.1-8B-Instruct"
 
 
 def test_a_gpu_is_an_entry_of_the_table(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -28,6 +31,8 @@ def test_a_gpu_is_an_entry_of_the_table(monkeypatch: pytest.MonkeyPatch) -> None
     result, _ = run(cluster, specs, random_rows([s.name for s in specs], 1, 20, 20.0))
     assert len(result.world.recorder.records) == 20
     assert not [r for r in result.world.recorder.records if r.error]
+    one, two = (step_cost(known_spec("m", LLAMA, 1.0, 0.1, tp), slow).prefill_tokens_per_s(2048) for tp in (1, 2))
+    assert one < two < 2 * one
 
 
 def test_a_model_is_a_line_of_the_table(monkeypatch: pytest.MonkeyPatch) -> None:
