@@ -79,6 +79,22 @@ def test_plan_gives_reasons(server: Server) -> None:
     assert all(decision["reason"]["code"] for decision in plan)
 
 
+def test_another_policy_is_tried_on_the_servers_state(server: Server, demo_models: Path, tmp_path: Path) -> None:
+    prism(server, "load", QWEN)
+    file, state = tmp_path / "catalog.yaml", tmp_path / "snapshot.json"
+    file.write_text(json.dumps(catalog(demo_models)))
+
+    def taken() -> bool:
+        state.write_text(prism(server, "plan", "--snapshot"))
+        return any(model["name"] == QWEN and model["instances"] for model in json.loads(state.read_text())["models"])
+
+    until(taken, "the model in the controller's view")
+    for policy in ("prism", "qlm"):
+        found = as_json(server, "sim", "--dry-run", str(state), "--catalog", str(file), "--policy", policy)
+        assert found["policy"] == policy and not found["notes"]
+        assert QWEN not in {action["model"] for action in found["actions"] if action["action"] == "activate"}
+
+
 def test_draining_empties_a_device(server: Server) -> None:
     prism(server, "load", QWEN)
     [replica] = until(lambda: server.replicas(QWEN), "the model's device")

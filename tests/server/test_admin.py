@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import asdict
+from pathlib import Path
 from typing import Any
 
 import msgspec
+from fastapi.routing import APIRoute
 
+import prism.cli
 from prism.core.ids import DeviceId, Generation, ModelName, NodeId
 from prism.core.views import ClusterView, DeviceView, InstanceState, InstanceView, ModelView
+from prism.server.admin import admin_router
 from prism.sim.dry_run import Snapshot
 from prism.wire.messages import AdminCommand
 from tests.server.live import ADMIN_KEY, LiveFront
@@ -123,6 +128,20 @@ def test_a_snapshot_is_what_a_dry_run_starts_from(live: LiveFront) -> None:
     assert snapshot.devices[0].draining and snapshot.devices[0].capacity_bytes == 1000
     assert (snapshot.models[0].pinned, snapshot.models[0].rate_per_s, snapshot.models[0].waiting) == (True, 2.0, 4)
     assert snapshot.models[0].instances[0].running == 1
+
+
+def test_every_call_of_the_command_line_has_a_route(live: LiveFront) -> None:
+    """The verbs' own tests answer for the server."""
+    sources = "".join(file.read_text("utf-8") for file in Path(prism.cli.__path__[0]).glob("*.py"))
+    called = set(re.findall(r"client\.(get|post)\(\"([a-z]+)\"", sources))
+    served = {
+        (method.lower(), route.path.removeprefix("/admin/"))
+        for route in admin_router(live.front).routes
+        if isinstance(route, APIRoute)
+        for method in route.methods
+    }
+    assert len(called) > 5
+    assert called <= served
 
 
 def test_status_requests_and_wellness(live: LiveFront) -> None:
