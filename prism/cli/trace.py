@@ -79,7 +79,11 @@ def generate_command(output: Path, preset_name: str, seed: int, names: str | Non
     spec: GeneratorSpec = replace(preset(preset_name), **given)
     settings = {field.name: getattr(spec, field.name) for field in fields(spec)}
     info = TraceInfo({"generator": "prism trace generate", "preset": preset_name, "seed": seed, "spec": settings})
-    click.echo(f"{output}: {write_trace(output, generate(spec, seed), info):,} requests")
+    written = write_trace(output, generate(spec, seed), info)
+    click.echo(f"{output}: {written:,} requests")
+    if not written:
+        hint = "more --duration, more --off-level or another --seed"
+        click.echo(f"nothing falls into these {spec.duration_s:g} s, in which all groups may be idle: {hint}", err=True)
 
 
 @command.command("transform")

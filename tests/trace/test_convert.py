@@ -355,3 +355,13 @@ def test_a_bad_length_in_a_pickle_names_row_and_field(tmp_path: Path, value: obj
         list(convert("arena", path, ConvertOptions())[0])
     for part in (str(path), "row 1", "output_len"):
         assert part in str(raised.value)
+
+
+def test_what_is_no_request_in_a_pickle_is_counted(tmp_path: Path) -> None:
+    request = Request()
+    request.__dict__.update(req_time=0.0, adapter_dir="a", prompt_len=5, output_len=5)
+    path = tmp_path / "real_trace.pkl"
+    path.write_bytes(pickle.dumps([request, Path("x"), "text"]))
+    rows, _, tally = convert("arena", path, ConvertOptions())
+    assert [r.model for r in rows] == ["a"]
+    assert tally.dropped == {"no request": 2}

@@ -24,15 +24,15 @@ _NUMPY_CODES: Final = {"f8": "d", "f4": "f", "i8": "q", "i4": "i", "i2": "h", "u
 def _rows(path: Path, options: ConvertOptions, tally: Tally) -> Iterator[TraceRow]:
     with path.open("rb") as file:
         root = read_pickle_values(file, str(path))
-    requests = list(_requests(root))
+    requests = list(_requests(root, tally))
     if not requests:
         raise InvalidValue("pickle", type(root).__name__, f"holds no object with {', '.join(FIELDS)}", where=str(path))
     rows = [_row(values, f"{path} row {index}") for index, values in enumerate(requests)]
     yield from sorted(rows, key=lambda row: row.arrival_s)
 
 
-def _requests(value: Any) -> Iterator[dict[str, Any]]:
-    """The attributes of every request object in lists and tuples of ``value``."""
+def _requests(value: Any, tally: Tally) -> Iterator[dict[str, Any]]:
+    """The attributes of every request object in lists and tuples of ``value``; other objects are left out."""
     left, seen = [value], set[int]()
     while left:
         item = left.pop()
@@ -43,6 +43,8 @@ def _requests(value: Any) -> Iterator[dict[str, Any]]:
             left.extend(reversed(item))
         elif isinstance(item, Opaque) and all(name in item.attributes() for name in FIELDS):
             yield item.attributes()
+        else:
+            tally.drop("no request")
 
 
 def _row(values: dict[str, Any], where: str) -> TraceRow:
