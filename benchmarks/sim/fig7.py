@@ -107,35 +107,36 @@ def group(lines: Lines, row: str, setup: str, trace: str, metric: str) -> dict[s
 def draw(lines: Lines) -> None:
     """The figure, and for the rate row the table of rates."""
     grid = []
-    for row, setup in dict.fromkeys((line.row, line.setup) for line in lines):
+    order = {name: i for i, name in enumerate((*XS, *SETUPS))}
+    keys = dict.fromkeys((line.row, line.setup) for line in lines)
+    for row, setup in sorted(keys, key=lambda key: (order[key[0]], order.get(key[1], 0))):
         cells = []
         for trace in TRACES:
             for metric in ("ttft", "tpot"):
                 curves = group(lines, row, setup, trace, metric)
                 title = f"{setup + ', ' if setup else ''}{trace}-like, {metric.upper()}"
                 cells.append(Panel(title, LABELS[row], {p: band(c) for p, c in curves.items()}, row == "rate"))
-                if row == "rate":
-                    rates(f"{setup}, {trace}-like, {metric.upper()}", curves)
-                else:
+                if row != "rate":
                     least(f"{row}, {trace}-like, {metric.upper()}", curves)
         grid.append(cells)
+    for metric in ("ttft", "tpot"):
+        rates(lines, metric)
     print(panels("fig7", grid, "Attainment over rate, objectives and GPUs (simulated H100s)"))
 
 
-def rates(title: str, curves: dict[str, list[list[tuple[float, float]]]]) -> None:
+def rates(lines: Lines, metric: str) -> None:
     """Rates at the targets: median and range over draws, and Prism's over each rival's, draw by draw."""
-    print(f"\n| {title} | " + " | ".join(f"{t:.0%} up to" for t in TARGETS) + " | " + RATIO)
-    print("|---" * 7 + "|")
-    at = {p: [[falls_at(c, t) for c in draws] for t in TARGETS] for p, draws in curves.items()}
-    for policy, found in at.items():
-        over = [
-            "" if policy == "prism" else spread([a.over(b) for a, b in zip(ours, theirs, strict=True)])
-            for ours, theirs in zip(at.get("prism", found), found, strict=True)
-        ]
-        print(f"| {policy} | " + " | ".join(map(spread, found)) + " | " + " | ".join(over) + " |")
-
-
-RATIO = " | ".join(f"prism's over it, {t:.0%}" for t in TARGETS) + " |"
+    shown = ("prism", "muxserve", "static", FREE)
+    print(f"\n| {metric.upper()} | met | " + " | ".join((*shown, *(f"prism / {rival}" for rival in shown[1:]))) + " |")
+    print("|---" * (2 + 2 * len(shown) - 1) + "|")
+    for setup in SETUPS:
+        for trace in TRACES:
+            curves = group(lines, "rate", setup, trace, metric)
+            for target in TARGETS if set(shown) <= set(curves) else ():
+                at = {p: [falls_at(curve, target) for curve in curves[p]] for p in shown}
+                over = [[a.over(b) for a, b in zip(at["prism"], at[p], strict=True)] for p in shown[1:]]
+                cells = [spread(found) for found in (*at.values(), *over)]
+                print(f"| {setup}, {trace}-like | {target:.0%} | " + " | ".join(cells) + " |")
 
 
 def least(title: str, curves: dict[str, list[list[tuple[float, float]]]]) -> None:
