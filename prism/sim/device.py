@@ -174,8 +174,11 @@ class Device:
 
     def idle_s(self, engine: Engine) -> float:
         """How long the engine's model has had no request here; 0 while it has one."""
-        used = engine.jobs or engine.model in self.waiting
-        return 0.0 if used else self.world.queue.now_s - self._used_s.get(engine.model, 0.0)
+        return 0.0 if engine.jobs or engine.model in self.waiting else self.rested_s(engine.model)
+
+    def rested_s(self, model: ModelName) -> float:
+        """Since a request of the model was last taken in or done here, or its engine came up."""
+        return self.world.queue.now_s - self._used_s.get(model, 0.0)
 
     def serve(self, engine: Engine, max_request_tokens: int, bytes_per_token: int) -> None:
         """``engine`` takes requests from now on."""

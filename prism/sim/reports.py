@@ -82,14 +82,15 @@ class Reports:
         engine = shard.engine
         if engine is None:
             return ModelLoad(model, generation, shard.weight_bytes, 0, 0, 0, 0)
-        rank0 = shard.rank == 0
+        rank0, device = shard.rank == 0, self._device
+        running, waiting = (engine.jobs, device.waiting.get(model, 0)) if rank0 else (0, 0)
         return ModelLoad(
             model,
             generation,
             shard.weight_bytes,
             engine.kv.busy_bytes(),
             engine.kv.idle_bytes(),
-            engine.jobs if rank0 else 0,
-            self._device.waiting.get(model, 0) if rank0 else 0,
-            idle_s=self._device.idle_s(engine) if rank0 else 0.0,
+            running,
+            waiting,
+            idle_s=0.0 if running or waiting or not rank0 else device.rested_s(model),
         )
