@@ -98,13 +98,15 @@ class Bench:
     def calibrate(self) -> str:
         """Measure step times, contention and activations unless that was done; (re)makes table and cluster file."""
         plan, out = plan_run(DEMOS, keep_alive_s=KEEP_ALIVE_S), self.work / "calibration-run"
+        trace = self.work / "calibration.jsonl"
         if not (out / "report.json").exists():
-            trace = self.work / "calibration.jsonl"
             write_trace(trace, iter(plan.rows), TraceInfo())
             file = self.catalog("prism")
             with self.server("calibration", file) as server:
                 warm_up(server)
                 self.replay(server, trace, out, file)
+        if list(open_trace(trace).rows()) != list(plan.rows):
+            raise SystemExit(f"{trace} is another calibration than this version makes: use another folder")
         records = list(read_records(out / "records.jsonl"))
         slower = slowdowns(records, plan)
         share, background = fit_sharing(slower, os.cpu_count() or 1)
@@ -205,7 +207,7 @@ def main() -> None:
     parser.add_argument("--models", type=Path, default=REPO / "demo-models")
     parser.add_argument("--work", type=Path, default=Path("validate-work"))
     parser.add_argument("--seed", type=int, default=11, help="Of the traces.")
-    parser.add_argument("--seconds", type=float, help="Length of every run.  [default: by rate, 150 requests or more]")
+    parser.add_argument("--seconds", type=float, help="Length of every run.  [default: by rate, 140 requests or more]")
     parser.add_argument("--simulate-only", action="store_true", help="Compare the live runs that are in --work.")
     parser.add_argument("--traces", default=",".join(TRACES))
     parser.add_argument("--rates", default=",".join(f"{r:g}" for r in RATES))

@@ -12,8 +12,8 @@ from prism.trace.transform import scale_lengths
 
 TRACES = ("hyperbolic", "arena")
 RATES = (1.0, 2.0, 4.0)
-LEAST_REQUESTS, LEAST_SECONDS = 150, 40.0
-"""Of a run. The P99 of 150 lies between the second and the third slowest: one that was slow by accident does not decide
+LEAST_REQUESTS, LEAST_SECONDS = 140, 40.0
+"""Of a run. The P99 of 140 lies between the second and the third slowest: one that was slow by accident does not decide
 it."""
 POLICIES = ("prism", "muxserve")
 MOST_PROMPT, MOST_OUTPUT = 400, 64

@@ -5,8 +5,9 @@ The run is made for it (:func:`plan_run`), in three phases that are far enough a
 - *alone*: requests of one model at a time, singly or in bursts of equal ones. A lone request gives a TTFT sample
   and a decode sample (its TPOT); a burst of ``b`` equal ones gives a decode sample of batch ``b``. What short prompts
   take beyond a step is the way through the rest of the system, which the fit of the table tells apart.
-- *together*: one long answer of two, then of three models at once. How much slower their tokens come than alone tells
-  what part of the cores one engine takes, and what the rest of the system takes beside them (:func:`fit_sharing`).
+- *together*: an answer of each model while one, then two others give longer ones. How much slower its tokens come than
+  alone tells what part of the cores one engine takes, and what the rest of the system takes beside them
+  (:func:`fit_sharing`).
 - *waking*: single requests for models that have left in the meantime (their keep-alive is shorter than the pause).
   Their TTFT beyond that of the same request to a loaded model is the time of an activation.
 """
@@ -16,7 +17,6 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import combinations
 from statistics import median
 from typing import Final
 
@@ -32,6 +32,9 @@ REPEATS: Final = 3
 LONE_OUTPUT: Final = 24
 """Short answers: it is the prefill that such a request is sent for."""
 TOGETHER_OUTPUT: Final = 96
+BESIDE_OUTPUT: Final = 3 * TOGETHER_OUTPUT
+"""Of the others, so that they still run when it ends: the slowest model's tokens take less than three times the
+fastest's."""
 WAKES: Final = 3
 
 
@@ -51,14 +54,16 @@ def plan_run(models: Sequence[str], pause_s: float = 1.0, keep_alive_s: float = 
     rows = list(calibration_rows(models, pause_s))
     alone = len(rows)
     at_s = rows[-1].arrival_s + 2 * pause_s
-    # those that left meanwhile come back before they are measured together
-    rows += [TraceRow(at_s, model, BATCH_PROMPT, LONE_OUTPUT) for model in models]
-    at_s += 3 * pause_s
     begun = len(rows)
     for count in range(2, len(models) + 1):
-        for group in combinations(models, count):
-            rows += [TraceRow(at_s, model, BATCH_PROMPT, TOGETHER_OUTPUT) for model in group]
-            at_s += 3 * pause_s
+        for first in range(len(models)):
+            # whoever has left comes back before: an activation beside the answers would be measured with them
+            rows += [TraceRow(at_s, model, BATCH_PROMPT, LONE_OUTPUT) for model in models]
+            group = [models[(first + place) % len(models)] for place in range(count)]
+            outputs = [TOGETHER_OUTPUT, *[BESIDE_OUTPUT] * (count - 1)]
+            at_s += 1.5 * pause_s
+            rows += [TraceRow(at_s, *row) for row in zip(group, [BATCH_PROMPT] * count, outputs, strict=True)]
+            at_s += 2.5 * pause_s
     together = len(rows)
     for _ in range(WAKES):
         at_s += keep_alive_s + 2 * pause_s
@@ -127,7 +132,8 @@ def activation_s(records: Iterable[RequestRecord], plan: CalibrationPlan) -> flo
 
 
 def slowdowns(records: Iterable[RequestRecord], plan: CalibrationPlan) -> dict[int, float]:
-    """How many times longer a token takes while so many engines answer one request each. Median over requests."""
+    """How many times longer a token takes while so many engines answer one request each. Median over the answers that
+    others outlasted."""
     alone: dict[str, list[float]] = defaultdict(list)
     groups: dict[float, list[RequestRecord]] = defaultdict(list)
     for record in records:
@@ -139,8 +145,9 @@ def slowdowns(records: Iterable[RequestRecord], plan: CalibrationPlan) -> dict[i
             alone[record.model].append(record.tpot_s)
     found: dict[int, list[float]] = defaultdict(list)
     for group in groups.values():
-        found[len(group)] += [r.tpot_s / median(alone[r.model]) for r in group if r.tpot_s is not None]
-    return {count: median(ratios) for count, ratios in sorted(found.items())}
+        lasted = [r for r in group if r.output_tokens == TOGETHER_OUTPUT]
+        found[len(group)] += [r.tpot_s / median(alone[r.model]) for r in lasted if r.tpot_s is not None]
+    return {count: median(ratios) for count, ratios in sorted(found.items()) if ratios}
 
 
 def fit_sharing(slower: Mapping[int, float], cores: int) -> tuple[float, float]:

@@ -19,7 +19,7 @@ LIVE = Outcome(1.0, 0.010, 0.100, 0.003, 6, 0, 150, Kv(4e6, 8_000_000, 9000, 400
 def test_every_run_has_requests_enough_for_a_p99(seed: int) -> None:
     for one in runs(TRACES, RATES, POLICIES[:1], None, seed):
         rows = one.draw.rows(MODELS)
-        assert len(rows) == one.draw.rate * one.draw.seconds >= 150
+        assert len(rows) == one.draw.rate * one.draw.seconds >= 140
         assert all(a.arrival_s <= b.arrival_s for a, b in pairwise(rows))
         assert rows[-1].arrival_s == pytest.approx(one.draw.seconds)
         assert {row.model for row in rows} <= set(MODELS)
