@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import shutil
+import signal
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +23,8 @@ from prism.trace.replay.plan import Objective, SendPlan
 from prism.trace.replay.planning import ReplayOptions, make_plan, only_model
 from prism.trace.replay.run import run_replay
 from prism.trace.replay.watch import TimelineBuilder, joined
-from prism.trace.report import RequestRecord, Residence, Sample, Timeline
+from prism.trace.report import RequestRecord, Residence, Sample, Timeline, read_report
+from tests.patience import PATIENCE_S, until
 from tests.trace.helpers import row, saved, steady
 from tests.trace.test_replay import null_server  # noqa: F401  (a fixture)
 
@@ -92,6 +96,25 @@ def test_a_report_is_enough_to_repeat_its_run(tmp_path: Path, begun: tuple[Path,
     assert "leave it out: rate" in str(refused.exception)
     bad = invoke(trace, "--repeat", trace, "--out", tmp_path / "y")
     assert isinstance(bad.exception, InvalidValue)
+
+
+def test_ctrl_c_ends_a_replay_well(tmp_path: Path, null_server: str) -> None:  # noqa: F811
+    """What is under way is cancelled and recorded, the report says so, and the rest can be sent later."""
+    trace, out = saved(tmp_path / "t.jsonl", [*steady(20, gap_s=0.01), row(5000.0, "m0", 5, 5)]), tmp_path / "out"
+    line = [sys.executable, "-m", "prism.cli.main", "replay", str(trace), "--url", null_server, "--out", str(out)]
+    with subprocess.Popen([*line, "--no-watch"], stderr=subprocess.PIPE, text=True) as process:
+        records = out / "records.jsonl"
+        try:
+            until(lambda: records.exists() and records.read_bytes().count(b"\n") >= 22, "20 requests are answered")
+            process.send_signal(signal.SIGINT)
+            _, said = process.communicate(timeout=PATIENCE_S)
+        finally:
+            process.kill()
+    assert process.returncode == 1
+    assert "go on with --resume" in said
+    report = read_report(out / "report.json")
+    assert report.all.attainment.requests == 20
+    assert "The replay was interrupted before its end." in report.notes
 
 
 @pytest.mark.parametrize("extra", ["{", "[1]"])

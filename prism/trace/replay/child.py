@@ -6,7 +6,9 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -49,14 +51,16 @@ class SenderProcess:
         return found
 
     def go(self) -> Iterator[dict[str, Any]]:
-        """Let it begin; yields its messages until it ends. Raises :class:`SenderFailed`."""
+        """Let it begin; yields its messages until it ends. Meanwhile the first Ctrl-C lets it end well (in the main
+        thread, which alone hears of it) and the second has its usual effect. Raises :class:`SenderFailed`."""
         assert self._process.stdin is not None
         self._process.stdin.write(b"go\n")
         self._process.stdin.flush()
         finished = False
-        for message in self._messages():
-            finished = finished or "finished" in message
-            yield message
+        with self._interruptible():
+            for message in self._messages():
+                finished = finished or "finished" in message
+                yield message
         if not finished:
             raise SenderFailed(f"the sending process ended without a word (exit code {self._process.wait()})")
 
@@ -64,6 +68,24 @@ class SenderProcess:
         """Let it cancel what is under way, record that, and end."""
         if self._process.poll() is None:
             self._process.send_signal(signal.SIGINT)
+
+    @contextmanager
+    def _interruptible(self) -> Iterator[None]:
+        """An exception in the middle of reading a message would lose the rest of them: a handler does not raise."""
+        before = signal.getsignal(signal.SIGINT)
+        if threading.current_thread() is not threading.main_thread() or before is not signal.default_int_handler:
+            yield
+            return
+
+        def once(*_: object) -> None:
+            signal.signal(signal.SIGINT, before)
+            self.interrupt()
+
+        signal.signal(signal.SIGINT, once)
+        try:
+            yield
+        finally:
+            signal.signal(signal.SIGINT, before)
 
     def _messages(self) -> Iterator[dict[str, Any]]:
         assert self._process.stdout is not None

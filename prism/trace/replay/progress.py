@@ -47,12 +47,12 @@ class LiveProgress:
         return table
 
     def _cells(self, state: dict[str, Any]) -> list[tuple[str, str]]:
-        ended = state["ended"]
+        ended, before = state["ended"], state.get("skipped", 0)
         total = f"/{self._total}" if self._total else ""
         cells = [
             ("time", f"{max(0.0, state['at_s']):.0f}s"),
-            ("sent", f"{state.get('skipped', 0) + state['sent']}{total}"),
-            ("done", str(ended)),
+            ("sent", f"{before + state['sent']}{total}"),
+            ("done", str(before + ended)),
             ("open", str(state["in_flight"])),
             ("failed", str(sum(state["errors"].values()))),
             ("TTFT p50", _ms(state["ttft_p50_s"])),

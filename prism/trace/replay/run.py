@@ -44,21 +44,13 @@ def run_replay(
 ) -> Outcome:
     """Send ``plan`` and write ``plan.json``, ``records.jsonl``, ``report.json`` and ``report.html`` into ``folder``.
     Records that are already there (of the same plan) are kept and their requests not sent again. ``watcher`` must be
-    available. KeyboardInterrupt ends the sending; what was measured is reported and can be resumed."""
+    available. Ctrl-C ends the sending; what was measured is reported and can be resumed."""
     folder.mkdir(parents=True, exist_ok=True)
     interrupted, timeline = False, Timeline()
     server = watcher.server_facts() if watcher is not None else None
     with SenderProcess(plan, folder, api_key) as sender:
         sender.ready()
-        messages = sender.go()
-        while True:
-            try:
-                message = next(messages, None)
-            except KeyboardInterrupt:
-                sender.interrupt()
-                continue
-            if message is None:
-                break
+        for message in sender.go():
             if "started" in message and watcher is not None:
                 watcher.start(message["started"] - message["first_due_s"])
             if "progress" in message:

@@ -192,8 +192,8 @@ def main(argv: list[str]) -> int:
             uvloop.run(_run(plan, writer, factory, done))
             code = 0
     except (PrismError, OSError) as exc:
-        _say({"failed": str(exc)})
-    sys.stdout.flush()
+        with contextlib.suppress(OSError):  # nobody may be there to hear it
+            _say({"failed": str(exc)})
     os._exit(code)
 
 
