@@ -116,6 +116,8 @@ def print_summary(result: SimResult, as_json: bool) -> None:
         f"{stats.simulated_s:,.0f} s simulated in {stats.wall_s:.1f} s ({stats.times_real:,.0f}x), "
         f"{stats.activations} activations, {report.output_tokens_per_s:,.0f} output tokens/s"
     )
+    if report.all.errors:
+        click.echo("errors: " + ", ".join(f"{count:,} {code}" for code, count in sorted(report.all.errors.items())))
     for note in report.notes:
         click.echo(f"note: {note}")
 

@@ -142,6 +142,14 @@ def test_an_error_in_a_process_of_a_sweep_is_told(files: list[object]) -> None:
     assert "with 1 GPUs" in str(found.exception)
 
 
+def test_errors_are_told_by_reason(files: list[object], tmp_path: Path) -> None:
+    catalog = tmp_path / "catalog.yaml"
+    catalog.write_text(CATALOG.read_text().replace("model-0, path", "model-0, tp: 4, path"))
+    found = call(*[catalog if word == CATALOG else word for word in files])
+    assert "errors: " in found.stdout
+    assert "refused:no_feasible_device" in found.stdout
+
+
 def test_outputs_go_into_a_new_folder(files: list[object], tmp_path: Path) -> None:
     out, log = tmp_path / "a" / "run.json", tmp_path / "b" / "decisions.jsonl"
     assert call(*files, "--limit-s", 5, "--out", out, "--decisions", log).exit_code == 0
