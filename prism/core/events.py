@@ -85,6 +85,8 @@ class EngineLoad:
     prefill_backlog_tokens: int | None = None
     """Tokens of dispatched requests that are not yet prefilled; None when the engine cannot tell (the scheduler then
     counts a prompt until its first token)."""
+    cached_kv_tokens: int = 0
+    """The part of ``free_kv_tokens`` that is prefix cache; its bytes are in :class:`MemoryReport` too."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,8 +121,8 @@ class DispatchRejected:
 
 @dataclass(frozen=True, slots=True)
 class MemoryReport:
-    """What the device's account has left that any engine may take; prefix caches of other engines that are given back
-    on demand count as free."""
+    """What the device's account has left that any engine may take; prefix caches, which are given back on demand,
+    count as free."""
 
     free_bytes: int
 

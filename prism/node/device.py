@@ -186,7 +186,8 @@ class DeviceShell:
                     if live := self._running_as(rid, event.attempt):
                         self._ask(live)
                 case engine_events.Load():
-                    self.feed(EngineLoad(model, event.running, event.queued, event.free_kv_tokens))
+                    free, cached = event.free_kv_tokens, event.cached_kv_tokens
+                    self.feed(EngineLoad(model, event.running, event.queued, free, cached_kv_tokens=cached))
                     self._measures.retracted(model, self.device, event.retractions - retractions)
                     retractions = event.retractions
                     self._report_memory()

@@ -32,7 +32,7 @@ class EngineState:
     backlog_tokens: int = 0
     """Of dispatched requests without a first token, whole prompts."""
     free_tokens: int | None = None
-    """Last report; None before the first."""
+    """Last report, without caches that count as free memory of the device; None before the first."""
     claims: dict[RequestId, int] = field(default_factory=dict)
     """Tokens that dispatched requests will take and that no report contains yet."""
     claimed_tokens: int = 0
@@ -111,7 +111,9 @@ class EngineState:
         return entry
 
     def report(self, load: EngineLoad) -> None:
-        self.free_tokens = load.free_kv_tokens
+        # What an elastic engine caches is in the device's free memory already, for whoever asks first.
+        cached = load.cached_kv_tokens if self.up.elastic else 0
+        self.free_tokens = load.free_kv_tokens - cached
         self.extra_waiting = max(0, load.waiting - self.no_token_yet)
         self.reported_backlog_tokens = load.prefill_backlog_tokens
         self.since_report_tokens = 0

@@ -12,6 +12,7 @@ from prism.core.events import (
     FirstToken,
     MemoryReport,
     RequestArrived,
+    RequestCancelled,
     Tick,
 )
 from prism.core.ids import DeviceId, Generation, ModelName, RequestId
@@ -168,6 +169,22 @@ def test_between_reports_dispatched_requests_count_as_taken() -> None:
     s = scheduler(max_running=10, free=1000)
     assert dispatched(arrive(s, "one", 600, 9.0))
     assert not dispatched(arrive(s, "two", 600, 9.0))
+
+
+def test_what_an_engine_caches_is_free_memory_of_the_device_and_counts_once() -> None:
+    s = scheduler(max_running=10, free=500)
+    s.on_event(EngineLoad(A, 0, 0, 520, cached_kv_tokens=500), 0.0)  # 20 free slots; the device's 500 are A's cache
+    assert not arrive(s, "huge", 600, 9.0), "not 520 slots and 500 bytes more"
+    s.on_event(RequestCancelled(RequestId("huge")), 0.0)
+    assert dispatched(arrive(s, "one", 400, 9.0))
+    assert not arrive(s, "two", 400, 9.0, model=B), "the cache is promised to one"
+    assert dispatched(arrive(s, "three", 100, 1.0, model=B)) == [("three", ReasonCode.ON_TIME)]
+
+
+def test_what_a_fixed_share_caches_is_its_own() -> None:
+    s = scheduler(max_running=10, free=0, elastic=False)
+    s.on_event(EngineLoad(A, 0, 0, 100, cached_kv_tokens=100), 0.0)
+    assert dispatched(arrive(s, "one", 100, 1.0))
 
 
 def test_what_can_never_fit_is_refused_with_numbers_at_its_bound() -> None:
