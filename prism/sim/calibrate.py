@@ -154,11 +154,14 @@ def fit_sharing(slower: Mapping[int, float], cores: int) -> tuple[float, float]:
     """``(engine share, background)`` of a host's compute such that ``n`` engines are slowed down by ``n * share +
     background`` (:mod:`prism.sim.sharing`): least squares, with at least ``1 / cores`` for an engine and one engine
     alone not slowed down. Engines that were slower by less than ``n / cores`` did not run all at the same time: such a
-    point says nothing and is left out."""
+    point says nothing and is left out. What grows faster than the number of engines is not sharing (threads in each
+    other's way, or a disturbed measurement) and counts as if it grew with it: two at once are what is common."""
     least = 1.0 / cores
-    points = [(count, ratio) for count, ratio in slower.items() if ratio > max(1.0, count * least)]
+    points = [(count, ratio) for count, ratio in sorted(slower.items()) if ratio > max(1.0, count * least)]
     if not points:
         return least, 0.0
+    fewest, together = points[0]
+    points = [(count, min(ratio, together * count / fewest)) for count, ratio in points]
     options = []
     for step in range(101):
         share = least + (1.0 - least) * step / 100

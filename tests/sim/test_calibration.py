@@ -108,5 +108,6 @@ def test_engines_that_do_not_disturb_each_other_take_one_core_each() -> None:
     assert fit_sharing({2: 1.0, 3: 0.98}, cores=4) == (0.25, 0.0)
     assert fit_sharing({}, cores=2) == (0.5, 0.0)
     assert fit_sharing({2: 1.28, 3: 1.36}, cores=2) == (0.5, pytest.approx(0.28))  # three at a time were not three
+    assert fit_sharing({2: 1.4, 3: 3.0}, cores=2) == (pytest.approx(0.7), pytest.approx(0.0))  # more than sharing
     share, background = fit_sharing({2: 1.3, 3: 1.9}, cores=2)
     assert (share, background) == (pytest.approx(0.6, abs=0.01), pytest.approx(0.1, abs=0.02))
