@@ -11,7 +11,7 @@ from fastapi import APIRouter, Body, Depends, Query, Request
 from pydantic import BaseModel, ConfigDict, Field
 
 from prism.obs.decisions import read_decisions
-from prism.server.errors import ApiError, cancelled, invalid, unavailable
+from prism.server.errors import ApiError, cancelled, invalid
 from prism.server.front import Front
 from prism.server.usage import holders, merged
 from prism.server.views import config_view, devices_view, document, models_view
@@ -68,10 +68,7 @@ def _reading(router: APIRouter, front: Front) -> None:
     @router.get("/snapshot")
     async def snapshot() -> dict[str, Any]:
         """The state that the scheduler decides on, for a dry run of another policy (`prism sim --dry-run`)."""
-        found = await document(front, "cluster")
-        if not found:
-            raise unavailable("The controller has not published its state yet.")
-        return found
+        return {"devices": [], "models": [], **await document(front, "cluster")}
 
     @router.get("/decisions")
     async def decisions(last: Annotated[int, Query(ge=1, le=10_000)] = 100) -> dict[str, Any]:
