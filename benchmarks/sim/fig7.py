@@ -14,8 +14,9 @@ Objectives: P95 of each model alone on a GPU, times the scale (TTFT 5, TPOT 2 un
     python benchmarks/sim/fig7.py --row gpus --points 5 --policies prism --draws 1      # one point in seconds
     python benchmarks/sim/fig7.py --plot                                    # from docs/results/sim/fig7.json
 
-Everything takes half an hour of one core. With ``--points`` or ``--policies`` nothing is written (but see ``--write``);
-otherwise the lines that were run replace those in docs/results/sim/fig7.json, and the figure is drawn from it.
+Everything takes about half an hour of one core. With ``--points`` or ``--policies`` nothing is written (but see
+``--write``); otherwise the lines that were run replace those in docs/results/sim/fig7.json, and the figure is drawn
+from it.
 
 The last result and what to think of it is in docs/results/sim.md.
 """
@@ -46,7 +47,7 @@ def tasks(args: argparse.Namespace) -> Iterator[Task]:
     for row in args.row.split(","):
         setups = args.setup.split(",") if row == "rate" else [""]
         for setup in setups:
-            for draw in range(1, args.draws + 1):
+            for draw in range(args.first, args.draws + 1):
                 for trace in args.trace.split(","):
                     chosen = policies or (POLICIES + ((FREE,) if row == "rate" else ()))
                     xs = points or XS[row] or SETUPS[setup].rates
@@ -155,6 +156,7 @@ def main() -> None:
     parser.add_argument("--setup", default=",".join(SETUPS), help="of the rate row")
     parser.add_argument("--trace", default=",".join(TRACES))
     parser.add_argument("--draws", type=int, default=3)
+    parser.add_argument("--first", type=int, default=1, help="draw to begin with")
     parser.add_argument("--policies", default="", help="only these, and write nothing")
     parser.add_argument("--write", action="store_true", help="even with --policies")
     parser.add_argument("--points", default="", help="only these x, and write nothing")
