@@ -38,6 +38,7 @@ import yaml
 from validation import Outcome, Pair, missed, misses, outcome, summary, table
 from validation_runs import MOST_OUTPUT, MOST_PROMPT, POLICIES, RATES, TRACES, Draw, Run, runs
 
+from prism.obs.kernel import AUTOGROUPS_REMEDY, has_autogroups
 from prism.sim.calibrate import activation_s, calibrate, fit_sharing, plan_run, slowdowns
 from prism.sim.calibration import fit
 from prism.sim.inputs import Inputs
@@ -213,6 +214,8 @@ def main() -> None:
     parser.add_argument("--rates", default=",".join(f"{r:g}" for r in RATES))
     parser.add_argument("--policies", default=",".join(POLICIES))
     args = parser.parse_args()
+    if has_autogroups() and not args.simulate_only:
+        print(f"before measuring: {AUTOGROUPS_REMEDY} (docs/runbook.md)", file=sys.stderr, flush=True)
     bench = Bench(args.work.resolve(), args.models)
     print("calibrated:", bench.calibrate(), flush=True)
     rates = [float(rate) for rate in args.rates.split(",")]

@@ -37,6 +37,7 @@ from benchmarks.slo.server import exit_on_sigterm
 from benchmarks.slo.spec import POLICIES, Grid, RunSpec, Setup
 from benchmarks.slo.summary import curves, judged, markdown
 from prism.core.errors import InvalidValue, PrismError
+from prism.obs.kernel import AUTOGROUPS_REMEDY, has_autogroups
 from prism.trace.replay.plan import read_objectives
 from prism.trace.report import Report, read_report
 
@@ -73,6 +74,8 @@ def main(argv: list[str] | None = None) -> int:
     out.mkdir(parents=True, exist_ok=True)
     grid = _grid(options)
     if options.backend == "serve":
+        if has_autogroups() and not options.measured:
+            print(f"before measuring: {AUTOGROUPS_REMEDY} (docs/runbook.md)", file=sys.stderr, flush=True)
         make_models(setup.models_folder)
     runner = _runner(options, setup, grid)
     try:
@@ -155,7 +158,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--models-folder", type=Path, default=Path("demo-models"))
     parser.add_argument("--policies", default=",".join(POLICIES))
     parser.add_argument("--traces", default="arena,hyperbolic")
-    parser.add_argument("--rates", default="0.25,0.5,1,1.5")
+    parser.add_argument("--rates", default="0.5,1,1.5,2")
     parser.add_argument("--scales", default="2.5,5,10,15")
     parser.add_argument("--devices", default="2")
     parser.add_argument("--repeats", type=int, default=3)

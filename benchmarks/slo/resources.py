@@ -77,7 +77,9 @@ def _machine(facts: Mapping[str, Any]) -> str:
     if not facts:
         return "modelled"
     memory = f"{facts['memory_bytes'] / 2**30:.0f} GiB" if facts.get("memory_bytes") else "?"
-    return f"{facts.get('cores')} cores, {memory}, Python {facts.get('python')}, SGLang {facts.get('sglang')}"
+    versions = f"Python {facts.get('python')}, SGLang {facts.get('sglang')}"
+    groups = "" if facts.get("autogroups") is None else f", autogroups {'on' if facts['autogroups'] else 'off'}"
+    return f"{facts.get('cores')} cores, {memory}, {versions}{groups}"
 
 
 def _mapping(value: object) -> Mapping[str, Any]:

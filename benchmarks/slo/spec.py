@@ -36,7 +36,7 @@ class Setup:
     """Where the first repeat's window begins; the others' follow, so that repeats see different parts of the trace."""
     compress: float = 6.0
     """The trace's time runs so many times faster: activations and answers of the small models do, too."""
-    base_rps: float = 12.0
+    base_rps: float = 6.0
     """Requests per second of every trace at rate 1, over its whole length."""
     prompt_scale: float = 1.0
     output_scale: float = 0.3
@@ -104,7 +104,7 @@ class Grid:
 
     traces: tuple[str, ...] = ("arena", "hyperbolic")
     policies: tuple[str, ...] = POLICIES
-    rates: tuple[float, ...] = (0.25, 0.5, 1.0, 1.5)
+    rates: tuple[float, ...] = (0.5, 1.0, 1.5, 2.0)
     scales: tuple[float, ...] = (2.5, 5.0, 10.0, 15.0)
     devices: tuple[int, ...] = (2,)
     repeats: int = 3

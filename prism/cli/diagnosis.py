@@ -15,6 +15,7 @@ from prism.config.catalog import load_catalog
 from prism.config.errors import CatalogError, ModelFilesError
 from prism.config.units import format_size
 from prism.engine import cuda_stub
+from prism.obs.kernel import AUTOGROUPS_REMEDY, has_autogroups
 
 Status = Literal["ok", "warn", "missing", "info"]
 
@@ -151,6 +152,8 @@ def _limits() -> Iterator[Finding]:
     maps = machine.read_int("/proc/sys/vm/max_map_count")
     if maps is not None and maps < 65530:
         yield Finding("memory maps", "warn", str(maps), "sysctl vm.max_map_count=1048576")
+    if has_autogroups():
+        yield Finding("scheduler autogroups", "warn", "on", AUTOGROUPS_REMEDY)
     huge = machine.huge_pages()
     if huge == "never":
         yield Finding("huge pages", "warn", "never", "echo madvise > /sys/kernel/mm/transparent_hugepage/enabled")

@@ -18,7 +18,8 @@ from prism.config.addresses import FleetAddress
 from prism.config.catalog import Catalog, load_catalog
 from prism.config.state import DEFAULT_STATE_DIR, StateDir
 from prism.core.ids import local_name
-from prism.core.specs import DeviceSpec
+from prism.core.specs import DeviceKind, DeviceSpec
+from prism.obs.kernel import AUTOGROUPS_REMEDY, has_autogroups
 from prism.obs.logs import LEVELS, setup_logging
 from prism.obs.metrics import prepare_directory
 from prism.wire.secret import without_password
@@ -123,6 +124,8 @@ Prism answers at {url}/v1 with {len(catalog.models)} models on {names}. Try:
 Logs: {state.logs}
 """
     )
+    if has_autogroups() and any(d.kind is DeviceKind.HOST for d in devices):
+        click.echo(f"The kernel groups processes by session: {AUTOGROUPS_REMEDY} (docs/runbook.md)\n", err=True)
 
 
 def _invite(fleet: FleetAddress, redis_url: str | None, secret_file: Path) -> None:

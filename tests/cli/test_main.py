@@ -87,6 +87,22 @@ def test_doctor_looks_at_a_catalog(tmp_path: Path, prism: Run) -> None:
     assert "model a" in shown.output
 
 
+@pytest.mark.parametrize(("content", "named"), [("1\n", True), ("0\n", False), (None, False)])
+def test_doctor_names_autogroups_that_are_on(
+    content: str | None, named: bool, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    from prism.cli import diagnosis
+    from prism.obs import kernel
+
+    setting = tmp_path / "sched_autogroup_enabled"
+    if content is not None:
+        setting.write_text(content)
+    monkeypatch.setattr(kernel, "_AUTOGROUPS", setting)
+    found = [finding for finding in diagnosis.examine() if finding.what == "scheduler autogroups"]
+    assert bool(found) == named
+    assert all(finding.status == "warn" and "sysctl" in finding.remedy for finding in found)
+
+
 @pytest.mark.parametrize(
     ("value", "text"), [(None, "-"), (0, "0 B"), (1536, "1.5 KiB"), (3 << 30, "3.0 GiB"), (5 << 40, "5.0 TiB")]
 )

@@ -11,6 +11,7 @@ from pathlib import Path
 import psutil
 
 import prism
+from prism.obs.kernel import has_autogroups
 
 
 def machine_facts() -> dict[str, object]:
@@ -22,6 +23,7 @@ def machine_facts() -> dict[str, object]:
         "sglang": _version("sglang"),
         "platform": platform.platform(),
         "cores": os.cpu_count(),
+        "autogroups": has_autogroups(),
         "memory_bytes": psutil.virtual_memory().total,
     }
 
