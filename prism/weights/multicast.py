@@ -51,6 +51,8 @@ class Lanes:
         self.reception, self.plan = reception, reception.plan
         self._secret, self._dead_s = secret, dead_s
         self._mark = zlib.crc32(self.plan.node.encode())
+        self._unfinished: set[tuple[str, int]] = set()
+        """Nodes that had all but the end of a piece and did not get it in time: they may wait for this one."""
         self._threads: list[threading.Thread] = []
         self.connected, self.go = threading.Event(), threading.Event()
         """Connections are open; pulling may begin."""
@@ -168,6 +170,7 @@ class Lanes:
             took_s = peers.get(source).receive(pull)
         except TooLate:
             peers.drop(source)
+            self._unfinished.add((source, piece))
             reason = "late"
             if repair:
                 reception.put_back(piece)
@@ -257,7 +260,11 @@ class Lanes:
     def _offer(self, node: str, arrival: Arrival, wanted: list[int]) -> Offer:
         pieces = ((piece, self.reception.pieces[piece]) for piece in wanted)
         missing = ((p, len(at) - arrival.leaves.count(b"\1", at.start, at.stop), len(at)) for p, at in pieces)
-        held = frozenset(p for p, lacks, leaves in missing if lacks == 0 or (lacks == 1 and leaves > 1))
+        held = frozenset(
+            piece
+            for piece, lacks, leaves in missing
+            if lacks == 0 or (lacks == 1 and leaves > 1 and (node, piece) not in self._unfinished)
+        )
         return Offer(node, held if arrival.leaves else frozenset(), arrival.waiting, node in self.plan.sources)
 
     def _asked(self, trusted: bool) -> list[str]:

@@ -21,7 +21,7 @@ from prism.weights.errors import LoadCancelled, PeerError, SourceLost
 from prism.weights.fetch import Fetch, fetch
 from prism.weights.format import PackKey
 from prism.weights.frames import Data, Frame, Get, GetArrival, Queued, recv_frame, send_frame
-from prism.weights.hostcopy import open_copy
+from prism.weights.hostcopy import HostCopy, open_copy
 from prism.weights.peer import Peer
 from prism.weights.server import WeightServer
 from prism.weights.session import NodePlan, cut, node_plans, piece_bytes
@@ -147,27 +147,31 @@ def test_corrupt_memory_at_a_peer_is_fetched_elsewhere(fleet: Fleet) -> None:
     copy.close()
 
 
+def without_its_end(server: WeightServer, part: NodePlan, data: bytes) -> tuple[Fetch, HostCopy]:
+    """A reception at ``server`` that is given all but the last leaf, and asks for nothing itself."""
+    held = Fetch(server, part, hold=True)
+    copy = open_copy(held.packed.path, writable=True)
+    assert copy is not None
+    for leaf in range(copy.header.leaves - 1):
+        first, end = copy.header.leaf_range(leaf)
+        copy.write(first, memoryview(data)[first:end])
+        assert copy.accept(leaf)
+    server.arrived("session")
+    return held, copy
+
+
 def test_a_piece_is_passed_on_while_its_end_still_comes(fleet: Fleet) -> None:
     """n1 holds all but the last leaf of the only piece; n2 pulls from it, gets that, and the rest when it is here."""
     servers = fleet(3)
-    parts = plans(servers, pieces=1)
-    held = Fetch(servers[1], parts["n1"], hold=True)
-    data, header = whole(servers[0]), held.packed.header
-    copy = open_copy(held.packed.path, writable=True)
-    assert copy is not None
-    last = header.leaves - 1
-    for leaf in range(last):
-        first, end = header.leaf_range(leaf)
-        copy.write(first, memoryview(data)[first:end])
-        assert copy.accept(leaf)
-    servers[1].arrived("session")
+    parts, data = plans(servers, pieces=1), whole(servers[0])
+    held, copy = without_its_end(servers[1], parts["n1"], data)
     receives = (("n1", 0),)
     running = Fetch(servers[2], msgspec.structs.replace(parts["n2"], receives=receives))
-    reached = header.leaf_range(last)[0]
-    while running.progress.bytes_done < reached:
+    last = copy.header.leaves - 1
+    first, end = copy.header.leaf_range(last)
+    while running.progress.bytes_done < first:
         threading.Event().wait(0.01)
     assert running.packed.has(range(last)), "what came before the end is usable at once"
-    first, end = header.leaf_range(last)
     copy.write(first, memoryview(data)[first:end])
     assert copy.accept(last)
     servers[1].arrived("session")
@@ -176,6 +180,20 @@ def test_a_piece_is_passed_on_while_its_end_still_comes(fleet: Fleet) -> None:
     copy.close()
     held.cancel()
     held.wait()
+
+
+def test_a_peer_that_never_gets_the_end_of_a_piece_is_not_asked_for_ever(fleet: Fleet) -> None:
+    """n1 lacks the last leaf for good, as when it waits for n2 to send it; only the source has it."""
+    servers = fleet(3)
+    parts, data = plans(servers, pieces=1), whole(servers[0])
+    held, copy = without_its_end(servers[1], parts["n1"], data)
+    running = Fetch(servers[2], msgspec.structs.replace(parts["n2"], receives=(("n1", 0),)))
+    assert bytes(running.wait().data) == data
+    assert running.progress.pieces_by_source == {"n0": 1}
+    copy.close()
+    held.cancel()
+    with pytest.raises(LoadCancelled):
+        held.wait()
 
 
 def test_the_plan_tells_when_the_first_piece_comes() -> None:
