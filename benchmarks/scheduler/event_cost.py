@@ -25,8 +25,9 @@ from prism.core.events import (
 )
 from prism.core.ids import DeviceId, ModelName, NodeId
 from prism.core.settings import ClusterSettings
-from prism.core.specs import DeviceKind, DeviceSpec, ModelShape, ModelSpec
+from prism.core.specs import ModelShape, ModelSpec
 from prism.scheduler import cluster_scheduler
+from tests.scheduler.exchange import exchange, node_devices
 
 SHAPE = ModelShape(32, 4096, 32, 8, 128, 14336, 128256)
 EVENTS = 20_000
@@ -36,31 +37,24 @@ def run(catalog_size: int) -> float:
     """CPU microseconds per event."""
     specs = [ModelSpec(ModelName(f"m{i}"), "p", 1.0, 0.1, 16 << 30, SHAPE, 8192) for i in range(catalog_size)]
     scheduler = cluster_scheduler(ClusterSettings(), specs)
-    node = NodeId("n")
-    devices = tuple(DeviceSpec(DeviceId(f"n/cuda:{i}"), node, DeviceKind.CUDA, 40 << 30) for i in range(100))
     rng = random.Random(1)
     now_s, count = 0.0, 0
     active: dict[tuple[ModelName, int], DeviceId] = {}
 
     def send(event: ClusterEvent) -> None:
         nonlocal count
-        pending: list[ClusterEvent] = [event]
-        while pending:
-            count += 1
-            pending += answers(scheduler.on_event(pending.pop(), now_s))
+        count += exchange(scheduler, [event], now_s, answers)
 
-    def answers(effects: list[ClusterEffect]) -> list[ClusterEvent]:
-        found: list[ClusterEvent] = []
-        for effect in effects:
-            if isinstance(effect, Activate):
-                active[(effect.model, effect.generation)] = effect.devices[0]
-                found.append(ActivationFinished(effect.model, effect.generation, 0.5))
-            elif isinstance(effect, Deactivate):
-                del active[(effect.model, effect.generation)]
-                found.append(DeactivationFinished(effect.model, effect.generation))
-        return found
+    def answers(effect: ClusterEffect) -> list[ClusterEvent]:
+        if isinstance(effect, Activate):
+            active[(effect.model, effect.generation)] = effect.devices[0]
+            return [ActivationFinished(effect.model, effect.generation, 0.5)]
+        if isinstance(effect, Deactivate):
+            del active[(effect.model, effect.generation)]
+            return [DeactivationFinished(effect.model, effect.generation)]
+        return []
 
-    send(NodeJoined(node, devices))
+    send(NodeJoined(NodeId("n"), node_devices("n", 100, 40 << 30)))
     start_s = time.process_time()
     while count < EVENTS:
         now_s += rng.expovariate(50.0)

@@ -7,12 +7,27 @@ import os
 import signal
 import time
 from collections.abc import Awaitable, Callable
-from typing import Protocol
+from pathlib import Path
+from typing import Protocol, TypeVar
 
 import click
 
 from prism.config.addresses import FleetAddress, check_reachable, parse_fleet_address
+from prism.config.state import DEFAULT_STATE_DIR
 from prism.core.errors import PrismError
+
+C = TypeVar("C", bound=Callable[..., object])
+
+
+def state_dir_option(holds: str) -> Callable[[C], C]:
+    """``--state-dir`` of a program that keeps its own state; ``holds`` says what lies there."""
+    return click.option(
+        "--state-dir",
+        type=click.Path(file_okay=False, path_type=Path),
+        default=DEFAULT_STATE_DIR,
+        show_default=True,
+        help=holds,
+    )
 
 
 def fleet_address(context: click.Context, option: click.Parameter, value: str | None) -> FleetAddress | None:

@@ -11,8 +11,8 @@ from typing import Final
 
 import click
 
-from prism.cli.fleet import own_address, program, run, telling
-from prism.config.state import DEFAULT_STATE_DIR, StateDir
+from prism.cli.fleet import own_address, program, run, state_dir_option, telling
+from prism.config.state import StateDir
 from prism.core.ids import local_name
 from prism.obs.logs import LEVELS, setup_logging
 from prism.obs.metrics import prepare_directory
@@ -49,13 +49,7 @@ def _name(context: click.Context, option: click.Parameter, value: str | None) ->
     multiple=True,
     help="A device to give: cuda:N, cuda:N=SIZE, or host:N=SIZE for host memory. Once per device.  [default: all GPUs]",
 )
-@click.option(
-    "--state-dir",
-    type=click.Path(file_okay=False, path_type=Path),
-    default=DEFAULT_STATE_DIR,
-    show_default=True,
-    help="Sockets, packed weights and logs.",
-)
+@state_dir_option("Sockets, packed weights and logs.")
 @click.option("--metrics-port", type=click.IntRange(1, 65535), help="Port for Prometheus to read.  [default: none]")
 @click.option("--log-level", type=click.Choice(list(LEVELS)), default="info", show_default=True)
 def command(

@@ -13,10 +13,10 @@ from typing import Any, Final
 
 import click
 
-from prism.cli.fleet import fleet_address, program, run, telling
+from prism.cli.fleet import fleet_address, program, run, state_dir_option, telling
 from prism.config.addresses import FleetAddress
 from prism.config.catalog import Catalog, load_catalog
-from prism.config.state import DEFAULT_STATE_DIR, StateDir
+from prism.config.state import StateDir
 from prism.core.ids import local_name
 from prism.core.specs import DeviceKind, DeviceSpec
 from prism.obs.kernel import AUTOGROUPS_REMEDY, has_autogroups
@@ -32,13 +32,7 @@ MOST_FILES: Final = 1_048_576
 @click.argument("catalog", type=click.Path(exists=True, dir_okay=False, path_type=Path))
 @click.option("--host", help="Address to listen on.  [default: the catalog's, 127.0.0.1]")
 @click.option("--port", type=click.IntRange(1, 65535), help="Port to listen on.  [default: the catalog's, 8000]")
-@click.option(
-    "--state-dir",
-    type=click.Path(file_okay=False, path_type=Path),
-    default=DEFAULT_STATE_DIR,
-    show_default=True,
-    help="Queues, sockets, packed weights and logs.",
-)
+@state_dir_option("Queues, sockets, packed weights and logs.")
 @click.option("--redis-url", help="Redis or Valkey to use (redis://... or unix://...).  [default: an embedded one]")
 @click.option("--log-level", type=click.Choice(list(LEVELS)), help="Least level logged.  [default: the catalog's]")
 @click.option("--front-workers", type=click.IntRange(1, 64), help="HTTP worker processes.  [default: the catalog's]")

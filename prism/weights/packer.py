@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
@@ -27,6 +28,22 @@ from prism.weights.store import WeightStore
 READERS: Final = 4
 """Reads in flight; disks need several to reach their rate."""
 OnProgress = Callable[[int, int], None]
+
+
+@dataclass(frozen=True, slots=True)
+class _Job:
+    """One folder to pack: what it holds, and how it shall lie in the store."""
+
+    store: WeightStore
+    header: PackHeader
+    blocks: tuple[BlockPlan, ...]
+    tensors: dict[str, SourceTensor]
+    folder: Path
+    report: OnProgress
+
+    def sources(self) -> list[SourceTensor]:
+        """The folder's tensors in the order of the pack."""
+        return [self.tensors[t.name] for t in self.header.tensors]
 
 
 def pack_folder(
@@ -57,31 +74,25 @@ def pack_folder(
     if known is not None and known.blocks == header.blocks and not (copy and store.refers_to(key)):
         return known
     report = on_progress or (lambda done_bytes, all_bytes: None)
-    return (_copy if copy else _index)(store, header, blocks, tensors, folder, report)
+    job = _Job(store, header, blocks, tensors, folder, report)
+    return _copy(job) if copy else _index(job)
 
 
-def _index(
-    store: WeightStore,
-    header: PackHeader,
-    blocks: tuple[BlockPlan, ...],
-    tensors: dict[str, SourceTensor],
-    folder: Path,
-    report: OnProgress,
-) -> PackHeader:
-    paths = sorted({t.file for t in tensors.values()})
+def _index(job: _Job) -> PackHeader:
+    paths = sorted({t.file for t in job.tensors.values()})
     number = {path: i for i, path in enumerate(paths)}
     index = PackIndex(
-        header=header,
-        folder=str(folder),
+        header=job.header,
+        folder=str(job.folder),
         files=tuple(source_file(path) for path in paths),
-        places=tuple((number[tensors[t.name].file], tensors[t.name].offset) for t in header.tensors),
+        places=tuple((number[t.file], t.offset) for t in job.sources()),
     )
     try:
-        sums = b"".join(total.to_bytes(8, "little") for total in _leaf_sums(index, folder, report))
+        sums = b"".join(total.to_bytes(8, "little") for total in _leaf_sums(index, job.folder, job.report))
     except BadPack as error:
-        raise BadModelFolder(folder, f"changed while it was read: {error.why}") from error
-    index = msgspec.structs.replace(index, header=msgspec.structs.replace(header, leaf_sums=sums))
-    store.put_index(index)
+        raise BadModelFolder(job.folder, f"changed while it was read: {error.why}") from error
+    index = msgspec.structs.replace(index, header=msgspec.structs.replace(job.header, leaf_sums=sums))
+    job.store.put_index(index)
     return index.header
 
 
@@ -97,21 +108,14 @@ def _leaf_sums(index: PackIndex, folder: Path, report: OnProgress) -> Iterator[i
         pass
 
 
-def _copy(
-    store: WeightStore,
-    header: PackHeader,
-    blocks: tuple[BlockPlan, ...],
-    tensors: dict[str, SourceTensor],
-    folder: Path,
-    report: OnProgress,
-) -> PackHeader:
-    order = [tensors[t.name] for t in header.tensors]
+def _copy(job: _Job) -> PackHeader:
+    order = job.sources()
     total, done = sum(t.nbytes for t in order), 0
-    with store.writer(header.key, blocks, header.label) as writer:
+    with job.store.writer(job.header.key, job.blocks, job.header.label) as writer:
         for name, offset, data in read_ahead(order):
             writer.write(name, data, offset)
             done += data.nbytes
-            report(done, total)
+            job.report(done, total)
         return writer.finish()
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from dataclasses import dataclass, field
 from types import SimpleNamespace
 
 import pytest
@@ -39,23 +38,14 @@ from prism.wire.messages import (
     DeviceState,
     Failed,
     InstanceReport,
-    Message,
     Submission,
     encode,
 )
+from tests.outbox import NotedOutbox
 
 M, D = ModelName("m"), DeviceId("n1/host:0")
 SPEC = ModelSpec(M, "/m", 1.0, 0.1, 100, ModelShape(1, 8, 1, 1, 8, 16, 10), 128)
 REASON = because(ReasonCode.DEMAND)
-
-
-@dataclass
-class Outbox:
-    sent: list[tuple[str, Message]] = field(default_factory=list)
-
-    def send(self, address: str, message: Message) -> bool:
-        self.sent.append((address, message))
-        return True
 
 
 def report(*instances: InstanceReport, incarnation: str = "one") -> AgentReport:
@@ -154,7 +144,7 @@ async def test_a_lease_that_ended_unnoticed_is_taken_again_unless_another_had_it
 
 
 def test_orders_are_repeated_until_answered_and_answered_once() -> None:
-    outbox = Outbox()
+    outbox = NotedOutbox()
     orders = Orders(outbox, "ipc:///c")  # type: ignore[arg-type]
     orders.send(Activate(M, (D,), Generation(4), REASON), SPEC, "ipc:///a", 0.0)
     orders.repeat(REPEAT_S / 2)
@@ -170,7 +160,7 @@ def test_orders_are_repeated_until_answered_and_answered_once() -> None:
 
 
 def test_answers_say_why_an_activation_failed() -> None:
-    outbox = Outbox()
+    outbox = NotedOutbox()
     orders = Orders(outbox, "ipc:///c")  # type: ignore[arg-type]
     for error, expected in (("no_memory", ActivationError.NO_MEMORY), ("internal", ActivationError.ENGINE_DIED)):
         orders.send(Activate(M, (D,), Generation(1), REASON), SPEC, "ipc:///a", 0.0)
@@ -180,7 +170,7 @@ def test_answers_say_why_an_activation_failed() -> None:
 
 
 def test_orders_to_a_lost_node_end() -> None:
-    outbox = Outbox()
+    outbox = NotedOutbox()
     orders = Orders(outbox, "ipc:///c")  # type: ignore[arg-type]
     orders.send(Deactivate(M, (D,), Generation(1), False, REASON), None, "ipc:///a", 0.0)
     orders.node_lost(NodeId("n1"))
@@ -189,7 +179,7 @@ def test_orders_to_a_lost_node_end() -> None:
 
 
 async def test_waiting_requests_are_moved_refused_or_cancelled() -> None:
-    store, outbox = open_store("memory://"), Outbox()
+    store, outbox = open_store("memory://"), NotedOutbox()
     ledger = Ledger(store, "c")
     queue = InactiveQueue(ledger, outbox)  # type: ignore[arg-type]
     for id in ("a", "b", "c", "d"):
@@ -209,7 +199,7 @@ async def test_waiting_requests_are_moved_refused_or_cancelled() -> None:
 
 
 async def test_refused_requests_get_an_error_and_leave_the_queue() -> None:
-    store, outbox = open_store("memory://"), Outbox()
+    store, outbox = open_store("memory://"), NotedOutbox()
     ledger = Ledger(store, "c")
     queue = InactiveQueue(ledger, outbox)  # type: ignore[arg-type]
     await store.add(keys.INACTIVE_QUEUE, "a", encode(submission("a")))
@@ -223,7 +213,7 @@ async def test_refused_requests_get_an_error_and_leave_the_queue() -> None:
 
 
 async def test_only_the_oldest_or_the_overdue_are_refused_when_asked_so() -> None:
-    store, outbox = open_store("memory://"), Outbox()
+    store, outbox = open_store("memory://"), NotedOutbox()
     queue = InactiveQueue(Ledger(store, "c"), outbox)  # type: ignore[arg-type]
     for arrival_s in (1.0, 2.0, 3.0, 4.0):
         await store.add(keys.INACTIVE_QUEUE, f"r{arrival_s:.0f}", encode(submission(f"r{arrival_s:.0f}", arrival_s)))

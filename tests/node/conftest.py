@@ -19,7 +19,8 @@ from prism.obs.metrics import Metrics
 from prism.store.connect import open_store
 from prism.store.interface import Store
 from prism.wire import keys
-from prism.wire.messages import Message, Submission, encode
+from prism.wire.messages import Submission, encode
+from tests.outbox import NotedOutbox
 from tests.patience import LOOK_S, PATIENCE_S
 
 DEVICE = DeviceId("local/host:0")
@@ -51,29 +52,12 @@ class Engine:
 
 
 @dataclass
-class Outbox:
-    """Notes what was sent to whom."""
-
-    sent: list[tuple[str, Message]] = field(default_factory=list)
-
-    def send(self, address: str, message: Message) -> bool:
-        self.sent.append((address, message))
-        return True
-
-    def forget(self, address: str) -> None:
-        pass
-
-    def of(self, kind: type) -> list[Message]:
-        return [m for _, m in self.sent if isinstance(m, kind)]
-
-
-@dataclass
 class Bench:
     """Everything a test of one device needs."""
 
     shell: DeviceShell
     store: Store
-    outbox: Outbox
+    outbox: NotedOutbox
     free_bytes: int = 1 << 30
     now_s: float = 1000.0
 
@@ -121,7 +105,7 @@ class Bench:
 @pytest.fixture
 async def bench() -> AsyncIterator[Bench]:
     store = open_store("memory://")
-    outbox = Outbox()
+    outbox = NotedOutbox()
     bench = Bench.__new__(Bench)
     shell = DeviceShell(
         DEVICE,

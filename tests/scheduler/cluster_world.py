@@ -26,8 +26,9 @@ from prism.core.events import (
 from prism.core.ids import DeviceId, Generation, ModelName, NodeId
 from prism.core.reasons import ReasonCode
 from prism.core.settings import ClusterSettings
-from prism.core.specs import DeviceKind, DeviceSpec, ModelShape, ModelSpec
+from prism.core.specs import DeviceSpec, ModelShape, ModelSpec
 from prism.scheduler import cluster_scheduler
+from tests.scheduler.exchange import exchange
 
 SHAPE = ModelShape(0, 64, 4, 2, 16, 128, 100)  # no layers: its KV costs nothing, min_kv_bytes counts
 EVICTIONS = {ReasonCode.MAKE_ROOM, ReasonCode.STARVATION, ReasonCode.KEEP_ALIVE, ReasonCode.SWAP}
@@ -41,10 +42,6 @@ def model_spec(name: str, weight: int, tp: int = 1, **more: object) -> ModelSpec
         name=ModelName(name), path=name, weight_bytes=weight, shape=SHAPE, context_tokens=100, tp=tp,
         **{**defaults, **more},  # type: ignore[arg-type]
     )  # fmt: skip
-
-
-def node_devices(node: str, count: int, memory: int = 1000) -> tuple[DeviceSpec, ...]:
-    return tuple(DeviceSpec(DeviceId(f"{node}/host:{i}"), NodeId(node), DeviceKind.HOST, memory) for i in range(count))
 
 
 def _split(requests: int) -> tuple[int, int]:
@@ -92,14 +89,13 @@ class World:
     # --- events in, effects out ---
 
     def send(self, event: ClusterEvent) -> None:
-        pending = [event]
-        while pending:
-            effects = self.scheduler.on_event(pending.pop(0), self.now)
-            for effect in effects:
-                self.log.append((self.now, effect))
-                pending += self.do(effect)
+        exchange(self.scheduler, [event], self.now, self._logged)
         wake_s = self.scheduler.wake_s
         assert wake_s is None or wake_s > self.now, f"would spin after {event}"
+
+    def _logged(self, effect: ClusterEffect) -> list[ClusterEvent]:
+        self.log.append((self.now, effect))
+        return self.do(effect)
 
     def do(self, effect: ClusterEffect) -> list[ClusterEvent]:
         match effect:

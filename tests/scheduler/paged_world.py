@@ -30,7 +30,7 @@ from prism.core.ids import DeviceId, Generation, ModelName, NodeId
 from prism.core.settings import ClusterSettings
 from prism.core.specs import ModelSpec
 from prism.scheduler import cluster_scheduler
-from tests.scheduler.cluster_world import node_devices
+from tests.scheduler.exchange import exchange, node_devices
 
 PAGE = 20
 ROOM_WAIT_S = 5.0
@@ -123,11 +123,7 @@ class PagedWorld:
                 call()
 
     def tell(self, *events: ClusterEvent) -> None:
-        pending = list(events)
-        while pending:
-            for effect in self.scheduler.on_event(pending.pop(0), self.now):
-                self.log.append((self.now, effect))
-                pending += self._do(effect)
+        exchange(self.scheduler, events, self.now, self._do)
 
     # --- clients ---
 
@@ -237,6 +233,7 @@ class PagedWorld:
     # --- effects ---
 
     def _do(self, effect: ClusterEffect) -> list[ClusterEvent]:
+        self.log.append((self.now, effect))
         match effect:
             case Activate(model, devices, generation):
                 return self._activate((model, generation), devices)

@@ -7,7 +7,8 @@ from prism.core.ids import DeviceId, ModelName
 from prism.core.reasons import ReasonCode
 from prism.core.settings import ClusterSettings
 from prism.core.specs import ModelSpec
-from tests.scheduler.cluster_world import World, node_devices
+from tests.scheduler.cluster_world import World
+from tests.scheduler.exchange import node_devices
 
 A, B, C = ModelName("a"), ModelName("b"), ModelName("c")
 GB0, GB1 = DeviceId("n/host:0"), DeviceId("n/host:1")

@@ -19,7 +19,8 @@ from prism.core.events import (
 from prism.core.ids import DeviceId, Generation, ModelName, NodeId
 from prism.core.reasons import ReasonCode
 from prism.core.settings import ClusterSettings
-from tests.scheduler.cluster_world import model_spec, node_devices
+from tests.scheduler.cluster_world import model_spec
+from tests.scheduler.exchange import node_devices
 from tests.scheduler.small_world import GB0, GB1, A, B, C, on, reasons, serve, world
 
 

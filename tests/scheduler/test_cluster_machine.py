@@ -21,7 +21,8 @@ from prism.core.events import (
 from prism.core.ids import ModelName, NodeId
 from prism.core.settings import ClusterSettings, EvictionOrder, KvprMode, MigrationTest, PolicyName
 from prism.scheduler.planning import plan, view
-from tests.scheduler.cluster_world import World, model_spec, node_devices
+from tests.scheduler.cluster_world import World, model_spec
+from tests.scheduler.exchange import node_devices
 
 SOAK = int(os.environ.get("PRISM_SOAK", "1"))
 """How many times more examples than usual."""

@@ -15,7 +15,8 @@ from prism.core.events import (
 from prism.core.ids import DeviceId, Generation, NodeId
 from prism.core.reasons import ReasonCode
 from prism.core.settings import ClusterSettings
-from tests.scheduler.cluster_world import Key, Live, World, model_spec, node_devices
+from tests.scheduler.cluster_world import Key, Live, World, model_spec
+from tests.scheduler.exchange import node_devices
 from tests.scheduler.small_world import GB0, GB1, QUIET, A, B, on, reasons, serve, world
 
 

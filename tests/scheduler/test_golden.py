@@ -23,7 +23,8 @@ from prism.core.settings import (
     PolicyName,
 )
 from prism.scheduler.gpu import GpuScheduler
-from tests.scheduler.cluster_world import World, model_spec, node_devices
+from tests.scheduler.cluster_world import World, model_spec
+from tests.scheduler.exchange import node_devices
 
 GOLDEN = Path(__file__).parent / "golden"
 

@@ -11,7 +11,8 @@ from prism.core.events import DeviceReport, ModelLoad
 from prism.core.ids import DeviceId, ModelName
 from prism.core.reasons import ReasonCode
 from prism.core.settings import ClusterSettings, MigrationTest
-from tests.scheduler.cluster_world import World, model_spec, node_devices
+from tests.scheduler.cluster_world import World, model_spec
+from tests.scheduler.exchange import node_devices
 
 A, B, C = ModelName("a"), ModelName("b"), ModelName("c")
 HERE, THERE = DeviceId("n/host:0"), DeviceId("x/host:0")

@@ -16,7 +16,8 @@ from prism.core.ids import DeviceId, Generation, ModelName
 from prism.core.reasons import ReasonCode
 from prism.core.settings import ClusterSettings, MigrationTest
 from prism.scheduler.planning import plan
-from tests.scheduler.cluster_world import World, model_spec, node_devices
+from tests.scheduler.cluster_world import World, model_spec
+from tests.scheduler.exchange import node_devices
 from tests.scheduler.small_world import GB0, GB1, QUIET, A, B, reasons, serve, world
 
 
