@@ -140,7 +140,7 @@ class Nodes:
 
 
 def _device_report(report: AgentReport, spec: DeviceSpec) -> DeviceReport:
-    free = next(d.free_bytes for d in report.devices if d.id == spec.id)
+    device = next(d for d in report.devices if d.id == spec.id)
     loads = tuple(
         ModelLoad(
             ModelName(i.model),
@@ -156,4 +156,4 @@ def _device_report(report: AgentReport, spec: DeviceSpec) -> DeviceReport:
         for i in report.instances
         if spec.id in i.devices
     )
-    return DeviceReport(spec.id, spec.memory_bytes, free, loads)
+    return DeviceReport(spec.id, spec.memory_bytes, device.free_bytes, loads, device.memory_short_s)

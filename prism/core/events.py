@@ -54,6 +54,8 @@ class EngineUp:
     """Most tokens (prompt and output) of one request; 0: no bound of its own."""
     elastic: bool = True
     """The engine takes KV memory from the device's free memory when its own is used up; False: a fixed share."""
+    kv_page_bytes: int = 1
+    """It takes whole pages of this size."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,6 +127,8 @@ class MemoryReport:
     count as free."""
 
     free_bytes: int
+    wanted_bytes: int = 0
+    """What engines with requests lack and wait for."""
 
 
 GpuEvent = (
@@ -211,12 +215,15 @@ class ModelLoad:
 
 @dataclass(frozen=True, slots=True)
 class DeviceReport:
-    """What a device holds; sent when it changed, once a second at most, and when a model reaches its keep-alive."""
+    """What a device holds; sent when it changed, once a second at most, when a model reaches its keep-alive, and when
+    memory has become short."""
 
     device: DeviceId
     capacity_bytes: int
     free_bytes: int
     models: tuple[ModelLoad, ...]
+    memory_short_s: float = 0.0
+    """How long requests have been waiting for memory (:mod:`prism.scheduler.shortage`); 0: none does. An age."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,10 +9,11 @@ import os
 import time
 import uuid
 from collections.abc import Callable, Mapping, Sequence
-from typing import Final
+from typing import Final, Protocol
 
 import msgspec
 
+from prism.core.events import MemoryReport
 from prism.core.ids import DeviceId, NodeId
 from prism.core.settings import GpuSettings
 from prism.core.specs import DeviceSpec
@@ -52,10 +53,18 @@ LEAVE_S: Final = 60.0
 LEAVE_LOOK_S: Final = 0.05
 
 
+class DeviceAccount(Protocol):
+    """What is read of a device's memory (:class:`prism.memory.device.Device` has it)."""
+
+    def free_bytes(self) -> int: ...
+
+    def wanted_bytes(self) -> int: ...
+
+
 class NodeAgent:
     """One per machine. Build it, then :meth:`run` until cancelled.
 
-    ``free_bytes`` reads a device's account; ``detail`` is announced in the store with the agent. ``weights`` is there
+    ``accounts`` are read all the time; ``detail`` is announced in the store with the agent. ``weights`` is there
     when there are other machines.
     """
 
@@ -67,7 +76,7 @@ class NodeAgent:
         store: Store,
         inbox: Inbox,
         settings: GpuSettings,
-        free_bytes: Mapping[DeviceId, Callable[[], int]],
+        accounts: Mapping[DeviceId, DeviceAccount],
         metrics: Metrics,
         detail: Mapping[str, object] | None = None,
         weights: NodeWeights | None = None,
@@ -76,7 +85,7 @@ class NodeAgent:
         self.consumer = consumer_name(f"agent-{node}")
         self.incarnation = uuid.uuid4().hex[:12]
         self.outbox = Outbox(keys=inbox.keys)
-        self._free_bytes = free_bytes
+        self._accounts = accounts
         self.measures = NodeMeasures(metrics, self.devices)
         self.shells = {
             d.id: DeviceShell(
@@ -86,13 +95,16 @@ class NodeAgent:
                 self.outbox,
                 inbox.address,
                 self.consumer,
-                self._spendable(d.id),
+                self._memory(d.id),
                 time.time,
                 self.measures,
+                max(1, d.page_bytes),
             )
             for d in self.devices
         }
         self._changed = asyncio.Event()
+        for shell in self.shells.values():
+            shell.memory_is_short = self._changed.set
         self.weights = weights
         if weights is not None:
             weights.changed = self._changed.set
@@ -117,9 +129,10 @@ class NodeAgent:
                 self.outbox.send(controller.mailbox, self.report())
             await self.store.remove_agent(self.node)
 
-    def _spendable(self, device: DeviceId) -> Callable[[], int]:
+    def _memory(self, device: DeviceId) -> Callable[[], MemoryReport]:
         """Free memory as a scheduler counts it: caches that are given back on demand included."""
-        return lambda: self._free_bytes[device]() + self.instances.idle_bytes(device)
+        account = self._accounts[device]
+        return lambda: MemoryReport(account.free_bytes() + self.instances.idle_bytes(device), account.wanted_bytes())
 
     async def run(self) -> None:
         """Serves until cancelled; then engines are closed and what runs is left in the queues for the next agent."""
@@ -202,15 +215,16 @@ class NodeAgent:
                 shell.disown(request_id)
 
     async def _measure(self) -> None:
-        self.measures.state(self.instances.reports(), self._free_bytes)
+        self.measures.state(self.instances.reports(), {id: x.free_bytes() for id, x in self._accounts.items()})
         self.measures.workers(self.pool.counts())
         lengths = await self.store.lengths([keys.device_queue(d) for d in self.shells])
         for device, length in zip(self.shells, lengths, strict=True):
             self.measures.queue(device, length)
 
     async def _report(self) -> None:
-        """Tells the controller every second, when instances come and go, and when a keep-alive ends: it is decided on
-        what the report says, so that neither its hour nor other machines' clocks matter."""
+        """Tells the controller every second, when instances come and go, when a keep-alive ends, and when memory has
+        become short: it is decided on what the report says, so that neither its hour nor other machines' clocks
+        matter."""
         while True:
             try:
                 controller = await self.store.controller()
@@ -233,6 +247,7 @@ class NodeAgent:
             for model, count in shell.arrivals.items():
                 arrivals[model] = arrivals.get(model, 0) + count
             shell.arrivals.clear()
+        short_s = {id: shell.tell_shortage() for id, shell in self.shells.items()}
         weights = self.weights
         return AgentReport(
             weights="" if weights is None else weights.server.address,
@@ -249,9 +264,10 @@ class NodeAgent:
                     kind=d.kind.value,
                     domain=d.domain,
                     capacity_bytes=d.memory_bytes,
-                    free_bytes=self._free_bytes[d.id](),
+                    free_bytes=self._accounts[d.id].free_bytes(),
                     page_bytes=d.page_bytes,
                     weight_page_bytes=d.weight_page_bytes,
+                    memory_short_s=short_s[d.id],
                 )
                 for d in self.devices
             ],

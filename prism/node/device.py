@@ -73,11 +73,12 @@ class DeviceShell:
         outbox: Outbox,
         mailbox: str,
         consumer: str,
-        free_bytes: Callable[[], int],
+        memory: Callable[[], MemoryReport],
         now: Callable[[], float],
         measures: NodeMeasures,
+        page_bytes: int = 1,
     ) -> None:
-        self.device = device
+        self.device, self.page_bytes = device, page_bytes
         self.scheduler = GpuScheduler(device, settings)
         self.fronts = Fronts(outbox, self._replied)
         self.ledger = Ledger(store, consumer)
@@ -87,11 +88,13 @@ class DeviceShell:
         self.served: dict[ModelName, int] = {}
         """Requests that got a first token from the current engine of each model."""
         self.rests = Rests()
+        self.memory_is_short: Callable[[], None] = lambda: None
+        """Called when the controller has to hear of it (:mod:`prism.scheduler.shortage`); set by the agent."""
         self._engines: dict[ModelName, tuple[Generation, Handle]] = {}
         self._intake = Intake(store, keys.device_queue(device), consumer, self.ledger, self._admit)
         self._outbox, self._mailbox = outbox, mailbox
-        self._free_bytes, self._now, self._measures = free_bytes, now, measures
-        self._last_free: int | None = None
+        self._memory, self._now, self._measures = memory, now, measures
+        self._last_memory: MemoryReport | None = None
         self._cancelled: OrderedDict[str, None] = OrderedDict()
         self._drained: dict[ModelName, asyncio.Event] = {}
 
@@ -327,15 +330,17 @@ class DeviceShell:
             now_s = self._now()
             self.fronts.tick(now_s)
             self._report_memory()
+            if self.scheduler.shortage.report_due_s() <= now_s:
+                self.memory_is_short()
             wake_s = self.scheduler.wake_s
             if wake_s is not None and wake_s <= now_s:
                 self.feed(Tick())
 
     def _report_memory(self) -> None:
-        free = self._free_bytes()
-        if free != self._last_free:
-            self._last_free = free
-            self.feed(MemoryReport(free))
+        memory = self._memory()
+        if memory != self._last_memory:
+            self._last_memory = memory
+            self.feed(memory)
 
     def drop_dead_fronts(self, now_s: float) -> None:
         """Ends the requests whose front door is dead: nobody is left to read their tokens. Should it live after all,
@@ -349,6 +354,12 @@ class DeviceShell:
                 self._drop(live)
 
     # --- small questions ---
+
+    def tell_shortage(self) -> float:
+        """For a report: how long requests have been waiting for memory, in seconds; 0 when none does."""
+        now_s, shortage = self._now(), self.scheduler.shortage
+        shortage.told(now_s)
+        return shortage.age_s(now_s)
 
     def idle_s(self, model: ModelName) -> float:
         """How long the model has had no request here that its engine still has to do something for."""

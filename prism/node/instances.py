@@ -177,6 +177,7 @@ class Instances:
             chunk_tokens=handle.chunk_tokens,
             max_request_tokens=handle.max_request_tokens,
             elastic=elastic,
+            kv_page_bytes=shell.page_bytes,
         )
         shell.engine_up(instance.generation, handle, up)
         instance.watcher = asyncio.create_task(self._watch(instance, handle, shell))

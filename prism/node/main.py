@@ -82,11 +82,10 @@ async def serve(config: NodeConfig) -> None:
     store = open_store(config.redis_url)
     secret = None if config.secret_file is None else read_secret(Path(config.secret_file))
     with Inbox(config.mailbox, keys=None if secret is None else secret.mail_keys()) as inbox:
-        free = {id: device.free_bytes for id, device in devices.items()}
         specs = [_paged(spec, devices[spec.id]) for spec in config.devices]
         node, detail = NodeId(config.node), {"state_dir": config.state_dir}
         weights = None if secret is None else _weights(config, secret)
-        agent = NodeAgent(node, specs, pool, store, inbox, config.settings, free, Metrics(), detail, weights)
+        agent = NodeAgent(node, specs, pool, store, inbox, config.settings, devices, Metrics(), detail, weights)
         task = asyncio.create_task(agent.run())
         ending = _end_on_signal(agent, task, leaves=config.leaves)
         try:

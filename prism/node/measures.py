@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 from prism.core.effects import GpuEffect, Route
 from prism.core.ids import DeviceId
@@ -47,12 +47,12 @@ class NodeMeasures:
             for phase, seconds in phases.items():
                 self._metrics.observe(names.ACTIVATION_PHASE_SECONDS, seconds, phase=phase)
 
-    def state(self, instances: Sequence[InstanceReport], free_bytes: Mapping[DeviceId, Callable[[], int]]) -> None:
+    def state(self, instances: Sequence[InstanceReport], free_bytes: Mapping[DeviceId, int]) -> None:
         """Sets the gauges; models that left a device are set to zero there."""
         for device in self._devices:
             here = [i for i in instances if device.id in i.devices]
             self._metrics.set(names.CAPACITY_BYTES, device.memory_bytes, device=device.id)
-            used = device.memory_bytes - free_bytes[device.id]()
+            used = device.memory_bytes - free_bytes[device.id]
             weights = sum(i.weight_bytes for i in here)
             self._metrics.set(names.MAPPED_BYTES, weights, device=device.id, use="weights")
             self._metrics.set(names.MAPPED_BYTES, max(0, used - weights), device=device.id, use="kv")

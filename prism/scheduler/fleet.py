@@ -14,6 +14,7 @@ from prism.core.specs import DeviceSpec, ModelSpec
 from prism.core.views import InstanceState
 from prism.policy.demand import IdleIntervals, SlidingRate
 from prism.policy.pressure import Floats, Mask, PressureBoard, Shard
+from prism.scheduler import shortage
 
 InstanceKey = tuple[ModelName, Generation]
 
@@ -128,12 +129,11 @@ class ModelState:
         self.avoid_until_s.clear()
 
 
-_SHORT_MEMORY_S = 5.0
+_REMEMBERED_S = 5.0
 """Time constant of a device's share of time with waiting requests."""
+_ROUNDING_S = 0.001
 _OFTEN = 0.25
 """Share of the time with waiting requests above which a device is busy."""
-_NEARLY_ALL = 0.8
-"""Share of the KV memory in use above which waiting requests probably wait for memory."""
 
 
 @dataclass(slots=True)
@@ -149,6 +149,8 @@ class DeviceState:
     """Share of the recent time in which requests waited in the device's queue, or in an engine without any memory."""
     stalled: bool = False
     """Requests are here and nothing runs, or what runs has no KV memory at all."""
+    memory_short_s: float = 0.0
+    """How long requests had been waiting for memory at the last report."""
     reported_s: float = 0.0
     instances: dict[InstanceKey, Instance] = field(default_factory=dict)
     busy_kv: dict[InstanceKey, int] = field(default_factory=dict)
@@ -161,7 +163,8 @@ class DeviceState:
         waits, runs = any(load.waiting for load in report.models), any(load.running for load in report.models)
         self.stalled = self.busy_kv_bytes == 0 if runs else waits
         waits = waits or self.stalled
-        keep = _SHORT_MEMORY_S / (_SHORT_MEMORY_S + now_s - self.reported_s)
+        self.memory_short_s = report.memory_short_s
+        keep = _REMEMBERED_S / (_REMEMBERED_S + now_s - self.reported_s)
         self.waiting_share = self.waiting_share * keep + (1.0 - keep) * waits
         self.reported_s = now_s
 
@@ -290,9 +293,8 @@ class Fleet:
         return instance.shard.weight_bytes + self.devices[id].busy_kv.get(instance.key, 0)
 
     def requests_wait_for_memory(self, id: DeviceId) -> bool:
-        """Requests have been waiting, and those that run leave nothing, or none can run beside the weights."""
-        device = self.devices[id]
-        return device.waiting_share > _OFTEN and (device.stalled or self.short_of_memory(id, _NEARLY_ALL))
+        """Requests were waiting for memory, and not for a moment only, when the device reported."""
+        return self.devices[id].memory_short_s >= shortage.LASTS_S - _ROUNDING_S
 
     def room(self) -> Floats:
         """Bytes of every device that nothing is promised to and no running request occupies."""

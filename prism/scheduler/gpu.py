@@ -34,6 +34,7 @@ from prism.core.settings import Admission, GpuSettings
 from prism.policy.latency_model import PrefillSpeed, SharedClock, retry_after_s
 from prism.scheduler.gpu_engine import EngineState, InFlight
 from prism.scheduler.gpu_queue import WaitingQueue
+from prism.scheduler.shortage import Shortage
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +60,10 @@ class GpuScheduler:
         self._orphans: dict[RequestId, Request] = {}
         """Dispatched requests whose engine is gone and whose delivered tokens are not known yet."""
         self._free_bytes: int | None = None
+        self._wanted_bytes = 0
+        self._blocked = False
+        """A request that could start at once lacks memory."""
+        self.shortage = Shortage()
         self._clock = SharedClock()
         self._wake_s: float | None = None
 
@@ -99,8 +104,8 @@ class GpuScheduler:
             case EngineLoad(model):
                 if engine := self._engines.get(model):
                     engine.report(event)
-            case MemoryReport(free_bytes):
-                self._free_bytes = free_bytes
+            case MemoryReport(free_bytes, wanted_bytes):
+                self._free_bytes, self._wanted_bytes = free_bytes, wanted_bytes
                 for engine in self._engines.values():
                     engine.settle()
             case RequestCancelled(id):
@@ -122,6 +127,7 @@ class GpuScheduler:
                 pass
         self._wake_s = None
         self._dispatch(now_s, effects)
+        self.shortage.note(self._wanted_bytes > 0 or self._blocked, now_s)
         return effects
 
     def _arrived(self, request: Request, effects: list[GpuEffect]) -> None:
@@ -185,6 +191,7 @@ class GpuScheduler:
         engine = self._engines.pop(model, None)
         if engine is not None:
             self._orphan(engine, now_s)
+            self.shortage.memory_came(now_s)
         self._send_back_waiting(model, effects)
 
     def _orphan(self, engine: EngineState, now_s: float) -> None:
@@ -204,6 +211,7 @@ class GpuScheduler:
         """Hand out, in rank order, what can start now. A request that lacks memory holds back those behind it, so that
         smaller ones cannot starve it; they may only use what their own engine has free anyway."""
         if not self._queue:
+            self._blocked = False
             return
         if self.settings.admission is Admission.GREEDY:
             self._dispatch_all(now_s, effects)
@@ -226,6 +234,7 @@ class GpuScheduler:
         heads = [(head[0], model) for model in ready if (head := self._queue.head(model)) is not None]
         heapify(heads)
         free_bytes = self._spendable_bytes()
+        self._blocked = self._blocked and not ready
         blocked: list[Request] = []
         while heads:
             model = heappop(heads)[1]
@@ -239,6 +248,7 @@ class GpuScheduler:
                 self._hand_over(engine, request, code, now_s, effects)
             elif not self._refused_for_size(request, now_s, effects):
                 blocked.append(request)
+                self._blocked = self._blocked or cost_bytes is not None
                 patient = code is ReasonCode.OVERDUE and now_s < request.must_run_s + request.max_wait_s
                 if cost_bytes is not None and not patient:
                     free_bytes = 0

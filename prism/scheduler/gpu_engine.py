@@ -68,7 +68,12 @@ class EngineState:
         """Device memory that already dispatched requests will still take."""
         if not self.up.elastic:
             return 0
-        return max(0, -self.spare_tokens()) * self.up.kv_bytes_per_token
+        return self._pages_bytes(max(0, -self.spare_tokens()))
+
+    def _pages_bytes(self, tokens: int) -> int:
+        """Device memory of ``tokens``, in whole pages."""
+        page_bytes = self.up.kv_page_bytes
+        return -(-tokens * self.up.kv_bytes_per_token // page_bytes) * page_bytes
 
     def need_bytes(self, tokens: int) -> int | None:
         """Device memory that ``tokens`` more would take now; None when a fixed share has no room for them."""
@@ -76,7 +81,7 @@ class EngineState:
         if missing <= 0:
             return 0
         if self.up.elastic:
-            return missing * self.up.kv_bytes_per_token
+            return self._pages_bytes(missing)
         return 0 if self.free_tokens is None else None
 
     def dispatched(self, request: Request, claim_tokens: int, clock_s: float) -> None:

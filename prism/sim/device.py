@@ -86,6 +86,8 @@ class Device:
         effects = scheduler.on_event(event, self.world.queue.now_s)
         if effects:
             self._do(effects)
+        if scheduler.shortage.lasts:
+            self.reports.watch_shortage()
         wake_s = scheduler.wake_s
         if wake_s is not None:
             self._wake.set(wake_s)
@@ -100,7 +102,12 @@ class Device:
         for engine in self.engines.values():
             if engine in stale or engine.batch.jobs:
                 self.tell(_engine_load(engine))
-        self.tell(MemoryReport(self.account.free_bytes()))
+        self.tell(MemoryReport(self.account.free_bytes(), self._wanted_bytes()))
+
+    def _wanted_bytes(self) -> int:
+        """What engines here lack and wait for: a page each, which is all that anybody asks."""
+        intakes = [engine.intake for engine in self.engines.values()]
+        return self.account.page_bytes * sum(intake.hungry and bool(intake.waiting) for intake in intakes)
 
     def _tick(self, _: object) -> None:
         self.tell_loads()
@@ -194,6 +201,7 @@ class Device:
                 limits.chunk_tokens,
                 max_request_tokens,
                 engine.kv.elastic,
+                self.account.page_bytes,
             )
         )
         self._stale[engine] = None

@@ -1,5 +1,6 @@
-"""What a device tells the controller: memory and the load of every instance, about once a second while it changes, and
-when a model reaches its keep-alive (the live agents' rule, :mod:`prism.scheduler.keepalive`)."""
+"""What a device tells the controller: memory and the load of every instance, about once a second while it changes, when
+a model reaches its keep-alive and when memory has become short (the live agents' rules:
+:mod:`prism.scheduler.keepalive`, :mod:`prism.scheduler.shortage`)."""
 
 from __future__ import annotations
 
@@ -50,6 +51,12 @@ class Reports:
             self._keeps = True
             self._by(self._world.queue.now_s + keep_alive_s)
 
+    def watch_shortage(self) -> None:
+        """Memory is short: report it if it lasts."""
+        due_s = self._device.scheduler.shortage.report_due_s()
+        if due_s < float("inf"):
+            self._by(max(due_s, self._world.queue.now_s))
+
     def _by(self, at_s: float) -> None:
         """Report at ``at_s`` at the latest."""
         if (self._alarm.at_s is None or self._alarm.at_s > at_s) and not self._device.gone:
@@ -62,6 +69,7 @@ class Reports:
         now_s = self._world.queue.now_s
         self._next_s = now_s + self._world.cluster.timing.report_every
         self._world.control.tell(self.report())
+        self._device.scheduler.shortage.told(now_s)
         if self._device.jobs:
             self.touch()
         if self._keeps:
@@ -71,7 +79,8 @@ class Reports:
         account = self._device.account
         free_bytes = (account.free_pages + account.ahead_pages()) * account.page_bytes
         loads = tuple(self._model_load(shard) for shard in self._device.shards.values())
-        return DeviceReport(self._device.id, account.capacity_pages * account.page_bytes, free_bytes, loads)
+        short_s = self._device.scheduler.shortage.age_s(self._world.queue.now_s)
+        return DeviceReport(self._device.id, account.capacity_pages * account.page_bytes, free_bytes, loads, short_s)
 
     def _rests(self) -> list[tuple[float, float | None]]:
         device, specs = self._device, self._world.specs

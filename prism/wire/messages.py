@@ -241,6 +241,8 @@ class DeviceState(msgspec.Struct, frozen=True, kw_only=True):
     page_bytes: int = 0
     weight_page_bytes: int = 0
     """See :class:`prism.core.specs.DeviceSpec`."""
+    memory_short_s: float = 0.0
+    """See :class:`prism.core.events.DeviceReport`."""
 
 
 class PackReport(msgspec.Struct, frozen=True, kw_only=True):
@@ -276,9 +278,9 @@ class ArrivalReport(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class AgentReport(Message, frozen=True, kw_only=True):
-    """Node agent to controller, every second, at once when an instance comes or goes and when a model reaches its
-    keep-alive: all of the node's state. A new ``incarnation`` means that the agent was restarted and nothing of the old
-    one is left."""
+    """Node agent to controller, every second, at once when an instance comes or goes, when a model reaches its
+    keep-alive and when a device has become short of memory: all of the node's state. A new ``incarnation`` means that
+    the agent was restarted and nothing of the old one is left."""
 
     node: str
     incarnation: str

@@ -59,6 +59,7 @@ class Bench:
     store: Store
     outbox: NotedOutbox
     free_bytes: int = 1 << 30
+    wanted_bytes: int = 0
     now_s: float = 1000.0
 
     async def submit(self, id: str, model: str = "m", hops: int = 0, **changes: object) -> None:
@@ -114,7 +115,7 @@ async def bench() -> AsyncIterator[Bench]:
         outbox,  # type: ignore[arg-type]
         "ipc:///agent",
         "agent:1",
-        lambda: bench.free_bytes,
+        lambda: MemoryReport(bench.free_bytes, bench.wanted_bytes),
         lambda: bench.now_s,
         NodeMeasures(Metrics(), []),
     )

@@ -98,11 +98,11 @@ def test_who_waits_for_itself_stays(of_a: int, of_b: int) -> None:
 
 def test_a_queue_moves_to_where_memory_is() -> None:
     """Alone with its queue a model stays; if what waits lacks memory, it goes to where there is more."""
-    stays, goes = (_alone(kv_bytes) for kv_bytes in (300, 780))
+    stays, goes = (_alone(*case) for case in ((300, 0.0), (780, 1.0)))
     assert (stays, goes) == ([], [THERE])
 
 
-def _alone(kv_bytes: int) -> list[DeviceId]:
+def _alone(kv_bytes: int, short_s: float) -> list[DeviceId]:
     """Where a model of 200 bytes of weights with so much KV moves from beside an idle one."""
     w = World(settings(), [model_spec("a", 200), model_spec("b", 20)])
     w.join(*node_devices("n", 1))
@@ -112,7 +112,7 @@ def _alone(kv_bytes: int) -> list[DeviceId]:
     for _ in range(40):
         w.arrive(A, 3)
         (generation,) = (k[1] for k, i in w.live.items() if k[0] == A and i.devices == (HERE,))
-        w.send(DeviceReport(HERE, 1000, 0, (ModelLoad(A, generation, 200, kv_bytes, 0, 5, 3, 9),)))
+        w.send(DeviceReport(HERE, 1000, 0, (ModelLoad(A, generation, 200, kv_bytes, 0, 5, 3, 9),), short_s))
         if found := moves(w):
             return list(found[0].devices)
         w.pass_time(0.5)

@@ -16,6 +16,7 @@ from prism.core.ids import DeviceId, Generation, ModelName
 from prism.core.reasons import ReasonCode
 from prism.core.settings import ClusterSettings, MigrationTest
 from prism.scheduler.planning import plan
+from prism.scheduler.shortage import LASTS_S
 from tests.scheduler.cluster_world import World, model_spec
 from tests.scheduler.exchange import node_devices
 from tests.scheduler.small_world import GB0, GB1, QUIET, A, B, reasons, serve, world
@@ -84,18 +85,34 @@ def test_without_pressure_only_the_papers_threshold_moves_a_model(migration: Mig
     assert w.migrations == moves
 
 
-def test_idle_neighbours_leave_when_requests_wait_for_memory() -> None:
+@pytest.mark.parametrize(("short_s", "leave"), [(0.0, []), (LASTS_S / 2, []), (LASTS_S, [B])])
+def test_idle_neighbours_leave_as_soon_as_requests_wait_for_memory(short_s: float, leave: list[ModelName]) -> None:
+    """And only then: a queue, however long, may wait for a place or for time."""
     w = world(model_spec("a", 300), model_spec("b", 300))
     serve(w, B)
     serve(w, A)
     w.pass_time(30.0)
-    for _ in range(10):
-        w.send(Arrivals(A, 5))
-        a, b = (A, Generation(2)), (B, Generation(1))
-        loads = (ModelLoad(*a, 300, 390, 0, 9, 4, 9), ModelLoad(*b, 300, 0, 0, 0, 0, 1, w.now))
-        w.send(DeviceReport(GB0, 1000, 10, loads if b in w.live and w.live[b].state == "active" else loads[:1]))
-        w.pass_time(1.0)
-    assert reasons(w, Deactivate) == [("b", ReasonCode.KV_PRESSURE)]
+    a, b = (A, Generation(2)), (B, Generation(1))
+    loads = (ModelLoad(*a, 300, 390, 0, 9, 4, 9), ModelLoad(*b, 300, 0, 0, 0, 0, 1, w.now))
+    w.send(DeviceReport(GB0, 1000, 10, loads, short_s))
+    assert reasons(w, Deactivate) == [(model, ReasonCode.KV_PRESSURE) for model in leave]
+
+
+def test_neighbours_leave_one_after_the_other() -> None:
+    """Whether one was enough shows only when it has left."""
+    w = world(model_spec("a", 300), model_spec("b", 200), model_spec("c", 200))
+    serve(w, B)
+    serve(w, ModelName("c"))
+    serve(w, A)
+    w.pass_time(30.0)
+    idle = [(B, Generation(1)), (ModelName("c"), Generation(2))]
+    for _ in range(3):
+        loads = (
+            ModelLoad(A, Generation(3), 300, 390, 0, 9, 4, 9),
+            *(ModelLoad(*i, 200, 0, 0, 0, 0, 1, w.now) for i in idle),
+        )
+        w.send(DeviceReport(GB0, 1000, 10, loads, 0.5))
+    assert len(reasons(w, Deactivate)) == 1
 
 
 def _load(w: World, model: ModelName, running: int, waiting: int) -> None:
@@ -157,10 +174,12 @@ def test_an_idle_model_leaves_when_a_request_finds_no_room_beside_its_weights() 
     serve(w, A)
     a, b = (A, Generation(2)), (B, Generation(1))
     w.pass_time(60.0)
+    began_s = w.now
     for _ in range(8):
         w.pass_time(1.0)
         loads = (ModelLoad(*a, 300, 0, 0, 1, 0, 9), ModelLoad(*b, 300, 0, 0, 0, 0, 1, w.now))
-        w.send(DeviceReport(GB0, 1000, 400, loads if b in w.live and w.live[b].state == "active" else loads[:1]))
+        here = loads if b in w.live and w.live[b].state == "active" else loads[:1]
+        w.send(DeviceReport(GB0, 1000, 400, here, w.now - began_s if len(here) > 1 else 0.0))
     assert reasons(w, Deactivate) == [("b", ReasonCode.KV_PRESSURE)]
 
 
