@@ -170,5 +170,6 @@ def scaled(rows: list[TraceRow], factor: float, seed: int) -> list[TraceRow]:
 
 
 def preload(policy: str) -> float:
-    """Prism starts as a system that has run for a while; fixed maps load at the start anyway, qlm holds one model."""
-    return 0.75 if policy == "prism" else 0.0
+    """Prism starts as a system that has run for a while, with all that fits; so do fixed maps by themselves, and qlm
+    holds one model per device."""
+    return 1.0 if policy == "prism" else 0.0

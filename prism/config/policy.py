@@ -102,7 +102,10 @@ class PolicyConfig(Section, frozen=True, kw_only=True):
     ] = UNSET
     expected_rates: Annotated[
         dict[str, Annotated[float, Meta(ge=0.0)]] | UnsetType,
-        Meta(description="Requests per second by model, for the fixed map of `muxserve`; others count as 1."),
+        Meta(
+            description="Requests per second by model: for the fixed map of `muxserve` (others count as 1), and for "
+            "`prism` until it has seen one `rate_window`."
+        ),
     ] = UNSET
     admission: Annotated[
         Admission | UnsetType, Meta(description="Order in which a device hands its requests to its engines.")

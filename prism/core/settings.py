@@ -103,7 +103,8 @@ class ClusterSettings:
     max_waiting: int = 20_000
     """More requests than this waiting for one inactive model are refused."""
     expected_rates: tuple[tuple[str, float], ...] = ()
-    """Requests/s by model that ``muxserve`` makes its fixed map for; a model that is not named counts as 1."""
+    """Requests/s by model. ``muxserve`` makes its fixed map for them (a model that is not named counts as 1); ``prism``
+    counts them until it has seen one ``rate_window_s`` of requests."""
     # Switches for ablations.
     global_scheduler: bool = True
     """False: a model goes to the next device in turn where it fits, and never moves."""

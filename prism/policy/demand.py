@@ -1,8 +1,10 @@
-"""What is known about a model's demand: its sliding-window request rate and the distribution of its idle intervals."""
+"""What is known about a model's demand: its sliding-window request rate, what the catalog expects before there is one,
+and the distribution of its idle intervals."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 
 _BUCKETS = 12
 
@@ -38,6 +40,33 @@ class SlidingRate:
             self._counts[old % _BUCKETS] = 0
         self._bucket = max(bucket, self._bucket)
         return self._counts
+
+
+class ExpectedRates:
+    """Requests per second that the catalog expects of models: a prior for the time that no window has seen.
+
+    They stand for that part of a rate's window which lies before the fleet's first request, of whatever model, so that
+    one window later measured rates stand alone.
+    """
+
+    __slots__ = ("_first_s", "_rates", "_window_s")
+
+    def __init__(self, rates: Mapping[str, float], window_s: float) -> None:
+        self._rates, self._window_s = dict(rates), window_s
+        self._first_s: float | None = None
+
+    def __bool__(self) -> bool:
+        return bool(self._rates)
+
+    def saw_request(self, now_s: float) -> None:
+        """A request came; the first one begins the fading."""
+        if self._first_s is None:
+            self._first_s = now_s
+
+    def per_s(self, model: str, now_s: float) -> float:
+        """What is to be added to the model's measured rate; 0 for a model that is not named."""
+        seen_s = 0.0 if self._first_s is None else now_s - self._first_s
+        return self._rates.get(model, 0.0) * max(0.0, 1.0 - seen_s / self._window_s)
 
 
 _SHORTEST_S = 0.05

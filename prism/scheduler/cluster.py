@@ -44,6 +44,8 @@ class PrismScheduler(ClusterScheduler):
 
     def find_room(self, model: ModelState, now_s: float) -> Room | NoRoom:
         """Free room with the least KVPR, else by eviction as far as the wait justifies, else wait."""
+        if self.expected:
+            self.refresh_rate(model, now_s)  # before its first request nothing else does
         pressing = self._finder.pressing(model, self.activation_s(model), now_s)
         if self._finder.is_full(model, pressing):
             return self._no_room(model, now_s)

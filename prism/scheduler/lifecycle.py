@@ -13,6 +13,7 @@ from prism.core.reasons import Number, Reason, ReasonCode, because
 from prism.core.settings import ClusterSettings
 from prism.core.specs import ModelSpec
 from prism.core.views import InstanceState
+from prism.policy.demand import ExpectedRates
 from prism.policy.pressure import Shard, least_kv_bytes
 from prism.scheduler.fleet import Fleet, Instance, InstanceKey, ModelState
 
@@ -44,6 +45,7 @@ class Lifecycle(ABC):
         self._next_generation = first_generation
         self.settings = settings
         self.fleet = Fleet()
+        self.expected = ExpectedRates(dict(settings.expected_rates), settings.rate_window_s)
         self.models: dict[ModelName, ModelState] = {}
         self.loaded: dict[InstanceKey, Instance] = {}
         """All instances, in whatever state."""
@@ -180,7 +182,8 @@ class Lifecycle(ABC):
 
     def refresh_rate(self, model: ModelState, now_s: float) -> None:
         """Bring the board up to the model's rate now. Rates of loaded models without arrivals decay only by this."""
-        model.weighted_rate = model.rate.per_s(now_s) / model.spec.slo_ttft_s
+        rate = model.rate.per_s(now_s) + self.expected.per_s(model.name, now_s)
+        model.weighted_rate = rate / model.spec.slo_ttft_s
         self._share_rate(model)
 
     def _share_rate(self, model: ModelState) -> None:

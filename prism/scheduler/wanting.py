@@ -60,6 +60,7 @@ class Wanting(Lifecycle):
         model.last_arrival_s, model.idle_since_s = now_s, None
         for instance in model.instances:
             self.fleet.mark_busy(instance)
+        self.expected.saw_request(now_s)
         model.rate.add(event.count, now_s)
         self.refresh_rate(model, now_s)
 

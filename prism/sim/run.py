@@ -13,6 +13,7 @@ from prism.core.events import OperatorLoad
 from prism.core.ids import ModelName
 from prism.core.settings import PolicyName, PolicySettings
 from prism.core.specs import ModelSpec
+from prism.scheduler.lifecycle import Room
 from prism.sim.calibration import Calibration
 from prism.sim.cluster_file import Cluster
 from prism.sim.job import Job
@@ -45,8 +46,9 @@ class SimSpec:
     warm_up_s: float = 30.0
     """Time before the trace begins, in which fixed maps and pinned models load."""
     preload_share: float = 0.0
-    """During the warm-up load models, most requested first, until their weights take this share of the fleet's memory:
-    the state of a system that has run for a while. (Fixed maps load everything they have a place for anyway.)"""
+    """During the warm-up load models, most requested first, until their weights take this share of the fleet's memory
+    or there is no room beside everybody's least KV: the state of a system that has run for a while. (Fixed maps load
+    everything they have a place for anyway.)"""
     block_tokens: int | None = None
     last_arrival_s: float | None = None
     """When the trace's last request comes, for progress; None: not known."""
@@ -165,9 +167,16 @@ def _preload(spec: SimSpec, world: World) -> None:
     rates = mean_rates(spec.rows()) if room_bytes else {}
     for name in sorted(rates, key=lambda name: (-rates[name], name)):
         model = world.specs.get(ModelName(name))
-        if model is not None and model.weight_bytes <= room_bytes:
+        if model is not None and model.weight_bytes <= room_bytes and _has_free_room(world, model):
             room_bytes -= model.weight_bytes
             world.control.tell(OperatorLoad(model.name))
+
+
+def _has_free_room(world: World, model: ModelSpec) -> bool:
+    """Whether the scheduler would place the model without driving another one out."""
+    scheduler = world.control.scheduler
+    room = scheduler.find_room(scheduler.models[model.name], world.queue.now_s)
+    return isinstance(room, Room) and not room.evict
 
 
 def foresighted(settings: PolicySettings, rates: Callable[[], dict[str, float]]) -> PolicySettings:

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from prism.policy.demand import IdleIntervals, SlidingRate, expected_remaining_s, idle_threshold_s
+from prism.policy.demand import ExpectedRates, IdleIntervals, SlidingRate, expected_remaining_s, idle_threshold_s
 
 
 @given(st.lists(st.tuples(st.floats(0.0, 20.0), st.integers(1, 5)), max_size=60))
@@ -29,6 +29,20 @@ def test_a_rate_fades_without_arrivals() -> None:
     rate.add(120, 100.0)
     assert rate.per_s(100.0) == pytest.approx(2.0)
     assert rate.per_s(1e6) == 0.0
+
+
+def test_expected_rates_stand_for_what_the_window_has_not_seen() -> None:
+    expected, measured = ExpectedRates({"a": 4.0}, 60.0), SlidingRate(60.0)
+    assert expected.per_s("a", 1e6) == 4.0, "for as long as nobody has asked"
+    assert expected.per_s("b", 0.0) == 0.0
+    expected.saw_request(100.0)
+    expected.saw_request(130.0)
+    assert expected.per_s("a", 115.0) == pytest.approx(3.0)
+    assert expected.per_s("a", 160.0) == expected.per_s("a", 1e6) == 0.0
+    for second in range(100, 160):
+        measured.add(4, float(second))
+        together = measured.per_s(float(second)) + expected.per_s("a", float(second))
+        assert together == pytest.approx(4.0, abs=0.5), "demand as expected: the sum does not move"
 
 
 def _filled(*intervals_s: float) -> IdleIntervals:

@@ -34,6 +34,19 @@ def test_a_request_wakes_its_model_on_the_device_with_the_least_pressure() -> No
     w.check()
 
 
+@pytest.mark.parametrize(("rates", "device"), [((), GB0), ((("a", 9.0), ("b", 1.0)), GB1)])
+def test_expected_rates_decide_before_the_first_request(rates: tuple[tuple[str, float], ...], device: DeviceId) -> None:
+    settings = ClusterSettings(rebalance_every_s=0.0, expected_rates=rates)
+    w = world(model_spec("a", 300), model_spec("b", 300), model_spec("c", 300), devices=2, settings=settings)
+    for model in (A, B, C):
+        w.send(OperatorLoad(model))
+        w.pass_time(0.5)
+        w.step()
+        w.step()
+    assert (on(w, A), on(w, B), on(w, C)) == ((GB0,), (GB1,), (device,))
+    w.check()
+
+
 def test_nothing_is_loaded_before_it_is_asked_for() -> None:
     w = world(*(model_spec(f"m{i}", 300) for i in range(500)))
     w.pass_time(100.0)

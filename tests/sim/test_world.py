@@ -54,6 +54,17 @@ def test_weights_on_another_node_come_over_the_network_once() -> None:
     assert slow == pytest.approx([network_s + network_s * 10 / (16 * 54.4) + 0.08] * len(slow), rel=0.01)
 
 
+@pytest.mark.parametrize(("share", "loaded"), [(0.0, 0), (0.5, 2), (1.0, 4)])
+def test_a_run_may_begin_with_all_models_that_fit(share: float, loaded: int) -> None:
+    models = tuple(known_spec(f"m{i}", LLAMA, 5.0, 1.0) for i in range(6))  # 16 GB each; least KV beside them
+    rows = [TraceRow(1.0 + i, "m0", 10, 5) for i in range(3)]
+    rows += [TraceRow(5.0, f"m{i}", 10, 5) for i in range(1, 6)]
+    _, log = run(h100s(1), models, rows, preload_share=share)
+    early = [line for line in log if float(str(line["at_s"])) < 30.0 and line["do"] in ("Activate", "Deactivate")]
+    assert [line["model"] for line in early] == [f"m{i}" for i in range(loaded)]
+    assert all(line["do"] == "Activate" for line in early), "nobody is driven out for another"
+
+
 def test_same_seed_same_decisions_whatever_the_log_goes_to() -> None:
     models = llamas(4)
     rows = random_rows([m.name for m in models], 5, 150, 60.0)
