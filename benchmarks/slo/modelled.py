@@ -63,14 +63,19 @@ def simulate(source: Path, steps: list[Step], content: dict[str, object], measur
     folder.mkdir(parents=True, exist_ok=True)
     opened, trace = open_trace(source), folder / "trace.parquet"
     write_trace(trace, apply_steps(opened.rows(), steps), info_after(opened.info, steps))
-    file, cluster = write_catalog(folder / "catalog.yaml", content), folder / "cluster.yaml"
-    cluster.write_text(yaml.safe_dump(_cluster(content, measured, folder)))
-    spec = Inputs(trace, cluster, file).spec()
+    spec = inputs(trace, content, measured, folder).spec()
     if spec.policy.cluster.policy is PolicyName.PRISM:  # every model is asked once before a live run
         spec = replace(spec, preload_share=1.0)
     report = run_simulation(spec).report
     write_report(report, folder / "report.json")
     return report
+
+
+def inputs(trace: Path, content: dict[str, object], measured: Path, folder: Path) -> Inputs:
+    """The live catalog ``content`` on the devices that ``measured`` knows; writes both into ``folder``."""
+    file, cluster = write_catalog(folder / "catalog.yaml", content), folder / "cluster.yaml"
+    cluster.write_text(yaml.safe_dump(_cluster(content, measured, folder)))
+    return Inputs(trace, cluster, file)
 
 
 def _cluster(content: dict[str, object], measured: Path, folder: Path) -> dict[str, object]:

@@ -18,7 +18,7 @@ def facts(results: Results, setup: Setup, sources: Mapping[str, str]) -> str:
     """Lines about traces, machine, devices and objectives."""
     reports = list({spec.folder: report for spec, report in results}.values())
     settings = [report.settings for report in reports]
-    machines = _distinct(_machine(_mapping(s.get("machine"))) for s in settings)
+    machines = _distinct(machine_words(_mapping(s.get("machine"))) for s in settings)
     revisions = _distinct(str(_mapping(s.get("machine")).get("revision")) for s in settings)
     lines = [f"- Trace `{name}`: {source}." for name, source in sorted(sources.items())]
     lines += [f"- Machine: {machine}." for machine in machines]
@@ -73,7 +73,8 @@ def _row(reports: list[Report]) -> str:
     )
 
 
-def _machine(facts: Mapping[str, Any]) -> str:
+def machine_words(facts: Mapping[str, Any]) -> str:
+    """The machine of a report, in words."""
     if not facts:
         return "modelled"
     memory = f"{facts['memory_bytes'] / 2**30:.0f} GiB" if facts.get("memory_bytes") else "?"
