@@ -223,7 +223,8 @@ class DeviceReport:
     free_bytes: int
     models: tuple[ModelLoad, ...]
     memory_short_s: float = 0.0
-    """How long requests have been waiting for memory (:mod:`prism.scheduler.shortage`); 0: none does. An age."""
+    """How long requests have been waiting for memory, when that is more than they can bear
+    (:mod:`prism.scheduler.shortage`); else 0. An age."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -356,7 +356,7 @@ class DeviceShell:
     # --- small questions ---
 
     def tell_shortage(self) -> float:
-        """For a report: how long requests have been waiting for memory, in seconds; 0 when none does."""
+        """For a report: seconds that requests have been waiting for memory, when it is more than they can bear."""
         now_s, shortage = self._now(), self.scheduler.shortage
         shortage.told(now_s)
         return shortage.age_s(now_s)

@@ -14,7 +14,6 @@ from prism.core.specs import DeviceSpec, ModelSpec
 from prism.core.views import InstanceState
 from prism.policy.demand import IdleIntervals, SlidingRate
 from prism.policy.pressure import Floats, Mask, PressureBoard, Shard
-from prism.scheduler import shortage
 
 InstanceKey = tuple[ModelName, Generation]
 
@@ -131,7 +130,6 @@ class ModelState:
 
 _REMEMBERED_S = 5.0
 """Time constant of a device's share of time with waiting requests."""
-_ROUNDING_S = 0.001
 _OFTEN = 0.25
 """Share of the time with waiting requests above which a device is busy."""
 
@@ -293,8 +291,8 @@ class Fleet:
         return instance.shard.weight_bytes + self.devices[id].busy_kv.get(instance.key, 0)
 
     def requests_wait_for_memory(self, id: DeviceId) -> bool:
-        """Requests were waiting for memory, and not for a moment only, when the device reported."""
-        return self.devices[id].memory_short_s >= shortage.LASTS_S - _ROUNDING_S
+        """Requests were waiting for memory, longer than they can bear, when the device reported."""
+        return self.devices[id].memory_short_s > 0.0
 
     def room(self) -> Floats:
         """Bytes of every device that nothing is promised to and no running request occupies."""

@@ -61,8 +61,8 @@ class GpuScheduler:
         """Dispatched requests whose engine is gone and whose delivered tokens are not known yet."""
         self._free_bytes: int | None = None
         self._wanted_bytes = 0
-        self._blocked = False
-        """A request that could start at once lacks memory."""
+        self._blocked_slo_s: float | None = None
+        """The tightest objective of the requests that could start at once and lack memory; None: no request does."""
         self.shortage = Shortage()
         self._clock = SharedClock()
         self._wake_s: float | None = None
@@ -127,7 +127,7 @@ class GpuScheduler:
                 pass
         self._wake_s = None
         self._dispatch(now_s, effects)
-        self.shortage.note(self._wanted_bytes > 0 or self._blocked, now_s)
+        self.shortage.note(self._short_slo_s(), now_s)
         return effects
 
     def _arrived(self, request: Request, effects: list[GpuEffect]) -> None:
@@ -211,7 +211,7 @@ class GpuScheduler:
         """Hand out, in rank order, what can start now. A request that lacks memory holds back those behind it, so that
         smaller ones cannot starve it; they may only use what their own engine has free anyway."""
         if not self._queue:
-            self._blocked = False
+            self._blocked_slo_s = None
             return
         if self.settings.admission is Admission.GREEDY:
             self._dispatch_all(now_s, effects)
@@ -234,7 +234,8 @@ class GpuScheduler:
         heads = [(head[0], model) for model in ready if (head := self._queue.head(model)) is not None]
         heapify(heads)
         free_bytes = self._spendable_bytes()
-        self._blocked = self._blocked and not ready
+        if ready:
+            self._blocked_slo_s = None
         blocked: list[Request] = []
         while heads:
             model = heappop(heads)[1]
@@ -248,7 +249,8 @@ class GpuScheduler:
                 self._hand_over(engine, request, code, now_s, effects)
             elif not self._refused_for_size(request, now_s, effects):
                 blocked.append(request)
-                self._blocked = self._blocked or cost_bytes is not None
+                if cost_bytes is not None:
+                    self._blocked_slo_s = min(request.slo_ttft_s, self._blocked_slo_s or float("inf"))
                 patient = code is ReasonCode.OVERDUE and now_s < request.must_run_s + request.max_wait_s
                 if cost_bytes is not None and not patient:
                     free_bytes = 0
@@ -298,6 +300,13 @@ class GpuScheduler:
             grow_bytes = max(0, growing * reserve_tokens - max(0, engine.spare_tokens())) * engine.up.kv_bytes_per_token
             taken += engine.device_claim_bytes() + (grow_bytes if engine.up.elastic else 0)
         return max(0, self._free_bytes - taken)
+
+    def _short_slo_s(self) -> float | None:
+        """The tightest objective of requests that wait for memory, here or in their engines; None: no request does."""
+        if not self._wanted_bytes:
+            return self._blocked_slo_s
+        begun = (next(iter(e.in_flight.values())).request.slo_ttft_s for e in self._engines.values() if e.in_flight)
+        return min(begun, default=self._blocked_slo_s or 0.0)
 
     def _refused_for_size(self, request: Request, now_s: float, effects: list[GpuEffect]) -> bool:
         """Refuse a request that waited for its starvation bound and does not fit although nothing runs here."""

@@ -86,7 +86,7 @@ class Device:
         effects = scheduler.on_event(event, self.world.queue.now_s)
         if effects:
             self._do(effects)
-        if scheduler.shortage.lasts:
+        if scheduler.shortage.is_short:
             self.reports.watch_shortage()
         wake_s = scheduler.wake_s
         if wake_s is not None:

@@ -12,9 +12,11 @@ from prism.core.ids import DeviceId, Generation, ModelName, RequestId
 from prism.core.request import Request
 from prism.core.settings import Admission, GpuSettings
 from prism.scheduler.gpu import GpuScheduler
-from prism.scheduler.shortage import LASTS_S, Shortage
+from prism.scheduler.shortage import LEAVES_S, SLO_SHARE, Shortage
 
 A, B = ModelName("a"), ModelName("b")
+SLO_S = 0.4
+LONG_S = SLO_SHARE * SLO_S
 
 
 def scheduler(free_bytes: int, page_bytes: int = 1, max_running: int = 8, elastic: bool = True) -> GpuScheduler:
@@ -30,7 +32,7 @@ def scheduler(free_bytes: int, page_bytes: int = 1, max_running: int = 8, elasti
 
 def arrive(s: GpuScheduler, id: str, tokens: int, at_s: float, model: ModelName = A) -> bool:
     """Whether it was dispatched at once."""
-    request = Request(RequestId(id), model, at_s, tokens, 10.0, 60.0, max_new_tokens=1)
+    request = Request(RequestId(id), model, at_s, tokens, SLO_S, 60.0, max_new_tokens=1)
     return any(isinstance(e, Dispatch) and e.id == id for e in s.on_event(RequestArrived(request), at_s))
 
 
@@ -83,16 +85,26 @@ def test_when_a_model_has_left_its_memory_is_tried_first() -> None:
     assert s.shortage.age_s(0.4) == pytest.approx(0.1)
 
 
-def test_it_is_reported_once_when_it_has_lasted_and_again_when_it_begins_anew() -> None:
+def test_it_counts_when_it_is_longer_than_a_request_can_bear() -> None:
+    """A part of the objective, and no less than what leaving takes."""
+    for slo_s, bearable_s in ((SLO_S, LONG_S), (8.0, 2.0), (0.01, LEAVES_S)):
+        shortage = Shortage()
+        shortage.note(slo_s, 1.0)
+        assert shortage.report_due_s() == 1.0 + bearable_s
+        assert shortage.age_s(1.0 + 0.99 * bearable_s) == 0.0
+        assert shortage.age_s(1.0 + bearable_s) == pytest.approx(bearable_s)
+
+
+def test_it_is_reported_once_and_again_when_it_begins_anew() -> None:
     shortage = Shortage()
     assert shortage.report_due_s() == float("inf")
-    shortage.note(True, 1.0)
-    assert shortage.report_due_s() == 1.0 + LASTS_S
-    shortage.told(1.0 + LASTS_S)
+    shortage.note(SLO_S, 1.0)
+    assert shortage.report_due_s() == 1.0 + LONG_S
+    shortage.told(1.0 + LONG_S)
     assert shortage.report_due_s() == float("inf"), "other reports say how long it lasts"
-    shortage.note(False, 2.0)
-    shortage.note(True, 3.0)
-    assert shortage.report_due_s() == 3.0 + LASTS_S
+    shortage.note(None, 2.0)
+    shortage.note(SLO_S, 3.0)
+    assert shortage.report_due_s() == 3.0 + LONG_S
 
 
 def test_short_breaks_do_not_end_it_and_many_do_not_make_many_reports() -> None:
@@ -100,28 +112,27 @@ def test_short_breaks_do_not_end_it_and_many_do_not_make_many_reports() -> None:
     told_s = []
     for i in range(1000):  # ten seconds in which each freed page is taken at once
         now_s = i * 0.01
-        shortage.note(i % 2 == 0, now_s)
+        shortage.note(None if i % 2 else SLO_S, now_s)
         if shortage.report_due_s() <= now_s:
             shortage.told(now_s)
             told_s.append(now_s)
-    assert told_s == [pytest.approx(LASTS_S, abs=0.02)]
+    assert told_s == [pytest.approx(LONG_S, abs=0.02)]
     assert shortage.age_s(9.99) == pytest.approx(9.99)
 
 
-@given(st.lists(st.tuples(st.floats(0.001, 0.5), st.booleans()), min_size=1, max_size=60))
+@given(st.lists(st.tuples(st.floats(0.001, 0.5), st.none() | st.floats(0.01, 2.0)), min_size=1, max_size=60))
 def test_reports_keep_their_distance_and_ages_never_exceed_the_time_since_the_beginning(
-    steps: list[tuple[float, bool]],
+    steps: list[tuple[float, float | None]],
 ) -> None:
     shortage, now_s, told_s, first_s = Shortage(), 0.0, float("-inf"), None
-    for pause_s, short in steps:
+    for pause_s, slo_s in steps:
         now_s += pause_s
-        shortage.note(short, now_s)
-        first_s = now_s if short and first_s is None else first_s
+        shortage.note(slo_s, now_s)
+        first_s = now_s if slo_s is not None and first_s is None else first_s
         age_s = shortage.age_s(now_s)
         assert 0.0 <= age_s <= (0.0 if first_s is None else now_s - first_s)
-        assert age_s > 0.0 or not short or shortage.report_due_s() > now_s
         if shortage.report_due_s() <= now_s:
             assert now_s - told_s >= 0.25 - 1e-9
-            assert age_s >= LASTS_S - 1e-9
+            assert age_s >= LEAVES_S - 1e-9, "what is reported counts"
             shortage.told(now_s)
             told_s = now_s
