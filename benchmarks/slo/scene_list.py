@@ -69,8 +69,8 @@ SCENES = (
         "figure8",
         "Two models on one device; one surges, then the other. Elastic memory against fixed shares, all else alike.",
         (
-            Load("m1", ((0, 10, 5.0), (10, 24, 0.4)), 100, 150, _EASY),
-            Load("m4", ((0, 10, 0.4), (10, 24, 5.0)), 100, 150, _EASY),
+            Load("m1", ((0, 8, 4.5), (8, 20, 0.4)), 100, 150, _EASY),
+            Load("m4", ((0, 8, 0.4), (8, 20, 4.5)), 100, 150, _EASY),
         ),
         1,
         48,
@@ -84,8 +84,8 @@ SCENES = (
         "figure10",
         "Four models on two devices; the two hot ones begin on the same. Planning looks 10 s back and ahead instead of "
         "60, as the scene is short; no replicas, as in the paper.",
-        tuple(Load(name, ((0, 26, rate),), 100, 150, _EASY) for name, rate in
-              (("m1", 5.0), ("m4", 0.05), ("m7", 5.0), ("m10", 0.05))),
+        tuple(Load(name, ((0, 22, rate),), 100, 150, _EASY) for name, rate in
+              (("m1", 4.5), ("m4", 0.05), ("m7", 4.5), ("m10", 0.05))),
         2,
         60,
         200,
@@ -99,8 +99,8 @@ SCENES = (
         "Two models on one device; the first has long prompts and a loose objective, the second short ones and a tight "
         "one. Moore-Hodgson over one queue against first come, first served over the same queue.",
         (
-            Load("m1", ((0, 20, 3.0),), 600, 60, Objective(5.0, 0.1)),
-            Load("m4", ((0, 20, 8.0),), 100, 60, Objective(0.3, 0.1)),
+            Load("m1", ((0, 18, 2.7),), 600, 60, Objective(5.0, 0.1)),
+            Load("m4", ((0, 18, 7.2),), 100, 60, Objective(0.3, 0.1)),
         ),
         1,
         44,
@@ -112,13 +112,13 @@ SCENES = (
 )  # fmt: skip
 
 
-def rows_of(scene: Scene, seed: int, time: float = 1.0) -> list[TraceRow]:
-    """The scene's trace; ``time`` shortens it, at the same rates."""
+def rows_of(scene: Scene, seed: int, time: float = 1.0, rate: float = 1.0) -> list[TraceRow]:
+    """The scene's trace; ``time`` shortens it at the same rates, ``rate`` multiplies all rates."""
     rows = []
     for index, load in enumerate(scene.loads):
         rng = np.random.default_rng([seed, index])
-        for start_s, end_s, rate in load.pieces:
-            count = rng.poisson(rate * (end_s - start_s) * time)
+        for start_s, end_s, per_s in load.pieces:
+            count = rng.poisson(per_s * rate * (end_s - start_s) * time)
             times = np.sort(rng.uniform(start_s * time, end_s * time, count))
             rows += [TraceRow(float(t), load.model, load.prompt, load.output) for t in times]
     return sorted(rows, key=lambda row: row.arrival_s)

@@ -14,6 +14,8 @@ from prism.trace.report import Group, Report
 Found = dict[tuple[str, str], list[tuple[Report, Path]]]
 """(Scene, variant) -> the report and folder of each repeat."""
 
+ENOUGH = 0.98
+"""Share of requests that a run without a shortage of memory must serve in time."""
 _MIB = 2**20
 _HEADS = ("variant", "model", "requests", "TTFT met, %", "TPOT met, %", "TTFT P50, ms", "TTFT P95, ms", "KV: most, MiB")
 
@@ -38,7 +40,13 @@ def _section(scene: Scene, found: Found) -> str:
         + ", ".join(f"{rate:g}/s until {end:g} s" for _, end, rate in load.pieces)
         for load in scene.loads
     )
-    lines += ["", f"Devices: {scene.devices} of {sizes}. Loads: {loads}.", *_moves(scene, found), ""]
+    lines += [
+        "",
+        f"Devices: {scene.devices} of {sizes}. Loads: {loads}.",
+        *_moves(scene, found),
+        *_cores(scene, found),
+        "",
+    ]
     return "\n".join(lines)
 
 
@@ -72,6 +80,16 @@ def _most_kv(report: Report, model: str) -> float:
     return max((s.model_bytes.get(model, 0) for s in report.timeline.samples), default=0) / _MIB
 
 
+def _cores(scene: Scene, found: Found) -> list[str]:
+    """A warning where the control shows that memory is not what decides."""
+    met = [report.all.attainment.both for report, _ in found.get((scene.name, CONTROL), [])]
+    if not met or min(met) >= ENOUGH:
+        return []
+    return [
+        f"**With ample memory only {100 * min(met):.1f}% met both objectives: the cores decide here, too (--rate).**"
+    ]
+
+
 def _moves(scene: Scene, found: Found) -> list[str]:
     """How often a model came to a device during the runs, by reason."""
     lines = []
@@ -97,6 +115,8 @@ def _facts(reports: Sequence[Report]) -> str:
              f"*{CONTROL.capitalize()}*: the first side without a shortage, once.", ""]  # fmt: skip
     lines += [f"- Machine: {machine}." for machine in machines]
     lines += [f"- Revision: {', '.join(revisions)}."] if set(revisions) != {"None"} else []
+    rates = dict.fromkeys(f"x{float(s['rate']):g}" for s in settings if s.get("rate", 1.0) != 1.0)
+    lines += [f"- Rates: {', '.join(rates)} of those given below."] if rates else []
     if loads:
         lines.append(f"- Load average before the runs: {spread(loads, 1)} (the last runs are in it).")
     late = sum(any("could not keep up" in note for note in report.notes) for report in reports)

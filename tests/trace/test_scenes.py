@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.slo import scene_runs, scenes
+from benchmarks.slo import scenes
 from benchmarks.slo.fleet import write_catalog
 from benchmarks.slo.scene_list import CONTROL, SCENES, Scene, rows_of
-from benchmarks.slo.scene_runs import SceneRun, runs_of
+from benchmarks.slo.scene_runs import Runner, SceneRun, runs_of
 from benchmarks.slo.scene_table import spread
 from prism.config.catalog import load_catalog
 from prism.trace.replay.output import RecordWriter
@@ -41,11 +41,13 @@ def test_catalogs_are_valid_and_sides_differ_in_one_thing(tmp_path: Path, scene:
     assert (first.cluster == second.cluster) == (scene.name == "admission")
 
 
-def test_a_repeat_is_finished_before_the_next_begins() -> None:
-    runs = runs_of(list(SCENES), 2, 1.0, control=True)
+def test_controls_come_first_and_runs_on_one_server_together() -> None:
+    runs = runs_of(list(SCENES), 2, 1.0, 1.0, control=True)
     assert len({run.folder for run in runs}) == len(runs)
-    assert [run.repeat for run in runs if run.label != CONTROL] == [0] * 6 + [1] * 6
-    assert [run.label for run in runs[-3:]] == [CONTROL] * 3
+    of_scene = {scene.name: [(r.label, r.repeat) for r in runs[3:] if r.scene is scene] for scene in SCENES}
+    assert of_scene["memory"] == [("elastic", 0), ("elastic", 1), ("fixed shares", 0), ("fixed shares", 1)]
+    assert [repeat for _, repeat in of_scene["placement"]] == [0, 0, 1, 1]
+    assert [run.label for run in runs[:3]] == [CONTROL] * 3
 
 
 def test_spread_shows_least_and_most_where_they_differ() -> None:
@@ -59,7 +61,7 @@ def played(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Runs that were played, instead of on a server."""
     found: list[str] = []
 
-    def live(spec: SceneRun, trace: Path, content: object, models: Path, folder: Path) -> Report:
+    def live(runner: Runner, spec: SceneRun, trace: Path, content: object, folder: Path) -> Report:
         found.append(spec.folder)
         if spec.label == "without":
             raise RuntimeError("no memory")
@@ -81,7 +83,7 @@ def played(monkeypatch: pytest.MonkeyPatch) -> list[str]:
         write_report(report, folder / "report.json")
         return report
 
-    monkeypatch.setattr(scene_runs, "_live", live)
+    monkeypatch.setattr(Runner, "_live", live)
     monkeypatch.setattr(scenes, "make_models", lambda folder: None)
     return found
 
@@ -91,7 +93,7 @@ def test_an_interrupted_comparison_goes_on_and_a_failed_run_does_not_cost_the_ot
 ) -> None:
     out = ["--out", str(tmp_path)]
     assert scenes.main([*out, "--repeats", "1", "--only", "placement"]) == 1
-    assert played == ["placement/global_scheduler-0", "placement/without-0", "placement/ample_memory-0"]
+    assert played == ["placement/ample_memory-0", "placement/global_scheduler-0", "placement/without-0"]
     text = (tmp_path / "scenes.md").read_text()
     assert "| global scheduler | m1 |" in text
     assert "| without |" not in text
