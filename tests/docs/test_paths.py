@@ -10,6 +10,8 @@ import pytest
 REPO = Path(__file__).resolve().parents[2]
 DOCUMENTS = [REPO / "README.md", REPO / "ARCHITECTURE.md", *sorted((REPO / "docs").glob("*.md"))]
 _CODE = re.compile(r"`((?:prism|sglang_patches|csrc|scripts|benchmarks|tests|examples|docs|traces)/[\w./-]*)`")
+RESULTS = sorted((REPO / "docs" / "results").glob("*.md"))
+_BENCHMARK = re.compile(r"python -m (benchmarks(?:\.\w+)+)|python (benchmarks/[\w/]+\.py)")
 _LINK = re.compile(r"\]\((?!https?:)([^)#]+)\)")
 
 
@@ -19,3 +21,21 @@ def test_every_file_a_document_names_exists(document: Path) -> None:
     missing = [path for path in _CODE.findall(text) if not (REPO / path).exists()]
     missing += [path for path in _LINK.findall(text) if not (document.parent / path).exists()]
     assert not missing
+
+
+@pytest.mark.parametrize("document", [*DOCUMENTS, *RESULTS, REPO / "Makefile"], ids=lambda d: d.name)
+def test_every_benchmark_a_document_names_exists(document: Path) -> None:
+    text = document.read_text()
+    modules = [module for module, _ in _BENCHMARK.findall(text) if module]
+    paths = [path for _, path in _BENCHMARK.findall(text) if path]
+    paths += [f"{module.replace('.', '/')}.py" for module in modules]
+    if document.name == "Makefile":
+        listed = re.search(r"for question in (.*?);", text, re.DOTALL)
+        assert listed is not None
+        paths = [f"benchmarks/{name.replace('.', '/')}.py" for name in listed[1].replace("\\", " ").split()]
+    assert [path for path in paths if not (REPO / path).is_file()] == []
+
+
+@pytest.mark.parametrize("document", RESULTS, ids=lambda d: d.name)
+def test_every_picture_of_the_results_exists(document: Path) -> None:
+    assert [path for path in _LINK.findall(document.read_text()) if not (document.parent / path).exists()] == []
