@@ -3,8 +3,9 @@
 The run is made for it (:func:`plan_run`), in three phases that are far enough apart that nothing overlaps:
 
 - *alone*: requests of one model at a time, singly or in bursts of equal ones. A lone request gives a TTFT sample
-  and a decode sample (its TPOT); a burst of ``b`` equal ones gives a decode sample of batch ``b``. What short prompts
-  take beyond a step is the way through the rest of the system, which the fit of the table tells apart.
+  and a decode sample (its TPOT); a burst of ``b`` equal ones gives a decode sample of batch ``b``, and its last first
+  token says what requests take when they enter. What short prompts take beyond a step is the way through the rest of
+  the system, which the fit of the table tells apart.
 - *together*: an answer of each model while one, then two others give longer ones. How much slower its tokens come than
   alone tells what part of the cores one engine takes, and what the rest of the system takes beside them
   (:func:`fit_sharing`).
@@ -29,9 +30,11 @@ BATCHES: Final = (1, 2, 4, 8)
 BATCH_PROMPT: Final = 64
 OUTPUT: Final = 48
 REPEATS: Final = 3
-LONE_OUTPUT: Final = 24
-"""Short answers: it is the prefill that such a request is sent for."""
 TOGETHER_OUTPUT: Final = 96
+LONE_OUTPUT: Final = 24
+LONE_OUTPUTS: Final = (LONE_OUTPUT, TOGETHER_OUTPUT)
+"""Of a request that is alone. Answers of two lengths tell a token's time from what an answer takes once; the long ones
+are what the answers of the next phase are compared with."""
 BESIDE_OUTPUT: Final = 3 * TOGETHER_OUTPUT
 """Of the others, so that they still run when it ends: the slowest model's tokens take less than three times the
 fastest's."""
@@ -48,10 +51,16 @@ class CalibrationPlan:
     waking: range
 
 
-def plan_run(models: Sequence[str], pause_s: float = 1.0, keep_alive_s: float = 4.0) -> CalibrationPlan:
+def plan_run(
+    models: Sequence[str],
+    pause_s: float = 1.0,
+    keep_alive_s: float = 4.0,
+    lone_outputs: Sequence[int] = LONE_OUTPUTS,
+) -> CalibrationPlan:
     """The run for ``models``, which must fit into memory together and leave after ``keep_alive_s`` without requests.
-    ``pause_s`` must be longer than any short request takes, and less than a third of ``keep_alive_s``."""
-    rows = list(calibration_rows(models, pause_s))
+    ``pause_s`` must be longer than any short request takes, and less than a third of ``keep_alive_s``. Earlier runs had
+    ``lone_outputs`` of :data:`LONE_OUTPUT` only; everything can be read from them as well, less exactly."""
+    rows = list(calibration_rows(models, pause_s, lone_outputs=lone_outputs))
     alone = len(rows)
     at_s = rows[-1].arrival_s + 2 * pause_s
     begun = len(rows)
@@ -73,7 +82,12 @@ def plan_run(models: Sequence[str], pause_s: float = 1.0, keep_alive_s: float = 
     return CalibrationPlan(tuple(rows), range(alone), range(begun, together), range(together, len(rows)))
 
 
-def calibration_rows(models: Sequence[str], pause_s: float = 2.0, start_s: float = 5.0) -> Iterator[TraceRow]:
+def calibration_rows(
+    models: Sequence[str],
+    pause_s: float = 2.0,
+    start_s: float = 5.0,
+    lone_outputs: Sequence[int] = LONE_OUTPUTS,
+) -> Iterator[TraceRow]:
     """The trace of a calibration run. ``pause_s`` must be longer than any request takes; the first request of every
     model only loads it."""
     at_s = start_s
@@ -81,8 +95,9 @@ def calibration_rows(models: Sequence[str], pause_s: float = 2.0, start_s: float
         yield TraceRow(at_s, model, BATCH_PROMPT, LONE_OUTPUT)
         at_s += 3 * pause_s
         for tokens in PROMPTS * REPEATS:
-            yield TraceRow(at_s, model, tokens, LONE_OUTPUT)
-            at_s += pause_s
+            for answer in lone_outputs:
+                yield TraceRow(at_s, model, tokens, answer)
+                at_s += pause_s
         for batch in BATCHES * REPEATS:
             for _ in range(batch):
                 yield TraceRow(at_s, model, BATCH_PROMPT, OUTPUT)
@@ -95,8 +110,8 @@ def samples(records: Iterable[RequestRecord]) -> list[StepSample]:
     groups: dict[tuple[str, float], list[RequestRecord]] = defaultdict(list)
     for record in sorted(records, key=lambda r: r.row):
         groups[(record.model, record.arrival_s)].append(record)
-    prefill: dict[tuple[str, int], list[float]] = defaultdict(list)
-    decode: dict[tuple[str, int, int], list[float]] = defaultdict(list)
+    prefill: dict[tuple[str, int, int], list[float]] = defaultdict(list)
+    decode: dict[tuple[str, int, int, int], list[float]] = defaultdict(list)
     seen: set[str] = set()
     for (model, _), group in groups.items():
         first = model not in seen
@@ -106,12 +121,19 @@ def samples(records: Iterable[RequestRecord]) -> list[StepSample]:
         tpots = [r.tpot_s for r in group if r.tpot_s is not None]
         context = sum(r.prompt_tokens + r.output_tokens // 2 for r in group)
         if tpots:
-            decode[(model, len(group), context)].append(median(tpots))
-        if len(group) == 1 and group[0].ttft_s is not None:
-            prefill[(model, group[0].prompt_tokens)].append(group[0].ttft_s)
+            decode[(model, len(group), context, group[0].output_tokens)].append(median(tpots))
+        ttfts = [r.ttft_s for r in group if r.ttft_s is not None]
+        if ttfts:
+            prefill[(model, sum(r.prompt_tokens for r in group), len(group))].append(max(ttfts))
     return [
-        *(StepSample(model=m, kind="ttft", tokens=n, seconds=median(s)) for (m, n), s in prefill.items()),
-        *(StepSample(model=m, kind="decode", batch=b, context=c, seconds=median(s)) for (m, b, c), s in decode.items()),
+        *(
+            StepSample(model=m, kind="ttft", tokens=n, sequences=b, steps=min(2, b), seconds=median(s))
+            for (m, n, b), s in prefill.items()
+        ),
+        *(
+            StepSample(model=m, kind="decode", batch=b, context=c, tokens=n, seconds=median(s))
+            for (m, b, c, n), s in decode.items()
+        ),
     ]
 
 
@@ -133,21 +155,33 @@ def activation_s(records: Iterable[RequestRecord], plan: CalibrationPlan) -> flo
 
 def slowdowns(records: Iterable[RequestRecord], plan: CalibrationPlan) -> dict[int, float]:
     """How many times longer a token takes while so many engines answer one request each. Median over the answers that
-    others outlasted."""
-    alone: dict[str, list[float]] = defaultdict(list)
+    others outlasted, each beside the model's longest lone answers: what an answer takes once, in its first steps and
+    its last, must not pass for the time of a token (with short ones, two engines seemed to share the cores better than
+    they do)."""
     groups: dict[float, list[RequestRecord]] = defaultdict(list)
+    lone: dict[tuple[str, float], list[RequestRecord]] = defaultdict(list)
     for record in records:
         if record.error or record.tpot_s is None:
             continue
         if record.row in plan.together:
             groups[record.arrival_s].append(record)
-        elif record.row in plan.alone and record.output_tokens == LONE_OUTPUT:
-            alone[record.model].append(record.tpot_s)
+        elif record.row in plan.alone and record.prompt_tokens == BATCH_PROMPT:
+            lone[(record.model, record.arrival_s)].append(record)
+    alone = _longest_lone(found[0] for found in lone.values() if len(found) == 1)
     found: dict[int, list[float]] = defaultdict(list)
     for group in groups.values():
         lasted = [r for r in group if r.output_tokens == TOGETHER_OUTPUT]
         found[len(group)] += [r.tpot_s / median(alone[r.model]) for r in lasted if r.tpot_s is not None]
     return {count: median(ratios) for count, ratios in sorted(found.items()) if ratios}
+
+
+def _longest_lone(records: Iterable[RequestRecord]) -> dict[str, list[float]]:
+    """Seconds per token of each model's longest answers among ``records``."""
+    found: dict[str, dict[int, list[float]]] = defaultdict(lambda: defaultdict(list))
+    for record in records:
+        if record.tpot_s is not None:
+            found[record.model][record.output_tokens].append(record.tpot_s)
+    return {model: by_length[max(by_length)] for model, by_length in found.items()}
 
 
 def fit_sharing(slower: Mapping[int, float], cores: int) -> tuple[float, float]:

@@ -7,9 +7,12 @@ The table is JSON::
         {"model": "demo-llama", "kind": "decode", "batch": 4, "context": 1200, "seconds": 0.0061}],
      "gpu_overrides": {"pcie_bytes_per_s": 2.1e9, "overlap_gain": 1.0}}
 
-For every model with samples the unknowns ``overhead``, ``per sequence``, ``per token``, ``per pair`` and ``per context
-token`` are found by least squares with non-negative coefficients, weighted so that every sample counts by its relative
-error. Reading the weights costs as much as computing some number of tokens, the *knee*; the one with the least error is
+For every model with samples the unknowns ``overhead``, ``per sequence``, ``per token``, ``per pair`` and ``per
+context token`` are found by least squares with non-negative coefficients, weighted so that every sample counts by its
+relative error, and two more that need particular samples (0 without them): ``entry``, what a request that enters
+takes of its prefill step beside its tokens (bursts: ``ttft`` samples of several sequences), and ``switch``, what the
+first decode step after a prefill takes more (``decode`` samples that are means over answers of different lengths).
+Reading the weights costs as much as computing some number of tokens, the *knee*; the one with the least error is
 taken. :mod:`prism.sim.calibrate` makes such a table from a run.
 """
 
@@ -32,14 +35,18 @@ from prism.sim.roofline import StepCost
 
 class StepSample(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """One measured step, with nothing else running on the device; or (``ttft``) a lone request's time to first token:
-    its prefill and the way through the rest of the system."""
+    its prefill and the way through the rest of the system. A burst's is that of its last first token."""
 
     model: str
     kind: Literal["prefill", "ttft", "decode"]
     seconds: float
     tokens: int = 0
-    """New prompt tokens (prefill, ttft)."""
+    """New prompt tokens (prefill, ttft); tokens of the answers over which ``seconds`` is the mean (decode; 0: one step
+    in the middle of an answer)."""
     sequences: int = 1
+    """Requests whose tokens these are."""
+    steps: int = 1
+    """Prefill steps that they took (ttft; a burst's first request enters before the others have come)."""
     batch: int = 0
     """Sequences (decode)."""
     context: int = 0
@@ -91,6 +98,8 @@ class Calibration:
             kv_token_s=fitted["kv_token_s"],
             comm_s=0.0,
             comm_token_s=0.0,
+            entry_s=fitted["entry_s"],
+            switch_s=fitted["switch_s"],
             engine_share=kind.engine_share,
             overhead_is_compute=kind.overhead_is_compute,
         )
@@ -119,7 +128,16 @@ def fit(table: CalibrationFile) -> Calibration:
 
 _KNEES = (0, 2, 4, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512)
 """Tokens whose linear layers cost as much as reading the weights: candidates."""
-_NAMES = ("overhead_s", "sequence_s", "gemm_token_s", "attention_pair_s", "kv_token_s", "request_s")
+_NAMES = (
+    "overhead_s",
+    "sequence_s",
+    "gemm_token_s",
+    "attention_pair_s",
+    "kv_token_s",
+    "entry_s",
+    "switch_s",
+    "request_s",
+)
 
 
 def _fit_model(samples: list[StepSample], request_s: float | None = None) -> dict[str, float]:
@@ -127,10 +145,13 @@ def _fit_model(samples: list[StepSample], request_s: float | None = None) -> dic
     seconds = np.array([sample.seconds for sample in samples])
     known = np.array([request_s or 0.0 if sample.kind == "ttft" else 0.0 for sample in samples]) / seconds
     best: tuple[float, dict[str, float]] | None = None
+    bursts = any(sample.kind != "decode" and sample.sequences > 1 for sample in samples)
     for knee in _KNEES:
         rows = np.array([_row(sample, knee) for sample in samples], dtype=np.float64) / seconds[:, None]
         if request_s is not None:
             rows[:, -1] = 0.0
+        if not bursts:  # nothing tells what a request takes of its step from what it takes on its way
+            rows[:, -3] = 0.0
         found = non_negative_least_squares(rows, 1.0 - known)
         error = float(np.square(rows @ found + known - 1.0).sum())
         if best is None or error < best[0] * (1 - 1e-6):
@@ -143,9 +164,11 @@ def _fit_model(samples: list[StepSample], request_s: float | None = None) -> dic
 def _row(sample: StepSample, knee: int) -> tuple[float, ...]:
     """Coefficients of the unknowns in one sample, as :class:`StepCost` combines them."""
     if sample.kind == "decode":
-        return 1.0, sample.batch, max(sample.batch, knee), 0.0, sample.context, 0.0
-    pairs = sample.tokens * (sample.context + sample.tokens / 2 / max(1, sample.sequences))
-    return 1.0, sample.sequences, max(sample.tokens, knee), pairs, 0.0, float(sample.kind == "ttft")
+        switches = 1.0 / (sample.tokens - 1) if sample.tokens > 1 else 0.0
+        return 1.0, sample.batch, max(sample.batch, knee), 0.0, sample.context, 0.0, switches, 0.0
+    entering, lone = sample.sequences, float(sample.kind == "ttft")
+    pairs = sample.tokens * (sample.context + sample.tokens / 2 / max(1, entering))
+    return sample.steps, entering, max(sample.tokens, knee), pairs, 0.0, entering, 0.0, lone
 
 
 def non_negative_least_squares(a: NDArray[np.float64], b: NDArray[np.float64]) -> NDArray[np.float64]:

@@ -75,6 +75,7 @@ class Engine:
         self._leaving: list[Job] = []
         self._stepping = False
         self._batch_changed = True
+        self._after_prefill = False
         self._run, self._run_steps = Run(1.0, 0.0), 0
         kv.recall_run = self._cut
         kv.settled_tokens = self.used_tokens_now
@@ -245,7 +246,8 @@ class Engine:
         if steps > 1:
             steps = 1 + max(0, min(steps - 1, self.kv.room_tokens() // (2 * size)))
             self.kv.grow(size * (steps - 1))
-        run, load = self.cost.decode(size, self.batch.context_tokens + size)
+        run, load = self.cost.decode(size, self.batch.context_tokens + size, self._after_prefill)
+        self._after_prefill = False
         if not self._batch_changed and self._stint.load is not None:
             load = self._stint.load
         self._batch_changed = False
@@ -266,6 +268,7 @@ class Engine:
 
     def _prefilled(self) -> bool:
         items, self._prefilling = self._prefilling, []
+        self._after_prefill = True
         for job, chunk in items:
             job.computed_tokens += chunk
             job.left_tokens -= chunk

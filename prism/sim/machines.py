@@ -84,11 +84,13 @@ class Machines:
         return self._pools[node]
 
     def front_slowdown(self) -> float:
-        """How many times longer the front door takes where it runs on cores that engines use (the first group's)."""
+        """How many times longer the front door takes where it runs on cores that engines use (the first group's): it is
+        a thread like each of them. That engines take more than a core from each other (their measured share) does not
+        hold for it: beside one engine of two cores it is as fast as alone."""
         group = self._world.cluster.groups[0]
         if not group.shared_compute:
             return 1.0
-        return next(iter(self._pools.values())).beside(self._gpu(group.gpu).engine_share)
+        return next(iter(self._pools.values())).beside_threads(gpu(group.gpu).engine_share)
 
     def fetcher(self, node: NodeId) -> Fetcher:
         """What brings weights to ``node``."""

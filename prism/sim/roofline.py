@@ -3,6 +3,8 @@
 A step computes a set of new tokens. Its time is::
 
     overhead + per_sequence * sequences                                 host: scheduling, launches, sampling
+    + entry * sequences (prefill)                                       host: what a request takes when it enters
+    + switch (the first decode after a prefill)                         host: making one batch of old and new ones
     + max(gemm_token * tokens, weights)                                 linear layers: compute against one weight read
     + attention_pair * pairs                                            prefill attention: compute, (query, key) pairs
     + kv_token * context                                                decode attention: reads every cached K and V
@@ -42,22 +44,24 @@ class Load:
 
 @dataclass(slots=True)
 class Run:
-    """``count`` repetitions of a step, the ``i``-th takes ``first_s + growth_s * i``."""
+    """``count`` repetitions of a step, the ``i``-th takes ``first_s + growth_s * i``, and the first ``lead_s`` more."""
 
     first_s: float
     growth_s: float
+    lead_s: float = 0.0
 
     def total_s(self, count: int) -> float:
-        return count * self.first_s + self.growth_s * (count * (count - 1) // 2)
+        return self.lead_s + count * self.first_s + self.growth_s * (count * (count - 1) // 2)
 
     def done(self, work_s: float, count: int) -> int:
         """How many of ``count`` repetitions ``work_s`` seconds complete."""
         a, b = self.first_s, self.growth_s
+        stepping_s = max(0.0, work_s - self.lead_s)
         if b <= 0.0:
-            guess = int(work_s / a)
+            guess = int(stepping_s / a)
         else:
             half = a - b / 2
-            guess = int((sqrt(half * half + 2 * b * work_s) - half) / b)
+            guess = int((sqrt(half * half + 2 * b * stepping_s) - half) / b)
         guess = min(max(guess, 0), count)
         slack_s = 1e-9 * a
         while guess < count and self.total_s(guess + 1) <= work_s + slack_s:
@@ -81,24 +85,29 @@ class StepCost:
     comm_token_s: float
     engine_share: float
     overhead_is_compute: bool
+    entry_s: float = 0.0
+    """This and the next only measurements say: they are 0 in the roofline of :func:`step_cost`."""
+    switch_s: float = 0.0
 
     def prefill(self, tokens: int, pairs: float, context: int, sequences: int) -> tuple[float, Load]:
         """Seconds and load of a step that computes ``tokens`` prompt tokens of ``sequences`` requests: ``pairs``
         (query, key) pairs, over ``context`` tokens that stand in the cache already."""
         compute_s = self.gemm_token_s * tokens + self.attention_pair_s * pairs
         memory_s = self.weights_s + self.kv_token_s * context
-        host_s = self.overhead_s + self.sequence_s * sequences + self.comm_s + self.comm_token_s * tokens
+        sequences_s = (self.sequence_s + self.entry_s) * sequences
+        host_s = self.overhead_s + sequences_s + self.comm_s + self.comm_token_s * tokens
         linear_s = max(self.gemm_token_s * tokens, self.weights_s)
         total_s = host_s + linear_s + max(self.attention_pair_s * pairs, self.kv_token_s * context)
         return total_s, self._load(compute_s, memory_s, host_s, total_s)
 
-    def decode(self, batch: int, context: int) -> tuple[Run, Load]:
+    def decode(self, batch: int, context: int, after_prefill: bool = False) -> tuple[Run, Load]:
         """A run of decode steps of ``batch`` sequences that together hold ``context`` tokens at the first one."""
         compute_s = self.gemm_token_s * batch
         memory_s = self.weights_s + self.kv_token_s * context
         host_s = self.overhead_s + self.sequence_s * batch + self.comm_s + self.comm_token_s * batch
         first_s = host_s + max(compute_s, self.weights_s) + self.kv_token_s * context
-        return Run(first_s, self.kv_token_s * batch), self._load(compute_s, memory_s, host_s, first_s)
+        lead_s = self.switch_s if after_prefill else 0.0
+        return Run(first_s, self.kv_token_s * batch, lead_s), self._load(compute_s, memory_s, host_s, first_s)
 
     def prefill_tokens_per_s(self, chunk_tokens: int) -> float:
         """Speed of a long prompt cut into chunks: the first guess that schedulers get."""

@@ -52,13 +52,10 @@ class Pool:
         self.speed = speed
         self._update(None)
 
-    def beside(self, compute: float) -> float:
-        """How many times longer work of so much load takes beside what runs now, if it lasts."""
-        return max(1.0, self.background + compute + sum(load.compute for load in self._loads.values())) / self.speed
-
-    def busy(self) -> int:
-        """How many engines step."""
-        return len(self._loads)
+    def beside_threads(self, core: float) -> float:
+        """How many times longer one thread's work takes beside what runs now, if it lasts: threads that each can use
+        ``core`` of the compute have the cores in turns."""
+        return max(1.0, self.background + core * (1 + len(self._loads))) / self.speed
 
     def _update(self, cause: Sharer | None) -> None:
         compute, memory, larger = self.background, 0.0, self.background

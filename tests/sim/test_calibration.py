@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from pathlib import Path
 
 import numpy as np
@@ -11,10 +12,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from prism.core.errors import InvalidValue
-from prism.sim.calibrate import activation_s, calibrate, fit_sharing, plan_run, slowdowns
+from prism.sim.calibrate import LONE_OUTPUTS, TOGETHER_OUTPUT, activation_s, calibrate, fit_sharing, plan_run, slowdowns
 from prism.sim.calibration import CalibrationFile, StepSample, fit, load_calibration, non_negative_least_squares
 from prism.sim.cluster_file import parse_cluster
 from prism.sim.gpus import gpu
+from prism.trace.report import RequestRecord
 from tests.sim.helpers import run, tiny_spec
 
 BASE, SEQUENCE, TOKEN, PAIR, CONTEXT = 0.004, 0.0005, 2e-5, 1e-9, 3e-7
@@ -61,6 +63,59 @@ def test_the_way_through_the_system_is_told_apart_from_a_step() -> None:
     assert cost.prefill(512, 512 * 256, 0, 1)[0] == pytest.approx(
         BASE + SEQUENCE + TOKEN * 512 + PAIR * 512 * 256, rel=1e-2
     )
+
+
+def test_what_entering_and_switching_takes_is_told_from_bursts_and_answers_of_two_lengths() -> None:
+    way_s, entry_s, switch_s = 0.006, 0.0015, 0.005
+    cost = fit(table()).step_cost(tiny_spec("m"), gpu("cpu"))
+    assert cost is not None
+    assert (cost.entry_s, cost.switch_s) == (0.0, 0.0)  # nothing in that table says it
+    measured = []
+    for tokens in (16, 64, 256, 1024):
+        seconds = way_s + entry_s + cost.prefill(tokens, tokens * tokens / 2, 0, 1)[0]
+        measured.append(StepSample(model="m", kind="ttft", tokens=tokens, seconds=seconds))
+    for count in (2, 4, 8):  # one enters, then the others
+        pairs, others = 64 * 32, count - 1
+        seconds = cost.prefill(64, pairs, 0, 1)[0] + cost.prefill(64 * others, pairs * others, 0, others)[0]
+        seconds += way_s + entry_s * count
+        measured.append(
+            StepSample(model="m", kind="ttft", tokens=64 * count, sequences=count, steps=2, seconds=seconds)
+        )
+    for batch, tokens in ((1, 24), (1, 96), (2, 48), (4, 48), (8, 48)):
+        for context in (100, 1000):
+            seconds = cost.decode(batch, context * batch)[0].first_s + switch_s / (tokens - 1)
+            context_tokens = context * batch
+            measured.append(
+                StepSample(
+                    model="m", kind="decode", batch=batch, tokens=tokens, context=context_tokens, seconds=seconds
+                )
+            )
+    found = fit(CalibrationFile(gpu="cpu", machine="test", samples=measured))
+    assert found.request_s == pytest.approx(way_s, rel=0.02)
+    assert found.costs["m"]["entry_s"] == pytest.approx(entry_s, rel=0.02)
+    assert found.costs["m"]["switch_s"] == pytest.approx(switch_s, rel=0.02)
+
+
+@pytest.mark.parametrize("lone_outputs", [LONE_OUTPUTS, LONE_OUTPUTS[:1]])
+def test_what_an_answer_takes_once_does_not_hide_how_engines_slow_each_other(lone_outputs: tuple[int, ...]) -> None:
+    step_s, once_s, slower = 0.003, 0.004, {1: 1.0, 2: 1.4, 3: 2.1}
+    plan = plan_run(["a", "b", "c"], lone_outputs=lone_outputs)
+    together = Counter(row.arrival_s for row in plan.rows[plan.together.start : plan.together.stop])
+    records = [
+        RequestRecord(
+            row=index,
+            model=row.model,
+            arrival_s=row.arrival_s,
+            prompt_tokens=row.prompt_tokens,
+            output_tokens=row.output_tokens,
+            ttft_s=0.01,
+            tpot_s=step_s * slower[together[row.arrival_s] or 1] + once_s / (row.output_tokens - 1),
+        )
+        for index, row in enumerate(plan.rows)
+    ]
+    found = slowdowns(records, plan)
+    exact = 0.01 if max(lone_outputs) == TOGETHER_OUTPUT else 0.03  # earlier runs: half as long
+    assert found == {2: pytest.approx(1.4, rel=exact), 3: pytest.approx(2.1, rel=exact)}
 
 
 @settings(max_examples=60, deadline=None)

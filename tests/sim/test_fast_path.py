@@ -8,6 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from prism.sim.calibration import Calibration
+from prism.sim.cluster_file import parse_cluster
 from tests.sim.helpers import h100s, llamas, random_rows, run, tiny_spec
 
 
@@ -73,3 +75,14 @@ def test_tensor_parallel_neighbours_and_faults() -> None:
     ]
     cluster = h100s(4, faults=faults)
     assert_same_runs(cluster, models, random_rows([m.name for m in models], 3, 200, 60.0))
+
+
+def test_measured_costs_of_entering_and_switching_on_shared_cores() -> None:
+    names = ("overhead_s", "sequence_s", "gemm_token_s", "attention_pair_s", "kv_token_s", "weights_s")
+    cost = dict(zip(names, (2e-3, 3e-4, 6e-5, 1e-7, 7e-7, 0.0), strict=True))
+    costs = {name: {**cost, "entry_s": 1.5e-3, "switch_s": 6e-3} for name in ("a", "b", "c")}
+    group = {"gpu": "cpu", "gpus_per_node": 2, "memory": "900MiB", "shared_compute": True}
+    models = tuple(tiny_spec(name) for name in costs)
+    rows = random_rows(costs, 5, 150, 20.0, prompt=400, output=60)
+    calibration = Calibration("cpu", {"engine_share": 0.7}, costs)
+    assert_same_runs(parse_cluster({"groups": [group]}, "test"), models, rows, "muxserve", calibration=calibration)

@@ -43,12 +43,13 @@ def test_alarms_ring_in_order_and_moving_one_leaves_no_ghost() -> None:
 @given(
     first_us=st.integers(1, 10**6),
     growth_us=st.integers(0, 1000),
+    lead_us=st.integers(0, 10**6),
     count=st.integers(1, 500),
     part=st.floats(0.0, 1.0),
 )
-def test_run_has_the_sum_of_its_steps(first_us: int, growth_us: int, count: int, part: float) -> None:
-    run = Run(first_us * 1e-6, growth_us * 1e-6)
-    times = [(first_us + growth_us * i) * 1e-6 for i in range(count)]
+def test_run_has_the_sum_of_its_steps(first_us: int, growth_us: int, lead_us: int, count: int, part: float) -> None:
+    run = Run(first_us * 1e-6, growth_us * 1e-6, lead_us * 1e-6)
+    times = [(first_us + growth_us * i + lead_us * (i == 0)) * 1e-6 for i in range(count)]
     assert run.total_s(count) == pytest.approx(sum(times))
     work_s = part * sum(times)
     done = run.done(work_s, count)
@@ -132,6 +133,15 @@ def test_engines_slow_down_only_when_the_device_is_full() -> None:
     pool.set_load(b, None)
     pool.set_speed(0.5)
     assert pool.rate == 0.5
+
+
+def test_a_thread_beside_engines_waits_for_a_core_not_for_their_share() -> None:
+    pool, engines = Pool(1.0, 0.1), (_Engine(), _Engine())
+    assert pool.beside_threads(0.5) == 1.0
+    pool.set_load(engines[0], Load(0.7, 0.0))
+    assert pool.beside_threads(0.5) == pytest.approx(1.1)  # what is in the background all the time counts
+    pool.set_load(engines[1], Load(0.7, 0.0))
+    assert pool.beside_threads(0.5) == pytest.approx(1.6)
 
 
 def test_host_cache_keeps_homes_and_forgets_the_least_used_guest() -> None:
