@@ -17,6 +17,8 @@ from prism.trace.row import TraceRow
 
 CONTROL = "ample memory"
 """The variant in which memory cannot be what decides."""
+TOKEN_BYTES = 9216
+"""KV of a token of these models."""
 
 
 @dataclass(frozen=True)
@@ -70,7 +72,7 @@ SCENES = (
         "Two models on one device; one surges, then the other. Elastic memory against fixed shares, all else alike.",
         (
             Load("m1", ((0, 8, 4.5), (8, 20, 0.4)), 100, 150, _EASY),
-            Load("m4", ((0, 8, 0.4), (8, 20, 4.5)), 100, 150, _EASY),
+            Load("m4", ((0, 9, 0.4), (9, 20, 4.5)), 100, 150, _EASY),
         ),
         1,
         48,

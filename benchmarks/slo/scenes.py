@@ -8,8 +8,9 @@ The scenes of the Prism paper's Figures 8, 10 and 11 (:mod:`benchmarks.slo.scene
 with other arrivals, on a fresh server wherever models may have moved; and each scene once with ample memory, which
 shows what the machine's cores alone allow. ``DIR`` is the folder of a ``benchmarks/sim/validate.py`` on this machine.
 
-Where the run with ample memory misses objectives, the cores and not the memory decide on this machine: ``scenes.md``
-says so, and ``--rate 0.8`` (or less) helps. These runs come first.
+The runs with ample memory come first. ``scenes.md`` says how much KV the running requests needed then: a machine whose
+cores are slower or busy needs more (requests stay longer), and in ``memory`` and ``placement`` no policy can help from
+about twice the room on. Then, and where even these runs miss objectives, lower ``--rate``.
 
 An interrupted comparison goes on where it was. Writes
 ``scenes.md``, ``figure8.svg``, ``figure10.svg``, ``figure11.svg`` and all reports. Results: docs/results/replay.md.
