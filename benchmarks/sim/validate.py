@@ -5,7 +5,7 @@ rates under ``prism`` and one rival. Every run is made twice: live (prism-serve 
 trace, same catalog, the calibrated CPU devices). Goals: TTFT attainment within 5 points, median TTFT within 15%, P99
 within 35%, activations within 10% or one. KV memory and tokens are compared with what the engines themselves count.
 
-    python benchmarks/sim/validate.py --work DIR --seed 23               # about 28 minutes
+    python benchmarks/sim/validate.py --work DIR --seed 23               # about 29 minutes
     python benchmarks/sim/validate.py --work DIR --seed 23 --simulate-only  # the same live runs against a changed model
 
 It needs a quiet machine (two cores carry server, engines and load generator). Another ``--seed`` draws traces that
