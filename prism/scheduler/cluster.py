@@ -231,8 +231,9 @@ class PrismScheduler(ClusterScheduler):
 
     def move_pays(self, model: ModelState, assignment: Assignment) -> bool:
         """Whether the move gains more than it costs: away from a pressed device where others wait, to one that will be
-        less in use than this one is by more than ``tau`` (else its neighbours there wait instead), with so much less
-        pressure that the activation is worth it."""
+        less in use than this one is by more than ``tau`` (else its neighbours there wait instead) and not fuller (idle
+        models there would have to leave as soon as one of them is asked), with so much less pressure that the
+        activation is worth it."""
         if self.settings.migration is MigrationTest.PAPER:
             return True
         instance = next(i for i in model.instances if i.state is not InstanceState.DRAINING)
@@ -244,6 +245,9 @@ class PrismScheduler(ClusterScheduler):
             return False
         use, use_there = self.fleet.use_if_moved(instance, assignment.devices)
         if use_there >= (1.0 - self.settings.tau) * use:
+            return False
+        full, full_there = self.fleet.use_if_moved(instance, assignment.devices, idle_too=True)
+        if full_there > full:
             return False
         current_kvpr = float("inf") if assignment.current_kvpr is None else assignment.current_kvpr
         window_s = self.settings.planning_window_s

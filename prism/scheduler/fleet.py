@@ -271,20 +271,24 @@ class Fleet:
         """Running requests occupy more than ``kv_share`` of what the weights leave."""
         return bool(self.devices[id].busy_kv_bytes > kv_share * self.board.shared[self.index[id]])
 
-    def use_if_moved(self, instance: Instance, devices: Iterable[DeviceId]) -> tuple[float, float]:
-        """The part of their memory that weights and KV of busy models take: on the fullest device of ``instance`` now,
-        and on the fullest of ``devices`` with the instance added.
+    def use_if_moved(
+        self, instance: Instance, devices: Iterable[DeviceId], idle_too: bool = False
+    ) -> tuple[float, float]:
+        """The part of their memory that weights and KV of busy models (``idle_too``: of all) take: on the fullest
+        device of ``instance`` now, and on the fullest of ``devices`` with the instance added.
 
         Engines share a device's bandwidth and every decoding step reads these bytes, so that this is also how slowly
         requests run there, and by that how many run at a time.
         """
-        here = max(self._in_use_bytes(id) / self.devices[id].spec.memory_bytes for id in instance.devices)
         shard_bytes = max(self._held_bytes(id, instance) for id in instance.devices)
-        there = max((self._in_use_bytes(id) + shard_bytes) / self.devices[id].spec.memory_bytes for id in devices)
+        here = max(self._use(id, idle_too) for id in instance.devices)
+        there = max(self._use(id, idle_too, shard_bytes) for id in devices)
         return here, there
 
-    def _in_use_bytes(self, id: DeviceId) -> int:
-        return sum(self._held_bytes(id, i) for i in self.devices[id].instances.values() if i.busy)
+    def _use(self, id: DeviceId, idle_too: bool, more_bytes: int = 0) -> float:
+        device = self.devices[id]
+        used_bytes = sum(self._held_bytes(id, i) for i in device.instances.values() if i.busy or idle_too)
+        return (used_bytes + more_bytes) / device.spec.memory_bytes
 
     def _held_bytes(self, id: DeviceId, instance: Instance) -> int:
         """The instance's weights and the KV of its running requests on one device."""

@@ -25,10 +25,12 @@ def settings(**more: object) -> ClusterSettings:
     return ClusterSettings(rebalance_every_s=5.0, planning_window_s=8.0, max_replicas=1, **more)  # type: ignore[arg-type]
 
 
-def beside(neighbour_kv_bytes: int, settings: ClusterSettings, waiting: tuple[int, int] = (3, 3)) -> World:
+def beside(
+    neighbour_kv_bytes: int, settings: ClusterSettings, waiting: tuple[int, int] = (3, 3), neighbour_bytes: int = 100
+) -> World:
     """Requests of two models wait on one device (so many of each); on the other one that is seldom asked holds so much
     KV (none: it is idle), long enough for rebalancing to look several times."""
-    w = World(settings, [model_spec("a", 200), model_spec("b", 200), model_spec("c", 100)])
+    w = World(settings, [model_spec("a", 200), model_spec("b", 200), model_spec("c", neighbour_bytes)])
     w.join(*node_devices("n", 1))
     for model in (A, B):
         _serve(w, model)
@@ -81,6 +83,11 @@ def test_a_model_moves_only_to_where_less_memory_is_in_use_than_where_it_is(kv_b
     if found:
         numbers = dict(found[0].reason.numbers)
         assert (numbers["use"], numbers["use_there"]) == pytest.approx((USE, there))
+
+
+@pytest.mark.parametrize(("neighbour_bytes", "goes"), [(360, True), (400, False)])
+def test_a_model_does_not_move_to_where_idle_ones_leave_less_than_it_has(neighbour_bytes: int, goes: bool) -> None:
+    assert bool(moves(beside(0, settings(), neighbour_bytes=neighbour_bytes))) is goes, "760 bytes are taken here"
 
 
 def test_the_papers_rule_does_not_look_at_memory_in_use() -> None:
