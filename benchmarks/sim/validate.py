@@ -39,7 +39,7 @@ from validation import Outcome, Pair, missed, misses, outcome, summary, table
 from validation_runs import MOST_OUTPUT, MOST_PROMPT, POLICIES, RATES, TRACES, Draw, Run, runs
 
 from prism.obs.kernel import AUTOGROUPS_REMEDY, has_autogroups
-from prism.sim.calibrate import LONE_OUTPUTS, activation_s, calibrate, fit_sharing, plan_run, slowdowns
+from prism.sim.calibrate import activation_s, calibrate, fit_sharing, plan_run, slowdowns
 from prism.sim.calibration import fit
 from prism.sim.inputs import Inputs
 from prism.sim.run import simulate
@@ -98,7 +98,7 @@ class Bench:
 
     def calibrate(self) -> str:
         """Measure step times, contention and activations unless that was done; (re)makes table and cluster file."""
-        plans = [plan_run(DEMOS, keep_alive_s=KEEP_ALIVE_S, lone_outputs=o) for o in (LONE_OUTPUTS, LONE_OUTPUTS[:1])]
+        plans = [plan_run(DEMOS, keep_alive_s=KEEP_ALIVE_S, earlier=earlier) for earlier in (False, True)]
         plan, out = plans[0], self.work / "calibration-run"
         trace = self.work / "calibration.jsonl"
         if not (out / "report.json").exists():

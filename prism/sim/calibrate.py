@@ -38,6 +38,8 @@ are what the answers of the next phase are compared with."""
 BESIDE_OUTPUT: Final = 3 * TOGETHER_OUTPUT
 """Of the others, so that they still run when it ends: the slowest model's tokens take less than three times the
 fastest's."""
+PAIR_REPEATS: Final = 2
+"""Two engines at once are what is common, and one answer's time is uncertain by a tenth."""
 WAKES: Final = 3
 
 
@@ -55,17 +57,18 @@ def plan_run(
     models: Sequence[str],
     pause_s: float = 1.0,
     keep_alive_s: float = 4.0,
-    lone_outputs: Sequence[int] = LONE_OUTPUTS,
+    earlier: bool = False,
 ) -> CalibrationPlan:
     """The run for ``models``, which must fit into memory together and leave after ``keep_alive_s`` without requests.
-    ``pause_s`` must be longer than any short request takes, and less than a third of ``keep_alive_s``. Earlier runs had
-    ``lone_outputs`` of :data:`LONE_OUTPUT` only; everything can be read from them as well, less exactly."""
-    rows = list(calibration_rows(models, pause_s, lone_outputs=lone_outputs))
+    ``pause_s`` must be longer than any short request takes, and less than a third of ``keep_alive_s``. ``earlier``: as
+    it was first made, with short lone answers only and every pair once; all can be read from such a run, too, less
+    exactly."""
+    rows = list(calibration_rows(models, pause_s, lone_outputs=LONE_OUTPUTS[:1] if earlier else LONE_OUTPUTS))
     alone = len(rows)
     at_s = rows[-1].arrival_s + 2 * pause_s
     begun = len(rows)
     for count in range(2, len(models) + 1):
-        for first in range(len(models)):
+        for first in [*range(len(models))] * (1 if earlier or count > 2 else PAIR_REPEATS):
             # whoever has left comes back before: an activation beside the answers would be measured with them
             rows += [TraceRow(at_s, model, BATCH_PROMPT, LONE_OUTPUT) for model in models]
             group = [models[(first + place) % len(models)] for place in range(count)]

@@ -18,6 +18,7 @@ taken. :mod:`prism.sim.calibrate` makes such a table from a run.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from statistics import median
@@ -119,43 +120,40 @@ def fit(table: CalibrationFile) -> Calibration:
     by_model: dict[str, list[StepSample]] = {}
     for sample in table.samples:
         by_model.setdefault(sample.model, []).append(sample)
-    # The way through the system is the same for all models, but one model's samples tell it apart from a step's
-    # overhead only roughly: it is the median of what they say, and the steps are fitted again to what it leaves.
-    request_s = median([_fit_model(samples)["request_s"] for samples in by_model.values()] or [0.0])
-    costs = {model: _fit_model(samples, request_s) for model, samples in by_model.items()}
-    return Calibration(table.gpu, dict(table.gpu_overrides), costs, request_s)
+    # The way through the system is the same for all models, and so is the change from prefill to decoding (within what
+    # can be measured), but one model's samples tell them apart from a step's overhead only roughly: they are the median
+    # of what the models say, and the steps are fitted again to what they leave.
+    known: dict[str, float] = {}
+    for name in ("request_s", "switch_s"):
+        known[name] = median([_fit_model(samples, known)[name] for samples in by_model.values()] or [0.0])
+    costs = {model: _fit_model(samples, known) for model, samples in by_model.items()}
+    return Calibration(table.gpu, dict(table.gpu_overrides), costs, known["request_s"])
 
 
 _KNEES = (0, 2, 4, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512)
 """Tokens whose linear layers cost as much as reading the weights: candidates."""
-_NAMES = (
-    "overhead_s",
-    "sequence_s",
-    "gemm_token_s",
-    "attention_pair_s",
-    "kv_token_s",
-    "entry_s",
-    "switch_s",
-    "request_s",
-)
+_NAMES = ("overhead_s", "sequence_s", "gemm_token_s", "attention_pair_s", "kv_token_s", "entry_s", "switch_s",
+          "request_s")  # fmt: skip
 
 
-def _fit_model(samples: list[StepSample], request_s: float | None = None) -> dict[str, float]:
-    """The constants with the knee that leaves the least error; ``request_s`` is one of them unless it is given."""
+def _fit_model(samples: list[StepSample], known: Mapping[str, float]) -> dict[str, float]:
+    """The constants with the knee that leaves the least error; those that are ``known`` stay as they are."""
     seconds = np.array([sample.seconds for sample in samples])
-    known = np.array([request_s or 0.0 if sample.kind == "ttft" else 0.0 for sample in samples]) / seconds
+    given = np.array([known.get(name, 0.0) for name in _NAMES])
+    fixed = [name in known for name in _NAMES]
+    if not any(sample.kind != "decode" and sample.sequences > 1 for sample in samples):
+        fixed[_NAMES.index("entry_s")] = True  # nothing tells it from the way through the system
+    if len({sample.tokens for sample in samples if sample.kind == "decode"}) < 2:
+        fixed[_NAMES.index("switch_s")] = True  # nor this from a step's overhead
     best: tuple[float, dict[str, float]] | None = None
-    bursts = any(sample.kind != "decode" and sample.sequences > 1 for sample in samples)
     for knee in _KNEES:
         rows = np.array([_row(sample, knee) for sample in samples], dtype=np.float64) / seconds[:, None]
-        if request_s is not None:
-            rows[:, -1] = 0.0
-        if not bursts:  # nothing tells what a request takes of its step from what it takes on its way
-            rows[:, -3] = 0.0
-        found = non_negative_least_squares(rows, 1.0 - known)
-        error = float(np.square(rows @ found + known - 1.0).sum())
+        left = 1.0 - rows @ given
+        rows[:, fixed] = 0.0
+        found = non_negative_least_squares(rows, left)
+        error = float(np.square(rows @ found - left).sum())
         if best is None or error < best[0] * (1 - 1e-6):
-            values = dict(zip(_NAMES, map(float, found), strict=True))
+            values = dict(zip(_NAMES, map(float, given + found), strict=True))
             best = error, {**values, "weights_s": values["gemm_token_s"] * knee}
     assert best is not None  # there is a first knee
     return best[1]
