@@ -11,7 +11,7 @@ from prism.core.settings import PolicySettings
 from prism.core.specs import ModelSpec
 from prism.sim.cluster_file import Cluster
 from prism.sim.objectives import dedicated_objectives, with_objectives
-from prism.sim.run import SimSpec, simulate
+from prism.sim.run import SimSpec, mean_rates, simulate
 from prism.trace.report import Attainment
 from prism.trace.row import TraceRow
 
@@ -19,6 +19,9 @@ POLICIES = ("prism", "muxserve", "static", "qlm")
 FREE = "free memory"
 """The line of a system whose memory never binds: the better of ``prism`` and ``muxserve`` on devices of FREE_BYTES."""
 FREE_BYTES = "2000GiB"
+TOLD = "prism told"
+"""The line of ``prism`` that places models by the trace's mean rates until it has seen a minute, as ``muxserve`` does
+for good; run when it is asked for (``--policies``), and not drawn."""
 TTFT_SCALE, TPOT_SCALE = 5.0, 2.0
 BASE_RATE = 40.0
 FOLLOWED = 0.88
@@ -122,9 +125,12 @@ def _base(task: Task) -> tuple[list[TraceRow], tuple[ModelSpec, ...]]:
 
 
 def _run(policy: str, cluster: Cluster, models: tuple[ModelSpec, ...], rows: list[TraceRow]) -> Attainment:
-    settings = PolicySettings.named(policy)
+    settings = PolicySettings.named(policy.removesuffix(" told"))
+    if policy == TOLD:
+        expected = tuple(sorted(mean_rates(rows).items()))
+        settings = replace(settings, cluster=replace(settings.cluster, expected_rates=expected))
     return simulate(
-        SimSpec(cluster, models, settings, lambda: rows, preload_share=preload(policy))
+        SimSpec(cluster, models, settings, lambda: rows, preload_share=preload(settings.cluster.policy))
     ).report.all.attainment
 
 
