@@ -6,6 +6,8 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 
+IDLE_GAP_S = 0.5
+"""Shorter gaps between requests are part of being busy: the distributions of idle intervals do not hold them."""
 _BUCKETS = 12
 
 
@@ -140,9 +142,10 @@ def expected_remaining_s(idle_s: float, own: IdleIntervals, pool: IdleIntervals,
 
 
 def idle_threshold_s(activation_s: float, own: IdleIntervals, pool: IdleIntervals) -> float:
-    """The shortest idle time after which the expected remaining one exceeds twice the activation time."""
+    """The shortest idle time after which the expected remaining one exceeds twice the activation time; none that is
+    shorter than :data:`IDLE_GAP_S`, since a model that has a request several times a second is idle between any two."""
     for i in range(_BINS):
-        idle_s = 0.0 if i == 0 else _SHORTEST_S * math.pow(2.0, i / 2)
+        idle_s = max(IDLE_GAP_S, _SHORTEST_S * math.pow(2.0, i / 2))
         if expected_remaining_s(idle_s, own, pool) > 2.0 * activation_s:
             return idle_s
     return _SHORTEST_S * math.pow(2.0, _BINS / 2)

@@ -10,7 +10,7 @@ from prism.core.ids import DeviceId, ModelName
 from prism.core.reasons import Reason, ReasonCode, because
 from prism.core.settings import ClusterSettings
 from prism.core.views import InstanceState
-from prism.policy.demand import IdleIntervals
+from prism.policy.demand import IDLE_GAP_S, IdleIntervals
 from prism.scheduler.fleet import Instance, ModelState
 from prism.scheduler.lifecycle import Lifecycle, NoRoom, Room
 
@@ -24,8 +24,6 @@ _DISTRUST_SHARE = 16
 """After a first refusal for lack of memory a model asks for this part of its size more."""
 _PATIENCE_S = 1.0
 """A drain takes as long as what runs, usually nothing; only slower ones are hurried."""
-_IDLE_GAP_S = 0.5
-"""Shorter gaps between requests are part of being busy."""
 
 
 class Wanting(Lifecycle):
@@ -54,7 +52,7 @@ class Wanting(Lifecycle):
         if model is None or model.removed:
             return
         since_s = model.idle_since_s if model.idle_since_s is not None else model.last_arrival_s
-        if since_s is not None and now_s - since_s > _IDLE_GAP_S:
+        if since_s is not None and now_s - since_s > IDLE_GAP_S:
             model.idle.observe(now_s - since_s)
             self.pool_idle.observe(now_s - since_s)
         model.last_arrival_s, model.idle_since_s = now_s, None

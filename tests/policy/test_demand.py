@@ -6,7 +6,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from prism.policy.demand import ExpectedRates, IdleIntervals, SlidingRate, expected_remaining_s, idle_threshold_s
+from prism.policy.demand import (
+    IDLE_GAP_S,
+    ExpectedRates,
+    IdleIntervals,
+    SlidingRate,
+    expected_remaining_s,
+    idle_threshold_s,
+)
 
 
 @given(st.lists(st.tuples(st.floats(0.0, 20.0), st.integers(1, 5)), max_size=60))
@@ -79,7 +86,7 @@ def test_a_model_without_history_is_judged_by_all_models() -> None:
 def test_the_threshold_is_where_waiting_on_is_worth_two_activations() -> None:
     bimodal = _filled(*[1.0] * 30, *[300.0] * 10)
     threshold_s = idle_threshold_s(5.0, bimodal, IdleIntervals())
-    assert threshold_s == 0.0, "on average 75 s are left from the start"
+    assert threshold_s == IDLE_GAP_S, "on average 75 s are left from the start; what is shorter is no idle interval"
     mostly_short = _filled(*[1.0] * 200, *[300.0] * 2)
     threshold_s = idle_threshold_s(5.0, mostly_short, IdleIntervals())
     assert 0.5 < threshold_s < 2.0, "after the usual second is over, a long pause has begun"

@@ -97,6 +97,21 @@ def test_idle_neighbours_leave_as_soon_as_requests_wait_for_memory(short_s: floa
     assert reasons(w, Deactivate) == [(model, ReasonCode.KV_PRESSURE) for model in leave]
 
 
+def test_a_model_that_has_a_request_several_times_a_second_does_not_leave_between_two() -> None:
+    """Idle for 0.3 s: that says nothing, whatever is known of longer pauses."""
+    w = world(model_spec("a", 300), model_spec("b", 300))
+    serve(w, A)
+    for _ in range(3):  # long pauses, so that a pause is believed to be long
+        w.pass_time(30.0)
+        serve(w, B)
+    loads = (ModelLoad(A, Generation(1), 300, 390, 0, 9, 4, 9), ModelLoad(B, Generation(2), 300, 0, 0, 0, 0, 9, 0.3))
+    w.send(DeviceReport(GB0, 1000, 10, loads, 1.0))
+    assert not reasons(w, Deactivate)
+    loads = (loads[0], ModelLoad(B, Generation(2), 300, 0, 0, 0, 0, 9, 0.6))
+    w.send(DeviceReport(GB0, 1000, 10, loads, 1.0))
+    assert reasons(w, Deactivate) == [("b", ReasonCode.KV_PRESSURE)]
+
+
 def test_neighbours_leave_one_after_the_other() -> None:
     """Whether one was enough shows only when it has left."""
     w = world(model_spec("a", 300), model_spec("b", 200), model_spec("c", 200))
