@@ -98,7 +98,10 @@ class PolicyConfig(Section, frozen=True, kw_only=True):
     ] = UNSET
     decode_reserve_tokens: Annotated[
         Annotated[int, Meta(ge=0)] | UnsetType,
-        Meta(description="KV tokens kept free for each running request before a new prompt may start."),
+        Meta(
+            description="KV tokens kept free for each running request before a new prompt may start; half of the "
+            "longest answer that it may have, if that is less."
+        ),
     ] = UNSET
     expected_rates: Annotated[
         dict[str, Annotated[float, Meta(ge=0.0)]] | UnsetType,

@@ -62,7 +62,8 @@ class GpuSettings:
     """Share of the prefill time that requests beyond their starvation bound get while others can still be on time (all
     of it otherwise). If they took all, an overload that lasts longer than the bound would make everything late."""
     decode_reserve_tokens: int = 64
-    """KV kept free for each running request to grow into before a new prompt may start."""
+    """KV kept free for each running request to grow into before a new prompt may start; half of the longest answer that
+    it may have, if that is less."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -331,6 +331,7 @@ class DeviceShell:
             self.fronts.tick(now_s)
             self._report_memory()
             if self.scheduler.shortage.report_due_s() <= now_s:
+                self.scheduler.shortage.told(now_s)  # once: without a controller nobody would take the report
                 self.memory_is_short()
             wake_s = self.scheduler.wake_s
             if wake_s is not None and wake_s <= now_s:

@@ -185,7 +185,9 @@ class GpuScheduler:
         previous = self._engines.get(up.model)
         if previous is not None:
             self._orphan(previous, now_s)
-        self._engines[up.model] = EngineState(up, PrefillSpeed(up.prefill_tokens_per_s))
+        self._engines[up.model] = EngineState(
+            up, PrefillSpeed(up.prefill_tokens_per_s), self.settings.decode_reserve_tokens
+        )
 
     def _engine_down(self, model: ModelName, now_s: float, effects: list[GpuEffect]) -> None:
         engine = self._engines.pop(model, None)
@@ -291,13 +293,11 @@ class GpuScheduler:
         """Free device memory less what dispatched requests will still take and a reserve for running ones to grow."""
         if self._free_bytes is None:
             return float("inf")
-        reserve_tokens = self.settings.decode_reserve_tokens
         taken = 0
         for engine in self._engines.values():
             if not engine.in_flight:
                 continue
-            growing = len(engine.in_flight) - engine.no_token_yet
-            grow_bytes = max(0, growing * reserve_tokens - max(0, engine.spare_tokens())) * engine.up.kv_bytes_per_token
+            grow_bytes = max(0, engine.growth_tokens - max(0, engine.spare_tokens())) * engine.up.kv_bytes_per_token
             taken += engine.device_claim_bytes() + (grow_bytes if engine.up.elastic else 0)
         return max(0, self._free_bytes - taken)
 

@@ -26,9 +26,13 @@ class EngineState:
 
     up: EngineUp
     speed: PrefillSpeed
+    reserve_tokens: int
+    """Most that is kept for a running request to grow by (``decode_reserve_tokens``)."""
     draining: bool = False
     in_flight: dict[RequestId, InFlight] = field(default_factory=dict)
     no_token_yet: int = 0
+    growth_tokens: int = 0
+    """What the running ones are expected to grow by in the time to come."""
     backlog_tokens: int = 0
     """Of dispatched requests without a first token, whole prompts."""
     free_tokens: int | None = None
@@ -98,6 +102,7 @@ class EngineState:
         if entry is None or entry.has_token:
             return False
         entry.has_token = True
+        self.growth_tokens += self.growth_of(entry.request)
         self._leave_backlog(entry)
         busy_s = clock_s - max(entry.dispatched_clock_s, self.last_token_clock_s)
         self.speed.observe(entry.request.prefill_tokens, max(0.0, busy_s))
@@ -110,10 +115,19 @@ class EngineState:
         entry = self.in_flight.pop(id, None)
         if entry is None:
             return None
-        if not entry.has_token:
+        if entry.has_token:
+            self.growth_tokens -= self.growth_of(entry.request)
+        else:
             self._leave_backlog(entry)
         self._drop_claim(id)
         return entry
+
+    def growth_of(self, request: Request) -> int:
+        """Tokens kept for a running request: it is halfway through its answer on average, and has to get by until
+        others end."""
+        if not request.max_new_tokens:
+            return self.reserve_tokens
+        return min(self.reserve_tokens, -(-request.max_new_tokens // 2))
 
     def report(self, load: EngineLoad) -> None:
         # What an elastic engine caches is in the device's free memory already, for whoever asks first.

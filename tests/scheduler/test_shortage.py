@@ -7,7 +7,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from prism.core.effects import Dispatch
-from prism.core.events import EngineDown, EngineLoad, EngineUp, Finished, FirstToken, MemoryReport, RequestArrived
+from prism.core.events import (
+    EngineDown,
+    EngineLoad,
+    EngineUp,
+    Finished,
+    FirstToken,
+    MemoryReport,
+    RequestArrived,
+    RequestCancelled,
+)
 from prism.core.ids import DeviceId, Generation, ModelName, RequestId
 from prism.core.request import Request
 from prism.core.settings import Admission, GpuSettings
@@ -136,3 +145,21 @@ def test_reports_keep_their_distance_and_ages_never_exceed_the_time_since_the_be
             assert age_s >= LEAVES_S - 1e-9, "what is reported counts"
             shortage.told(now_s)
             told_s = now_s
+
+
+def test_short_answers_need_less_kept_for_them() -> None:
+    """Ten tokens of an answer of twenty, sixty-four of a long one or one without a bound."""
+    for most, left in ((20, 90), (1000, 36), (0, 36)):
+        s = GpuScheduler(DeviceId("n/host:0"), GpuSettings(Admission.MOORE_HODGSON, 100))
+        s.on_event(EngineUp(A, Generation(1), 1e6, 1, 8), 0.0)
+        s.on_event(MemoryReport(1000), 0.0)
+        first = Request(RequestId("first"), A, 0.0, 100, SLO_S, 60.0, max_new_tokens=most)
+        s.on_event(RequestArrived(first), 0.0)
+        s.on_event(FirstToken(first.id), 0.1)
+        s.on_event(EngineLoad(A, 1, 0, 0), 0.2)
+        s.on_event(MemoryReport(100), 0.2)
+        fits = Request(RequestId("fits"), A, 0.3, left - 1, SLO_S, 60.0, max_new_tokens=1)
+        too_large = Request(RequestId("large"), A, 0.3, left, SLO_S, 60.0, max_new_tokens=1)
+        assert not s.on_event(RequestArrived(too_large), 0.3)
+        s.on_event(RequestCancelled(too_large.id), 0.3)
+        assert s.on_event(RequestArrived(fits), 0.3)
