@@ -306,7 +306,7 @@ class GpuScheduler:
         if not self._wanted_bytes:
             return self._blocked_slo_s
         begun = (next(iter(e.in_flight.values())).request.slo_ttft_s for e in self._engines.values() if e.in_flight)
-        return min(begun, default=self._blocked_slo_s or 0.0)
+        return min(begun, default=self._blocked_slo_s)
 
     def _refused_for_size(self, request: Request, now_s: float, effects: list[GpuEffect]) -> bool:
         """Refuse a request that waited for its starvation bound and does not fit although nothing runs here."""

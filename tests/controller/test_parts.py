@@ -49,7 +49,8 @@ REASON = because(ReasonCode.DEMAND)
 
 
 def report(*instances: InstanceReport, incarnation: str = "one") -> AgentReport:
-    devices = [DeviceState(id=D, kind="host", domain="", capacity_bytes=1000, free_bytes=600)]
+    state = DeviceState(id=D, kind="host", domain="", capacity_bytes=1000, free_bytes=600, memory_short_s=0.3)
+    devices = [state]
     return AgentReport(
         node="n1", incarnation=incarnation, mailbox="ipc:///a", devices=devices, instances=list(instances)
     )
@@ -68,6 +69,7 @@ def test_a_new_node_joins_with_what_it_serves() -> None:
     assert kinds(events) == [NodeJoined, InstanceFound, DeviceReport]
     loads = events[-1].models
     assert [(x.generation, x.running) for x in loads] == [(1, 2), (2, 2)]
+    assert (events[-1].free_bytes, events[-1].memory_short_s) == (600, 0.3)
 
 
 def test_an_instance_that_vanishes_from_the_reports_is_lost_once() -> None:

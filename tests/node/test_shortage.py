@@ -12,7 +12,9 @@ from .conftest import Bench
 async def test_a_shortage_that_lasts_makes_a_report_and_its_age_is_in_it(bench: Bench) -> None:
     told: list[float] = []
     bench.shell.memory_is_short = lambda: told.append(bench.shell.tell_shortage())
-    bench.engine_up()
+    engine = bench.engine_up()
+    await bench.submit("a")
+    await happens(lambda: engine.works, "the request in the engine")
     bench.wanted_bytes = 1 << 20
     await happens(lambda: bench.shell.scheduler.shortage.is_short, "the engine's wish")
     await asyncio.sleep(0)

@@ -74,7 +74,11 @@ def test_a_fixed_share_that_is_full_is_none() -> None:
 def test_what_engines_lack_for_requests_that_they_have_counts() -> None:
     s = scheduler(100)
     s.on_event(MemoryReport(0, 50), 1.0)
-    assert s.shortage.age_s(1.2) == pytest.approx(0.2)
+    assert s.shortage.age_s(1.2) == 0.0, "weights that are being loaded want memory, no request does"
+    s.on_event(MemoryReport(100), 1.2)
+    assert arrive(s, "first", 80, 1.2)
+    s.on_event(MemoryReport(0, 50), 1.3)
+    assert s.shortage.age_s(1.5) == pytest.approx(0.2)
 
 
 def test_memory_comes_in_pages() -> None:
