@@ -155,14 +155,15 @@ class Bench:
                 after = counters(server)
             (out / "counters.json").write_text(json.dumps({k: after[k] - before[k] for k in after}))
         counted = json.loads((out / "counters.json").read_text())
-        return outcome(read_report(out / "report.json"), counted["activations"], counted)
+        records = read_records(out / "records.jsonl")
+        return outcome(read_report(out / "report.json"), counted["activations"], counted, records)
 
     def simulated(self, run: Run) -> Outcome:
         trace, file = self._inputs(run)
         result = simulate(Inputs(trace, self.work / "cluster.yaml", file, sample=True).spec())
         activations = sum(1 for r in result.report.timeline.residences if r.start_s > 0)
         tokens = {"prompt": result.report.all.prompt_tokens, "generated": result.report.all.output_tokens, "cached": 0}
-        return outcome(result.report, activations, tokens)
+        return outcome(result.report, activations, tokens, result.world.recorder.records)
 
     def trace(self, draw: Draw) -> Path:
         trace = self.work / f"{draw.name}.jsonl"

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean, median
 
-from prism.trace.report import Report, Sample
+from prism.trace.report import Report, RequestRecord, Sample
 
 GOALS = {"attainment": 0.05, "median": 0.15, "p99": 0.35, "activations": 0.10}
 """A run with fewer than ten activations may be off by one: a tenth of them would be less than one. What this lets pass
@@ -41,9 +42,13 @@ class Outcome:
     errors: int
     requests: int
     kv: Kv
+    alone_s: float | None = None
+    """A token of a request that nothing overlaps (:func:`alone_s`)."""
 
 
-def outcome(report: Report, activations: int, tokens: Mapping[str, int]) -> Outcome:
+def outcome(
+    report: Report, activations: int, tokens: Mapping[str, int], records: Iterable[RequestRecord] = ()
+) -> Outcome:
     """``tokens`` has ``prompt``, ``generated`` and ``cached`` as the system itself counted them."""
     group = report.all
     assert group.ttft_s is not None
@@ -65,7 +70,33 @@ def outcome(report: Report, activations: int, tokens: Mapping[str, int]) -> Outc
         sum(group.errors.values()),
         group.attainment.requests,
         kv,
+        alone_s(records),
     )
+
+
+_ENOUGH_TOKENS = 10
+"""Of an answer, for its time per token to be more than noise."""
+
+
+def alone_s(records: Iterable[RequestRecord]) -> float | None:
+    """Seconds per token, median over the answers of the most asked model that overlap with no other request; None
+    without any. No queue, neighbour or batch is in it: where live and simulated differ in this, the machine is not as
+    fast as it was when it was calibrated."""
+    found: dict[str, list[float]] = defaultdict(list)
+    ordered = sorted(records, key=lambda r: r.arrival_s)
+    ends_s = float("-inf")
+    for record, after in zip(ordered, [*ordered[1:], None], strict=True):
+        end_s = record.arrival_s + (record.e2e_s or 0.0)
+        free_after = after is None or after.arrival_s >= end_s
+        if (
+            record.tpot_s is not None
+            and record.output_tokens > _ENOUGH_TOKENS
+            and ends_s <= record.arrival_s
+            and free_after
+        ):
+            found[record.model].append(record.tpot_s)
+        ends_s = max(ends_s, end_s)
+    return median(max(found.values(), key=len)) if found else None
 
 
 def looks(report: Report) -> list[Sample]:
@@ -101,7 +132,7 @@ def missed(live: Outcome, modelled: Outcome) -> list[str]:
 def table(rows: Sequence[Pair]) -> str:
     """Markdown: ``live / simulated`` in every cell."""
     heads = ["run", "requests", "TTFT met", "median, ms", "P99, ms", "TPOT, ms", "activations"]
-    heads += ["KV mean, MB", "KV peak, MB", "misses"]
+    heads += ["KV mean, MB", "KV peak, MB", "a token alone, ms", "misses"]
     lines = ["| " + " | ".join(heads) + " |", "|---" * len(heads) + "|"]
     for name, live, sim in rows:
         pairs = [
@@ -112,10 +143,15 @@ def table(rows: Sequence[Pair]) -> str:
             (str(live.activations), str(sim.activations)),
             (f"{live.kv.mean_bytes / 1e6:.2f}", f"{sim.kv.mean_bytes / 1e6:.2f}"),
             (f"{live.kv.peak_bytes / 1e6:.1f}", f"{sim.kv.peak_bytes / 1e6:.1f}"),
+            (_ms(live.alone_s), _ms(sim.alone_s)),
         ]
         cells = [name, str(live.requests), *(f"{a} / {b}" for a, b in pairs)]
         lines.append("| " + " | ".join([*cells, ", ".join(missed(live, sim)) or "none"]) + " |")
     return "\n".join(lines)
+
+
+def _ms(seconds: float | None) -> str:
+    return "-" if seconds is None else f"{1e3 * seconds:.2f}"
 
 
 def summary(rows: Sequence[Pair]) -> str:

@@ -7,8 +7,9 @@ from itertools import pairwise
 
 import pytest
 
-from benchmarks.sim.validation import Kv, Outcome, looks, missed, summary, table
+from benchmarks.sim.validation import Kv, Outcome, alone_s, looks, missed, summary, table
 from benchmarks.sim.validation_runs import MOST_OUTPUT, MOST_PROMPT, POLICIES, RATES, TRACES, runs
+from prism.trace.report import RequestRecord
 from tests.sim.helpers import h100s, llamas, random_rows, run
 
 MODELS = ("a", "b", "c")
@@ -61,3 +62,24 @@ def test_both_sides_are_looked_at_once_a_second() -> None:
     assert samples[0].t_s == 0.0  # the time before the trace is not part of the run
     assert all(b.t_s - a.t_s == pytest.approx(0.25) for a, b in pairwise(samples))
     assert all(b.t_s - a.t_s == pytest.approx(1.0) for a, b in pairwise(looks(result.report)))
+
+
+def _record(at_s: float, tpot_s: float, e2e_s: float, model: str = "a", tokens: int = 50) -> RequestRecord:
+    return RequestRecord(
+        row=0,
+        model=model,
+        arrival_s=at_s,
+        prompt_tokens=5,
+        output_tokens=tokens,
+        ttft_s=0.01,
+        tpot_s=tpot_s,
+        e2e_s=e2e_s,
+    )
+
+
+def test_how_fast_the_machine_is_shows_in_requests_that_overlap_with_none() -> None:
+    lone = [_record(float(i), 0.002, 0.5) for i in range(4)]
+    overlapping = [_record(10.0, 0.9, 1.0), _record(10.5, 0.9, 3.0), _record(11.2, 0.9, 0.1)]
+    short, other = _record(20.0, 0.9, 0.1, tokens=2), _record(21.0, 0.004, 0.5, "b")
+    assert alone_s([*overlapping, other, short, *reversed(lone)]) == pytest.approx(0.002)
+    assert alone_s(overlapping) is None
