@@ -102,7 +102,12 @@ def test_ctrl_c_ends_a_replay_well(tmp_path: Path, null_server: str) -> None:  #
     """What is under way is cancelled and recorded, the report says so, and the rest can be sent later."""
     trace, out = saved(tmp_path / "t.jsonl", [*steady(20, gap_s=0.01), row(5000.0, "m0", 5, 5)]), tmp_path / "out"
     line = [sys.executable, "-m", "prism.cli.main", "replay", str(trace), "--url", null_server, "--out", str(out)]
-    with subprocess.Popen([*line, "--no-watch"], stderr=subprocess.PIPE, text=True) as process:
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # a background shell's children ignore it
+    try:
+        process = subprocess.Popen([*line, "--no-watch"], stderr=subprocess.PIPE, text=True)
+    finally:
+        signal.signal(signal.SIGINT, before)
+    with process:
         records = out / "records.jsonl"
         try:
             until(lambda: records.exists() and records.read_bytes().count(b"\n") >= 22, "20 requests are answered")
