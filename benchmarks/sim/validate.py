@@ -8,9 +8,6 @@ within 35%, activations within 10% or one. KV memory and tokens are compared wit
     python benchmarks/sim/validate.py --work DIR --seed 23               # about 29 minutes
     python benchmarks/sim/validate.py --work DIR --seed 23 --simulate-only  # the same live runs against a changed model
 
-The same lone answers are timed when it calibrates and before every live run; a second table foretells each run for the
-machine as fast as it was just then (:mod:`machine_speed`).
-
 It needs a quiet machine (two cores carry server, engines and load generator). Another ``--seed`` draws traces that
 nobody has seen. What is in DIR already (the calibration, live runs of the same seed and length) is not measured again,
 so that an interrupted validation goes on where it was; a run that fails does not stop the others. Every live run has a
@@ -33,13 +30,11 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
-from statistics import fmean
 from typing import Any
 
 import httpx
 import msgspec
 import yaml
-from machine_speed import slowed, token_s
 from validation import Outcome, Pair, missed, misses, outcome, summary, table
 from validation_runs import MOST_OUTPUT, MOST_PROMPT, POLICIES, RATES, TRACES, Draw, Run, runs
 
@@ -111,11 +106,7 @@ class Bench:
             file = self.catalog("prism")
             with self.server("calibration", file) as server:
                 warm_up(server)
-                before_s = token_s(server.url, DEMOS)
-                leave(server)
                 self.replay(server, trace, out, file)
-                after_s = token_s(server.url, DEMOS)
-            (out / "speed.json").write_text(json.dumps([before_s, after_s]))
         rows = list(open_trace(trace).rows())
         plan = next((p for p in plans if list(p.rows) == rows), None)
         if plan is None:
@@ -158,32 +149,18 @@ class Bench:
         trace, file = self._inputs(run)
         if not self.done(run):
             with self.server(run.name, file) as server:
-                warm_up(server)
-                lone_s = token_s(server.url, DEMOS)
-                leave(server, run.policy == "prism")
+                warm_up(server, leave=run.policy == "prism")
                 before = counters(server)
                 self.replay(server, trace, out, file)
                 after = counters(server)
-            (out / "speed.json").write_text(json.dumps([lone_s]))
             (out / "counters.json").write_text(json.dumps({k: after[k] - before[k] for k in after}))
         counted = json.loads((out / "counters.json").read_text())
         records = read_records(out / "records.jsonl")
         return outcome(read_report(out / "report.json"), counted["activations"], counted, records)
 
-    def slower(self, run: Run) -> float | None:
-        """How many times as long a lone token took before the live run as when the machine was calibrated."""
-        files = (self.work / "calibration-run" / "speed.json", self.work / "live" / run.name / "speed.json")
-        if not all(file.exists() for file in files):
-            return None  # of an earlier version, which did not look
-        calibrated_s, then_s = (fmean(json.loads(file.read_text())) for file in files)
-        return then_s / calibrated_s
-
-    def simulated(self, run: Run, slower: float = 1.0) -> Outcome:
+    def simulated(self, run: Run) -> Outcome:
         trace, file = self._inputs(run)
-        cluster = self.work / "cluster.yaml"
-        if slower != 1.0:
-            cluster = slowed(cluster, self.work / "table.json", slower, self.work / "slowed" / run.name)
-        result = simulate(Inputs(trace, cluster, file, sample=True).spec())
+        result = simulate(Inputs(trace, self.work / "cluster.yaml", file, sample=True).spec())
         activations = sum(1 for r in result.report.timeline.residences if r.start_s > 0)
         tokens = {"prompt": result.report.all.prompt_tokens, "generated": result.report.all.output_tokens, "cached": 0}
         return outcome(result.report, activations, tokens, result.world.recorder.records)
@@ -201,10 +178,10 @@ class Bench:
         return trace, self.catalog(run.policy, rates if run.policy == "muxserve" else None)
 
 
-def warm_up(server: Server) -> None:
+def warm_up(server: Server, leave: bool = True) -> None:
     """Every model answers short prompts and the longest ones, streamed and over connections of their own: files are
     read, images written, and nothing in the run is the first of its kind (the first long prompt of an engine's process
-    takes 30 to 70 ms more than later ones)."""
+    takes 30 to 70 ms more than later ones). ``leave``: then wait until all have left again."""
     for tokens in (16, MOST_PROMPT, MOST_PROMPT):
         for model in DEMOS:
             body = {"model": model, "prompt": " the" * tokens, "max_tokens": 16, "temperature": 0}
@@ -213,11 +190,7 @@ def warm_up(server: Server) -> None:
             )
             answer.raise_for_status()
             assert "[DONE]" in answer.text, answer.text
-
-
-def leave(server: Server, all_of_them: bool = True) -> None:
-    """Wait until the models have left again; or, where they stay, for a moment."""
-    for model in DEMOS if all_of_them else ():
+    for model in DEMOS if leave else ():
         server.wait_unloaded(model)
     time.sleep(1.0)
 
@@ -252,16 +225,12 @@ def main() -> None:
     rates = [float(rate) for rate in args.rates.split(",")]
     wanted = runs(args.traces.split(","), rates, args.policies.split(","), args.seconds, args.seed)
     rows: list[Pair] = []
-    now: list[Pair] = []
     failed = 0
     for run in wanted:
         if args.simulate_only and not bench.done(run):
             continue
         try:
             live, modelled = bench.live(run), bench.simulated(run)
-            slower = bench.slower(run)
-            if slower is not None:
-                now.append((f"{run.title} x{slower:.2f}", live, bench.simulated(run, slower)))
         except Exception:  # the others are worth having; the next call makes this one
             traceback.print_exc()
             failed += 1
@@ -271,10 +240,6 @@ def main() -> None:
     if rows:
         save(bench.work / f"validation-seed{args.seed}.json", rows)
         print(f"{table(rows)}\n\n{summary(rows)}")
-    if now:
-        save(bench.work / f"validation-seed{args.seed}-speed.json", now)
-        print("\nFor the machine as fast as it was before each run (a lone token took so many times as long):\n")
-        print(f"{table(now)}\n\n{summary(now)}")
     if failed:
         raise SystemExit(f"{failed} runs failed")
 
