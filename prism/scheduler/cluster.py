@@ -31,6 +31,12 @@ _OWN_SHARE = 0.75
 _ACTIVATIONS_AWAY = 10.0
 """An idle model gives way to its neighbours' KV if it stays idle for so many activation times."""
 
+_DRAINS_FOR_S = 0.25
+"""A drain may take so long before it is hurried for neighbours that wait for memory: most answers are nearly done."""
+
+_STAYS_S, _STAYS_ACTIVATIONS = 5.0, 20.0
+"""A model stays so long, or so many activation times if that is longer, on a device whose memory is short."""
+
 
 class PrismScheduler(ClusterScheduler):
     """Algorithm 1 for placement and migration, section 2 for eviction."""
@@ -176,7 +182,10 @@ class PrismScheduler(ClusterScheduler):
         """An idle model leaves when requests of its neighbours wait for KV memory; one per report, so that the next
         report shows whether it was enough. Their KV takes its place at once, so that coming back is harder than going:
         unless nothing can run here at all, it goes only if it is likely to stay idle for many activations."""
-        if any(i.state is InstanceState.DRAINING for i in instances):
+        draining = [i for i in instances if i.state is InstanceState.DRAINING]
+        for instance in draining:
+            self._carry_over(instance, now_s)
+        if draining:
             return
         stalled = self.fleet.devices[device].stalled
         found = [
@@ -188,6 +197,17 @@ class PrismScheduler(ClusterScheduler):
         for candidate in chosen or ():
             reason = because(ReasonCode.KV_PRESSURE, idle_s=candidate.idle_s, regret=candidate.regret)
             self.stop(self.loaded[(candidate.model, candidate.generation)], reason, now_s)
+
+    def _carry_over(self, instance: Instance, now_s: float) -> None:
+        """What a model still runs where it has moved away from, and where others wait for memory, goes on where it has
+        moved to, unless memory is short there as well. Answers take seconds, and a page of KV, which many requests
+        share, comes back with the last of them."""
+        active = self.models[instance.model].in_state(InstanceState.ACTIVE)
+        drains_s = now_s - instance.since_s
+        if not instance.busy or not active or drains_s < _DRAINS_FOR_S:
+            return
+        if not any(self.fleet.requests_wait_for_memory(d) for i in active for d in i.devices):
+            self.stop(instance, because(ReasonCode.KV_PRESSURE, drains_s=drains_s), now_s, carry=True)
 
     def next_time_s(self) -> float:
         return self._next_rebalance_s
@@ -263,7 +283,7 @@ class PrismScheduler(ClusterScheduler):
     def _migrate(self, model: ModelState, assignment: Assignment, now_s: float) -> bool:
         """Load the model on its new devices if there is room without evicting; the old instance leaves afterwards."""
         active = model.in_state(InstanceState.ACTIVE)
-        if len(model.instances) != 1 or not active or self._moved_lately(active[0], now_s):
+        if len(model.instances) != 1 or not active or now_s < self._stays_until_s(model, active[0]):
             return False
         shard = self._finder.shard_of(model)
         fits = self.fleet.fits_now(shard) & self._finder.open_to(model)
@@ -285,8 +305,13 @@ class PrismScheduler(ClusterScheduler):
         self.start(model, Room(assignment.devices, (), cap_bytes), reason, now_s, active[0].key)
         return True
 
-    def _moved_lately(self, instance: Instance, now_s: float) -> bool:
-        return now_s - instance.since_s < self.settings.planning_window_s
+    def _stays_until_s(self, model: ModelState, instance: Instance) -> float:
+        """Loads must pay: an instance stays where it was loaded for a planning window; or, where requests wait for
+        memory, for so many activation times that at most a twentieth of its time goes into moving."""
+        stays_s = self.settings.planning_window_s
+        if any(self.fleet.requests_wait_for_memory(d) for d in instance.devices):
+            stays_s = min(stays_s, max(_STAYS_S, _STAYS_ACTIVATIONS * self.activation_s(model)))
+        return instance.since_s + stays_s
 
     # --- ablations ---
 

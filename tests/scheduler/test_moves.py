@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from prism.core.effects import Activate
+from prism.core.effects import Activate, Deactivate
 from prism.core.events import DeviceReport, ModelLoad
 from prism.core.ids import DeviceId, ModelName
 from prism.core.reasons import ReasonCode
@@ -26,10 +28,15 @@ def settings(**more: object) -> ClusterSettings:
 
 
 def beside(
-    neighbour_kv_bytes: int, settings: ClusterSettings, waiting: tuple[int, int] = (3, 3), neighbour_bytes: int = 100
+    neighbour_kv_bytes: int,
+    settings: ClusterSettings,
+    waiting: tuple[int, int] = (3, 3),
+    neighbour_bytes: int = 100,
+    short_s: tuple[float, float] = (0.0, 0.0),
 ) -> World:
     """Requests of two models wait on one device (so many of each); on the other one that is seldom asked holds so much
-    KV (none: it is idle), long enough for rebalancing to look several times."""
+    KV (none: it is idle), long enough for rebalancing to look several times. On both, requests wait for memory so
+    long."""
     w = World(settings, [model_spec("a", 200), model_spec("b", 200), model_spec("c", neighbour_bytes)])
     w.join(*node_devices("n", 1))
     for model in (A, B):
@@ -40,7 +47,7 @@ def beside(
     for _ in range(40):
         w.arrive(A, 3)
         w.arrive(B, 2)
-        _report(w, neighbour_kv_bytes, dict(zip((A, B), waiting, strict=True)))
+        _report(w, neighbour_kv_bytes, dict(zip((A, B), waiting, strict=True)), short_s)
         w.pass_time(0.5)
         for key, instance in list(w.live.items()):
             if instance.state == "activating":
@@ -55,7 +62,9 @@ def _serve(w: World, model: ModelName) -> None:
     w.step()
 
 
-def _report(w: World, neighbour_kv_bytes: int, waiting: dict[ModelName, int]) -> None:
+def _report(
+    w: World, neighbour_kv_bytes: int, waiting: dict[ModelName, int], short_s: tuple[float, float] = (0.0, 0.0)
+) -> None:
     pressed, neighbour = [], []
     for (model, generation), instance in w.live.items():
         if model == C:
@@ -63,8 +72,8 @@ def _report(w: World, neighbour_kv_bytes: int, waiting: dict[ModelName, int]) ->
             neighbour.append(ModelLoad(model, generation, 100, neighbour_kv_bytes, 0, runs, 0, 9))
         elif instance.devices == (HERE,):
             pressed.append(ModelLoad(model, generation, 200, KV_BYTES, 0, 5, waiting[model], 9))
-    w.send(DeviceReport(HERE, 1000, 100, tuple(pressed)))
-    w.send(DeviceReport(THERE, 1000, 100, tuple(neighbour)))
+    w.send(DeviceReport(HERE, 1000, 100, tuple(pressed), short_s[0]))
+    w.send(DeviceReport(THERE, 1000, 100, tuple(neighbour), short_s[1]))
 
 
 def moves(w: World) -> list[Activate]:
@@ -124,3 +133,36 @@ def _alone(kv_bytes: int, short_s: float) -> list[DeviceId]:
             return list(found[0].devices)
         w.pass_time(0.5)
     return []
+
+
+@pytest.mark.parametrize(("short_s", "moves_on"), [(0.0, False), (1.0, True)])
+def test_a_model_is_moved_within_its_planning_window_only_from_where_requests_wait_for_memory(
+    short_s: float, moves_on: bool
+) -> None:
+    """And then not before loads have cost it less than a twentieth of its time."""
+    w = beside(0, replace(settings(), planning_window_s=1000.0), short_s=(short_s, 0.0))
+    found = moves(w)
+    assert bool(found) is moves_on
+    if found:
+        model = found[0].model
+        loaded_s, moved_s = [at_s for at_s, e in w.log if isinstance(e, Activate) and e.model == model]
+        activation_s = w.scheduler.models[model].activation_s
+        assert activation_s is not None
+        assert moved_s - loaded_s >= 20.0 * activation_s
+
+
+@pytest.mark.parametrize(("short_s", "carried"), [((0.0, 0.0), False), ((1.0, 0.0), True), ((1.0, 1.0), False)])
+def test_what_a_moved_model_still_runs_gives_way_to_those_who_wait_for_memory(
+    short_s: tuple[float, float], carried: bool
+) -> None:
+    """It goes on in the new place, unless memory is short there, too; where nobody waits for it, it ends in the old."""
+    w = beside(0, settings(), short_s=short_s)
+    (move,) = moves(w)
+    (left_s, left), *hurried = [(at, e) for at, e in w.log if isinstance(e, Deactivate) and e.model == move.model]
+    assert left.reason.code is ReasonCode.MIGRATED
+    assert not left.carry
+    assert [(e.generation, e.carry, e.reason.code) for _, e in hurried] == [
+        (left.generation, True, ReasonCode.KV_PRESSURE)
+    ] * carried
+    assert all(at_s - left_s >= 0.25 for at_s, _ in hurried)
+    w.check()
