@@ -131,7 +131,9 @@ class Pool(Protocol):
         mark: str = "",
     ) -> Handle:
         """Make ``spec`` ready on ``devices`` (one per tensor-parallel rank, in rank order). ``mark`` is the weights'
-        fingerprint, for a folder without weights whose pack is in the store (or arriving there). ``timeout_s`` is
+        fingerprint, for a folder without weights whose pack is in the store (or arriving there). ``kv_limit_bytes``
+        is the most KV the model may hold on each device; requests are cut or refused by what fits into its whole
+        pages (a later :meth:`Handle.set_kv_limit` moves memory, not this bound). ``timeout_s`` is
         by default so long (:func:`longest_activation_s`) that only what is stuck runs out of it. Raises
         :class:`ActivationError`; then no memory is held for it and no worker is lost to the pool."""
         ...

@@ -176,6 +176,18 @@ def measure_load(scheduler: Any, weight_bytes: int, world: int) -> Load:
     )
 
 
+_UNUSABLE_SLOTS = 4
+"""Of the pool's: its first slot is nobody's, and SGLang admits a request only if a slot more than it needs is free."""
+
+
+def cut_to_memory(scheduler: Any) -> None:
+    """Let requests be no longer than what all the memory that may ever be had can hold: SGLang lets one in that would
+    need the last slots, and it would wait for ever."""
+    most = scheduler.max_total_num_tokens - _UNUSABLE_SLOTS
+    scheduler.max_req_len = min(scheduler.max_req_len, most)
+    scheduler.max_req_input_len = min(scheduler.max_req_input_len, most - 1)
+
+
 def describe(scheduler: Any, weight_bytes: int, from_image: bool) -> EngineInfo:
     """What schedulers must know about the engine that ``scheduler`` runs."""
     return EngineInfo(

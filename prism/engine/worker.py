@@ -37,7 +37,7 @@ from prism.engine.diagnosis import diagnose
 from prism.engine.frames import FrameSocket
 from prism.engine.images import image_keys
 from prism.engine.leftovers import rendezvous_file, structured_log_file
-from prism.engine.seat import WorkerSeat, describe
+from prism.engine.seat import WorkerSeat, cut_to_memory, describe
 from prism.engine.sglang_process import forget_globals, prepare_ranks, release_scheduler, seat_pool, suspects_of
 from prism.engine.weight_seat import EngineWeights
 from prism.obs.logs import setup_logging
@@ -164,6 +164,10 @@ class Worker:
         weights = self._weights(command, server_args)
         clock.done("reserve")
         capacity = max(0, self._args.capacity_bytes - weights.expected_bytes)
+        if command.limit_bytes is not None:
+            # SGLang cuts and refuses requests by what it believes to have; one that it lets in must fit some day.
+            page_bytes = self._device.page_bytes
+            capacity = min(capacity, command.limit_bytes // page_bytes * page_bytes)
         seat = WorkerSeat(
             self._channel, self._delivery, command, self._owner, self._arena, capacity, weights, self._device
         )
@@ -188,6 +192,7 @@ class Worker:
             raise
         clock.done("construct")
         seat.scheduler = scheduler
+        cut_to_memory(scheduler)
         seat.apply_limit(command.limit_bytes)
         if self._kind == "cuda":
             # Pages of freed slots go only when what the forward stream was given by then is done.

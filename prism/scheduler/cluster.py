@@ -67,7 +67,7 @@ class PrismScheduler(ClusterScheduler):
             return self._no_room(model, now_s)
         devices = tuple(e.device for e in evictions)
         kvpr = max(e.kvpr for e in evictions)
-        cap_bytes = None if self.settings.elastic_memory else self.shard_kv_bytes(model.spec)
+        cap_bytes = None if self.settings.elastic_memory else self._least_kv_bytes(model, devices)
         return Room(devices, eviction_reasons(evictions, model, self.models, now_s), cap_bytes, (("kvpr", kvpr),))
 
     def _no_room(self, model: ModelState, now_s: float) -> NoRoom:
@@ -336,7 +336,12 @@ class PrismScheduler(ClusterScheduler):
             return None
         room = self.fleet.room()
         left = min(int(room[self.fleet.index[d]]) for d in devices) - model.spec.shard_weight_bytes
-        return max(left // 2, self.shard_kv_bytes(model.spec))
+        return max(left // 2, self._least_kv_bytes(model, devices))
+
+    def _least_kv_bytes(self, model: ModelState, devices: tuple[DeviceId, ...]) -> int:
+        """Of one shard, in the whole pages that an account gives."""
+        board, index, shard = self.fleet.board, self.fleet.index, self._finder.shard_of(model)
+        return max(board.kv_bytes(index[d], shard) for d in devices)
 
 
 def _placement_models(model: ModelState) -> list[PlacementModel]:

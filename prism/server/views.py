@@ -116,14 +116,18 @@ def _device(device: dict[str, Any], cluster: dict[str, Any]) -> dict[str, Any]:
     here = [i for i in cluster.get("instances", ()) if device["id"] in i["devices"]]
     states = [i["state"] for i in here]
     shared = device["capacity_bytes"] - device["weight_bytes"]
+    kv_bytes = sum(i.get("kv_bytes", 0) // max(1, len(i["devices"])) for i in here)
+    weight_bytes = sum(i.get("weight_bytes", 0) for i in here)
+    used_bytes = device["capacity_bytes"] - device["free_bytes"]
     return {
         "id": device["id"],
         "node": device["node"],
         "kind": device["id"].rpartition("/")[2].partition(":")[0],
         "capacity_bytes": device["capacity_bytes"],
         "free_bytes": device["free_bytes"],
-        "weight_bytes": sum(i.get("weight_bytes", 0) for i in here),
-        "kv_bytes": sum(i.get("kv_bytes", 0) // max(1, len(i["devices"])) for i in here),
+        # What a model that is being loaded will need is not there yet while it waits for its neighbours' memory.
+        "weight_bytes": min(weight_bytes, max(0, used_bytes - kv_bytes)),
+        "kv_bytes": kv_bytes,
         "draining": device["draining"],
         "engines": {"active": states.count("active"), "starting": states.count("activating")},
         "kvpr": device["weighted_rate"] / shared if shared > 0 else None,

@@ -49,6 +49,22 @@ async def test_a_bad_request_ends_only_itself(rig: Rig) -> None:
         assert handle.alive
 
 
+async def test_what_a_fixed_share_cannot_hold_is_cut_or_refused(rig: Rig) -> None:
+    """One and a half pages are one; a request that the engine lets in never waits for memory that cannot come."""
+    async with rig.engine("demo-llama", kv_limit_bytes=3 << 20) as handle:
+        slots = (2 << 20) // handle.info.kv_bytes_per_token
+        assert slots - 8 < handle.max_request_tokens <= slots
+        p = prompt(3, slots - 40)
+        answer = await rig.ask(handle, rid := tokenized("cut", p, 200))
+        assert 30 < len(answer) < 40
+        assert answer == rig.reference("demo-llama", p, 200)[: len(answer)]
+        assert rig.finish[rid.rid]["type"] == "length"
+        refused = rig.submit(handle, tokenized("", prompt(4, slots + 1), 1))
+        await rig.answer(refused)
+        assert rig.finish[refused]["type"] == "abort"
+        assert rig.finish[refused]["status_code"] == 400
+
+
 async def test_aborted_requests_finish_and_free_their_memory(rig: Rig) -> None:
     async with rig.engine("demo-llama") as handle:
         rids = [rig.submit(handle, tokenized("", prompt(i), 1500)) for i in range(4)]

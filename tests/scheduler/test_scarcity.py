@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from prism.core.effects import Activate, Deactivate, RefuseWaiting
@@ -264,3 +266,15 @@ def test_memory_that_is_never_there_is_made_by_evicting_and_then_counts_as_a_fai
     assert ("a", ReasonCode.MAKE_ROOM) in reasons(w, Deactivate), "what leaves makes the room that was promised"
     assert sum(others > 1 for _, others in tries) <= 6, "not tried in vain beside a for ever"
     assert reasons(w, RefuseWaiting)[-1] == ("b", ReasonCode.ACTIVATION_FAILED)
+
+
+def test_a_fixed_share_holds_the_least_kv_in_whole_pages() -> None:
+    """An account gives whole pages: a share of 50 bytes would be one page of 40, too small for what was promised."""
+    w = World(replace(QUIET, elastic_memory=False), [model_spec("a", 700), model_spec("b", 700, min_kv_bytes=50)])
+    w.join(*(replace(d, page_bytes=40) for d in node_devices("n", 1)))
+    serve(w, A)
+    w.pass_time(60.0)
+    serve(w, B)
+    w.pass_time(0.5)
+    shares = {e.model: e.kv_cap_bytes for _, e in w.log if isinstance(e, Activate)}
+    assert shares == {A: 150, B: 80}, "half of what is free; the least, where a neighbour had to go"
