@@ -53,9 +53,8 @@ class NodeMeasures:
             here = [i for i in instances if device.id in i.devices]
             self._metrics.set(names.CAPACITY_BYTES, device.memory_bytes, device=device.id)
             used = device.memory_bytes - free_bytes[device.id]
-            weights = min(
-                used, sum(i.weight_bytes for i in here)
-            )  # those of a model that is being loaded may be to come
+            # Weights of a model that is being loaded may be to come.
+            weights = min(used, sum(i.weight_bytes for i in here))
             self._metrics.set(names.MAPPED_BYTES, weights, device=device.id, use="weights")
             self._metrics.set(names.MAPPED_BYTES, max(0, used - weights), device=device.id, use="kv")
             for instance in here:
