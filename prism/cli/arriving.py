@@ -14,6 +14,7 @@ import click
 from prism.cli import output
 from prism.cli.client import AdminClient, model_path
 from prism.cli.errors import CliError
+from prism.core.ids import node_of
 
 LOOK_S: Final = 0.25
 LATE_S: Final = 1.5
@@ -51,7 +52,7 @@ def _look(client: AdminClient, model: str) -> _Look:
         shown = client.get(model_path(model))
     except CliError:
         return _Look({}, set())  # the load itself says what is wrong
-    replicas = {r["devices"][0].partition("/")[0]: r for r in shown.get("replicas", ())}
+    replicas = {str(node_of(r["devices"][0])): r for r in shown.get("replicas", ())}
     coming = {node: arriving for node, r in replicas.items() if (arriving := r.get("arriving"))}
     return _Look(coming, {*replicas, *shown.get("held", {})})
 

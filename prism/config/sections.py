@@ -12,6 +12,7 @@ from msgspec import Meta, field
 
 from prism.config.section import Section
 from prism.config.units import Bytes, Seconds
+from prism.core.ids import kind_and_index
 from prism.core.specs import LatePolicy
 
 MODEL_NAME_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9._:/@+-]{0,199}$"
@@ -49,11 +50,11 @@ class DeviceConfig(Section, frozen=True, kw_only=True):
 
     @property
     def kind(self) -> str:
-        return self.id.partition(":")[0]
+        return kind_and_index(self.id)[0]
 
     @property
     def index(self) -> int:
-        return int(self.id.partition(":")[2])
+        return kind_and_index(self.id)[1]
 
 
 class VirtualDevices(Section, frozen=True, kw_only=True):

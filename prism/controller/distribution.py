@@ -17,7 +17,7 @@ import msgspec
 from prism.controller.nodes import Node, Nodes
 from prism.core.effects import Activate
 from prism.core.errors import InvalidValue
-from prism.core.ids import Generation, ModelName, NodeId
+from prism.core.ids import Generation, ModelName, NodeId, node_of
 from prism.core.specs import DeviceKind, ModelSpec
 from prism.engine.images import image_keys
 from prism.engine.sglang_args import server_arguments
@@ -174,7 +174,7 @@ def _images(order: Activate, node: Node, spec: ModelSpec, mark: str) -> tuple[Pa
 
 
 def _node_of(order: Activate) -> NodeId:
-    return NodeId(order.devices[0].partition("/")[0])
+    return node_of(order.devices[0])
 
 
 def _pack(node: Node, key: PackKey) -> PackReport | None:

@@ -16,7 +16,7 @@ from prism.core.events import (
     NodeLost,
     OperatorDrain,
 )
-from prism.core.ids import DeviceId, Generation, ModelName, NodeId
+from prism.core.ids import DeviceId, Generation, ModelName, NodeId, node_of
 from prism.core.specs import DeviceKind, DeviceSpec
 from prism.wire.messages import AgentReport, ArrivalReport, InstanceReport, PackReport
 
@@ -63,7 +63,7 @@ class Nodes:
 
     def mailbox_of(self, device: DeviceId) -> str | None:
         """The agent that owns ``device``; None when its node is not up."""
-        node = self._nodes.get(NodeId(device.partition("/")[0]))
+        node = self._nodes.get(node_of(device))
         return None if node is None else node.mailbox
 
     def report(self, report: AgentReport, now_s: float) -> list[ClusterEvent]:
@@ -95,10 +95,10 @@ class Nodes:
             events.append(OperatorDrain(tuple(spec.id for spec in node.devices)))
         return events
 
-    def answered(self, model: ModelName, generation: Generation, devices: Iterable[str]) -> None:
+    def answered(self, model: ModelName, generation: Generation, devices: Iterable[DeviceId]) -> None:
         """Their agent said that the instance serves. It may end before any report shows it: whatever the agent reports
         from now on was sent after its answer."""
-        for id in {NodeId(device.partition("/")[0]) for device in devices}:
+        for id in {node_of(device) for device in devices}:
             if (node := self._nodes.get(id)) is not None:
                 node.serving.add((model, generation))
 

@@ -17,7 +17,7 @@ from prism.core.events import (
     ClusterEvent,
     DeactivationFinished,
 )
-from prism.core.ids import Generation, ModelName, NodeId
+from prism.core.ids import Generation, ModelName, NodeId, node_of
 from prism.core.specs import ModelSpec
 from prism.wire.mailbox import Outbox
 from prism.wire.messages import Activate, CommandResult, Deactivate
@@ -82,7 +82,7 @@ class Orders:
                 carry=effect.carry,
                 reason=reason,
             )
-        node = NodeId(effect.devices[0].partition("/")[0])
+        node = node_of(effect.devices[0])
         self._open[command] = _Order(message, mailbox, node, now_s, now_s)
         self._outbox.send(mailbox, message)
 

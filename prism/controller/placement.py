@@ -19,7 +19,7 @@ from prism.core.events import (
     InstanceLost,
     NodeLost,
 )
-from prism.core.ids import DeviceId, Generation, ModelName
+from prism.core.ids import DeviceId, Generation, ModelName, node_of
 from prism.store.interface import State
 from prism.store.values import ControllerRecord, LeaseLost, Replica, StoreUnavailable
 
@@ -78,7 +78,7 @@ class Placement:
             case NodeLost(node):
                 for model, group in list(self._replicas.items()):
                     for generation, replica in list(group.items()):
-                        if any(d.partition("/")[0] == node for d in replica.devices):
+                        if any(node_of(d) == node for d in replica.devices):
                             self._drop(model, generation)
             case _:
                 pass

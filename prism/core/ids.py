@@ -29,6 +29,18 @@ def device_id(node: NodeId, kind: str, index: int) -> DeviceId:
     return DeviceId(f"{node}/{kind}:{index}")
 
 
+def node_of(device: DeviceId) -> NodeId:
+    """The machine the device belongs to: ``local`` for ``local/host:1``. Nothing else takes a device's id apart."""
+    return NodeId(device.rpartition("/")[0])
+
+
 def local_name(device: DeviceId) -> str:
     """The device's name on its own machine: ``host:1`` for ``local/host:1``."""
     return device.rpartition("/")[2]
+
+
+def kind_and_index(local: str) -> tuple[str, int]:
+    """A device's kind and number, from its name on its own machine: ``("host", 1)`` for ``host:1``. Raises
+    :class:`ValueError` on anything else."""
+    kind, _, index = local.partition(":")
+    return kind, int(index)

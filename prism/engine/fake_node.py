@@ -16,7 +16,7 @@ import time
 from collections.abc import Mapping
 from pathlib import Path
 
-from prism.core.ids import DeviceId, ModelName, NodeId
+from prism.core.ids import DeviceId, ModelName, node_of
 from prism.engine.api import Work
 from prism.engine.events import Finished
 from prism.engine.fake import FakeHandle, FakePool, FakeSpeed
@@ -99,7 +99,7 @@ class FakeNode:
 
     def _record(self) -> AgentRecord:
         return AgentRecord(
-            node=NodeId(self.device.partition("/")[0]),
+            node=node_of(self.device),
             mailbox=self.inbox.address,
             devices=[self.device],
             seen_s=time.time(),

@@ -22,6 +22,7 @@ from typing import Any
 import msgspec
 
 from prism import memory
+from prism.core.ids import kind_and_index
 from prism.engine.commands import (
     Activated,
     ActivateModel,
@@ -82,8 +83,8 @@ class Worker:
 
     def __init__(self, args: WorkerArgs) -> None:
         self._args = args
-        self._kind, _, index = args.device.partition(":")
-        self._gpu_index = int(index) if self._kind == "cuda" else 0
+        self._kind, index = kind_and_index(args.device)
+        self._gpu_index = index if self._kind == "cuda" else 0
         self._device = memory.open_device(args.device, capacity_bytes=args.capacity_bytes, account_dir=args.account_dir)
         self._owner = self._device.register(args.worker)
         self._arena = self._owner.arena(2 * args.capacity_bytes)

@@ -6,7 +6,7 @@ import json
 from typing import Any
 
 from prism.config.sections import ModelConfig
-from prism.core.ids import ModelName
+from prism.core.ids import ModelName, kind_and_index, local_name, node_of
 from prism.server.front import Front
 from prism.server.usage import ModelUse, merged
 from prism.store.values import Replica
@@ -89,7 +89,7 @@ def _replicas(
             "generation": generation,
             "since_s": since_s,
             **_load(len(devices), known.get(generation, {}), measured.get((model, generation), {})),
-            "arriving": arriving.get((model, devices[0].partition("/")[0])),
+            "arriving": arriving.get((model, node_of(devices[0]))),
             "reason": reason,
         }
         for generation, devices, state, since_s, reason in rows
@@ -122,7 +122,7 @@ def _device(device: dict[str, Any], cluster: dict[str, Any]) -> dict[str, Any]:
     return {
         "id": device["id"],
         "node": device["node"],
-        "kind": device["id"].rpartition("/")[2].partition(":")[0],
+        "kind": kind_and_index(local_name(device["id"]))[0],
         "capacity_bytes": device["capacity_bytes"],
         "free_bytes": device["free_bytes"],
         # What a model that is being loaded will need is not there yet while it waits for its neighbours' memory.

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from difflib import get_close_matches
 from typing import TYPE_CHECKING, Final
 
-from prism.core.ids import NodeId, device_id
+from prism.core.ids import DeviceId, NodeId, device_id, node_of
 from prism.sim.gpus import gpu
 
 if TYPE_CHECKING:
@@ -97,10 +97,10 @@ class _Fleet:
         self.nodes[node.name] = node
 
     def node_of(self, device: str) -> _Node:
-        return self.nodes[device.partition("/")[0]]
+        return self.nodes[node_of(DeviceId(device))]
 
     def has(self, device: str) -> bool:
-        node = self.nodes.get(device.partition("/")[0])
+        node = self.nodes.get(node_of(DeviceId(device)))
         return node is not None and device in node.devices
 
     def devices(self) -> list[str]:

@@ -10,7 +10,7 @@ import msgspec
 import pytest
 
 from prism.core.errors import InvalidValue
-from prism.core.ids import DeviceId, ModelName
+from prism.core.ids import DeviceId, ModelName, node_of
 from prism.core.settings import PolicySettings
 from prism.core.views import InstanceState
 from prism.sim.cluster_file import parse_cluster
@@ -72,7 +72,7 @@ def test_devices_keep_their_nodes_in_any_order() -> None:
     found = dry_run(state, models, PRISM, horizon_s=10.0)
     assert found.ttft > 0.0
     [first, *_] = found.actions
-    assert (first.model, first.devices[0].partition("/")[0]) == ("m1", "a")
+    assert (first.model, node_of(first.devices[0])) == ("m1", "a")
 
 
 def waiting(name: str) -> SnapshotModel:
