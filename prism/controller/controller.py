@@ -28,6 +28,7 @@ from prism.core.events import (
     Arrivals,
     ClusterEvent,
     DeactivationFinished,
+    DeviceReport,
     InstanceFound,
     InstanceLost,
     NodeJoined,
@@ -194,6 +195,8 @@ class Controller:
                 continue
             if isinstance(event, InstanceFound | InstanceLost) and self.placement.expects(event):
                 continue  # its command's answer is on the way and says the same
+            if isinstance(event, DeviceReport):
+                self.inactive.loads.measured(event.device, sum(m.running + m.waiting for m in event.models))
             self.feed(event)
 
     def _answered(self, event: ClusterEvent) -> None:

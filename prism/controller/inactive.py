@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -11,6 +10,7 @@ import msgspec
 
 from prism.core.events import WaitingRequests
 from prism.core.ids import DeviceId, ModelName
+from prism.policy.routing import QueueLoads
 from prism.store.ledger import Ledger
 from prism.store.values import Entry
 from prism.wire import keys
@@ -35,7 +35,8 @@ class InactiveQueue:
         self._ledger, self._outbox = ledger, outbox
         self._waiting: dict[ModelName, OrderedDict[str, tuple[Entry, Submission]]] = {}
         self._model_of: dict[str, ModelName] = {}
-        self._turn = itertools.count()
+        self.loads = QueueLoads()
+        """Of the devices' queues; whoever reads their reports keeps it current."""
 
     def add(self, entry: Entry, submission: Submission) -> WaitingRequests:
         model = ModelName(submission.model)
@@ -68,9 +69,9 @@ class InactiveQueue:
         )
 
     def route(self, model: ModelName, devices: Sequence[DeviceId]) -> WaitingRequests:
-        """Moves the model's requests to the devices' queues, in turn when there are several."""
+        """Moves the model's requests to the devices' queues, each to the least loaded one."""
         for entry, submission in self._take(model):
-            device = devices[next(self._turn) % len(devices)]
+            device = self.loads.assign_request(devices)
             moved = msgspec.structs.replace(submission, hops=submission.hops + 1)
             self._ledger.move(entry, keys.device_queue(device), encode(moved))
         return self.state(model)

@@ -68,7 +68,7 @@ class Broker:
         """Queues the request; its tokens then arrive in ``stream``. Raises :class:`ApiError` (429, 503); nothing is
         left behind then."""
         self._check_room()
-        stream.queue = self.placements.choose(stream.model)
+        stream.queue = self.placements.assign_queue(stream.model)
         self.streams[stream.id] = stream
         self.waiting[stream.model] += 1
         try:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections import Counter
 from collections.abc import Mapping, Sequence
 
-from prism.core.ids import ModelName
+from prism.core.ids import DeviceId, ModelName
+from prism.policy.routing import QueueLoads
 from prism.store.interface import Store
 from prism.store.values import Replica, StoreError
 from prism.wire import keys
@@ -22,8 +22,9 @@ class Placements:
     def __init__(self, store: Store) -> None:
         self._store = store
         self._replicas: dict[ModelName, list[Replica]] = {}
-        self._lengths: dict[str, int] = {}
-        self._sent: Counter[str] = Counter()
+        self._loads = QueueLoads()
+        self._inactive = 0
+        """Length of the inactive queue, as of the last look."""
         self.known = asyncio.Event()
         """Set once the placement was read for the first time."""
 
@@ -42,19 +43,16 @@ class Placements:
         """First device of a ready replica; empty without one."""
         return next((replica.devices[0] for replica in self.replicas(model) if replica.state == "ready"), "")
 
-    def choose(self, model: ModelName) -> str:
-        """The queue for a new request: of the ready replica whose queue is shortest, else the inactive queue."""
-        queues = [keys.device_queue(replica.devices[0]) for replica in self.replicas(model) if replica.state == "ready"]
-        if not queues:
-            return keys.INACTIVE_QUEUE
-        chosen = min(queues, key=lambda queue: self._lengths.get(queue, 0) + self._sent[queue])
-        self._sent[chosen] += 1
-        return chosen
+    def assign_queue(self, model: ModelName) -> str:
+        """The queue for a new request: of the ready replica whose queue is shortest, which is one longer from now on
+        (:mod:`prism.policy.routing`); else the inactive queue."""
+        ready = [DeviceId(replica.devices[0]) for replica in self.replicas(model) if replica.state == "ready"]
+        return keys.device_queue(self._loads.assign_request(ready)) if ready else keys.INACTIVE_QUEUE
 
     @property
     def waiting(self) -> int:
         """Unfinished requests in all queues, as of the last look, plus those sent since."""
-        return sum(self._lengths.values()) + self._sent.total()
+        return self._loads.total + self._inactive
 
     async def follow(self) -> None:
         """Keeps the cache current until cancelled."""
@@ -73,14 +71,13 @@ class Placements:
         """Keeps the queue lengths current until cancelled; asks only while requests are being sent."""
         while True:
             await asyncio.sleep(every_s)
-            if not self._sent and not any(self._lengths.values()):
+            if self._loads.all_empty and not self._inactive:
                 continue
-            devices = {replica.devices[0] for replicas in self._replicas.values() for replica in replicas}
-            queues = [keys.INACTIVE_QUEUE, *(keys.device_queue(device) for device in sorted(devices))]
+            devices = sorted({replica.devices[0] for replicas in self._replicas.values() for replica in replicas})
+            queues = [keys.INACTIVE_QUEUE, *(keys.device_queue(device) for device in devices)]
             try:
-                lengths = await self._store.lengths(queues)
+                self._inactive, *lengths = await self._store.lengths(queues)
             except StoreError as error:
                 log.warning("queue lengths could not be read: %s", error)
                 continue
-            self._lengths = dict(zip(queues, lengths, strict=True))
-            self._sent.clear()
+            self._loads.measured_all(dict(zip(devices, lengths, strict=True)))

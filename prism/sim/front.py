@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from prism.core.effects import RefuseWaiting
 from prism.core.events import Arrivals, WaitingRequests
 from prism.core.ids import DeviceId, ModelName, RequestId
+from prism.policy.routing import least_loaded
 from prism.sim.job import Job
 
 if TYPE_CHECKING:
@@ -94,7 +95,7 @@ class Front:
         routed = [device for id in self._routes.get(model, ()) if (device := devices.get(id)) and not device.gone]
         if len(routed) < 2:
             return routed[0] if routed else None
-        return min(routed, key=lambda device: len(device.jobs))
+        return least_loaded(routed, lambda device: len(device.jobs))
 
     def _move(self, model: ModelName) -> None:
         """The controller moves the waiting requests of an active model to its device(s)."""

@@ -200,6 +200,21 @@ async def test_waiting_requests_are_moved_refused_or_cancelled() -> None:
     assert not outbox.sent
 
 
+async def test_waiting_requests_go_to_the_least_loaded_device() -> None:
+    store, other = open_store("memory://"), DeviceId("n1/host:1")
+    ledger = Ledger(store, "c")
+    queue = InactiveQueue(ledger, NotedOutbox())  # type: ignore[arg-type]
+    for id in ("a", "b", "c", "d"):
+        await store.add(keys.INACTIVE_QUEUE, id, encode(submission(id)))
+    for entry in await store.read_new([keys.INACTIVE_QUEUE], "c", 10, 0):
+        queue.add(entry, entry.submission)
+    queue.loads.measured(D, 6)
+    queue.loads.measured(other, 2)
+    queue.route(M, [D, other])
+    await ledger.drain()
+    assert await store.lengths([keys.device_queue(D), keys.device_queue(other)]) == [0, 4]
+
+
 async def test_refused_requests_get_an_error_and_leave_the_queue() -> None:
     store, outbox = open_store("memory://"), NotedOutbox()
     ledger = Ledger(store, "c")

@@ -81,7 +81,7 @@ def test_pace_is_honest() -> None:
 async def test_placements_choose_the_shortest_queue_of_ready_replicas() -> None:
     store, model = MemoryStore(), ModelName("m")
     placements = Placements(store)
-    assert placements.choose(model) == keys.INACTIVE_QUEUE
+    assert placements.assign_queue(model) == keys.INACTIVE_QUEUE
     holder = await store.acquire_lease("c", "ipc:///c", 60)
     assert holder is not None
     a, b, c = (
@@ -90,10 +90,10 @@ async def test_placements_choose_the_shortest_queue_of_ready_replicas() -> None:
     )
     await store.set_placement(model, [c], holder)
     await placements._reload()
-    assert placements.choose(model) == keys.INACTIVE_QUEUE and placements.state(model) == "loading"
+    assert placements.assign_queue(model) == keys.INACTIVE_QUEUE and placements.state(model) == "loading"
     await store.set_placement(model, [a, b, c], holder)
     await placements._reload()
-    chosen = [placements.choose(model) for _ in range(4)]
+    chosen = [placements.assign_queue(model) for _ in range(4)]
     assert sorted(chosen) == [keys.device_queue("n/host:0")] * 2 + [keys.device_queue("n/host:1")] * 2
 
 
