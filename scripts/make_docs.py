@@ -87,7 +87,7 @@ def value_text(rule: dict[str, Any], defs: dict[str, Any], names: dict[str, str]
         return f"list of {value_text(rule['items'], defs, names)}"
     kinds = {"object": "mapping", "string": "text", "boolean": "`true`, `false`", "null": "`null`"}
     bounds = "".join(f" {sign} {rule[key]}" for key, sign in (("minimum", ">="), ("maximum", "<=")) if key in rule)
-    return kinds.get(rule["type"], rule["type"]) + bounds
+    return str(kinds.get(rule["type"], rule["type"])) + bounds
 
 
 def metrics_table() -> str:
@@ -185,9 +185,8 @@ def with_blocks(file: Path, blocks: dict[str, Callable[[], str]]) -> str:
     text = file.read_text("utf-8")
     for name, make in blocks.items():
         pattern = rf"(<!-- generated:{name} -->\n).*?(<!-- end -->)"
-        text, count = re.subn(
-            pattern, lambda match, make=make: f"{match[1]}\n{make()}\n{match[2]}", text, flags=re.DOTALL
-        )
+        made = make().replace("\\", r"\\")
+        text, count = re.subn(pattern, rf"\1\n{made}\n\2", text, flags=re.DOTALL)
         if count != 1:
             raise SystemExit(f"{file} must have one block generated:{name}")
     return text

@@ -29,7 +29,8 @@ import openai
 from prism.engine import cuda_stub
 from prism.engine.boot import HOST_ENVIRONMENT
 from prism.engine.sglang_args import HOST
-from tests.e2e.server import DEMOS, REPO, catalog, free_port, start
+from tests.e2e.server import DEMOS, REPO, catalog, start
+from tests.patience import free_port
 
 TOKENS = 64
 

@@ -1,6 +1,6 @@
 """How long does an inactive model take to become ready when its weights are in host memory and a worker is parked?
 
-    python benchmarks/engine/activation.py [--rounds 20] [--models DIR]
+    python -m benchmarks.engine.activation [--rounds 20] [--models DIR]
 
 Rounds over the three demo models in one worker: activate, answer one request, deactivate. The first activation of each
 model reads its files and is shown apart. Beside it stands the floor: a plain memory copy of the same weights, in the
@@ -22,12 +22,11 @@ from pathlib import Path
 
 import numpy as np
 
-ROOT = Path(__file__).resolve().parents[2]
-sys.path.insert(0, str(ROOT))
+from prism.core.ids import DeviceId, ModelName, NodeId
+from prism.core.specs import DeviceKind, DeviceSpec, ModelShape, ModelSpec
+from prism.engine.pool import EnginePool
 
-from prism.core.ids import DeviceId, ModelName, NodeId  # noqa: E402
-from prism.core.specs import DeviceKind, DeviceSpec, ModelShape, ModelSpec  # noqa: E402
-from prism.engine.pool import EnginePool  # noqa: E402
+ROOT = Path(__file__).resolve().parents[2]
 
 DEVICE = DeviceId("local/host:0")
 MODELS = ("demo-llama", "demo-qwen3", "demo-stablelm")

@@ -5,7 +5,7 @@ time against the paper's eviction order (``eviction``): each switched back alone
 (``workloads.MIX_58``) on too few, barely enough and enough H100s, over several seeds; every variant gets the same
 requests and objectives (P95 alone; TTFT x5, TPOT x2).
 
-    python benchmarks/sim/ablation.py [--seconds 400] [--seeds 3] [--first 1] [--gpus 10,12,16] [--rate 15]
+    python -m benchmarks.sim.ablation [--seconds 400] [--seeds 3] [--first 1] [--gpus 10,12,16] [--rate 15]
 
 About five minutes of one core. With ``--first N``, seeds before N are taken from docs/results/sim/ablation.json. The
 last result is in docs/results/sim.md.
@@ -19,9 +19,9 @@ from dataclasses import asdict, dataclass, replace
 from statistics import fmean
 
 import matplotlib.pyplot as plt
-from plots import OUT, save
-from workloads import MIX_58, catalog, h100_cluster, requests
 
+from benchmarks.sim.plots import OUT, save
+from benchmarks.sim.workloads import MIX_58, catalog, h100_cluster, requests
 from prism.core.settings import ClusterSettings, EvictionOrder, KvprMode, MigrationTest, PolicySettings
 from prism.core.specs import ModelSpec
 from prism.sim.objectives import dedicated_objectives, with_objectives

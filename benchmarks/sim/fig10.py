@@ -3,7 +3,7 @@
 Eight models on two H100s. With the global scheduler against without it (each model goes to the next GPU in turn where
 it fits and stays). Our own rules against the paper's are in ablation.py.
 
-    python benchmarks/sim/fig10.py [--seconds 180]
+    python -m benchmarks.sim.fig10 [--seconds 180]
 
 The last result is in docs/results/sim.md.
 """
@@ -14,9 +14,9 @@ import argparse
 from dataclasses import replace
 
 import matplotlib.pyplot as plt
-from plots import save
-from workloads import SMALL_8, Mix, catalog, h100_cluster, hyperbolic, requests
 
+from benchmarks.sim.plots import save
+from benchmarks.sim.workloads import SMALL_8, Mix, catalog, h100_cluster, hyperbolic, requests
 from prism.core.settings import ClusterSettings, PolicySettings
 from prism.sim.objectives import dedicated_objectives, with_objectives
 from prism.sim.run import SimResult, SimSpec, simulate

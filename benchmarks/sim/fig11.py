@@ -4,7 +4,7 @@ Two 8B models on one H100 of which they may use 44 GiB (about 100,000 tokens of 
 prompts and a loose objective, model2 with short prompts and a tight one.
 Moore-Hodgson against first come first served over the same queue, and against greedy engines with queues of their own.
 
-    python benchmarks/sim/fig11.py
+    python -m benchmarks.sim.fig11
 
 The last result is in docs/results/sim.md.
 """
@@ -15,8 +15,8 @@ import random
 from dataclasses import replace
 
 import matplotlib.pyplot as plt
-from plots import save
 
+from benchmarks.sim.plots import save
 from prism.core.settings import Admission, PolicySettings
 from prism.sim.cluster_file import Cluster, parse_cluster
 from prism.sim.models import known_spec

@@ -3,7 +3,7 @@
 58 models, 1B to 70B (``workloads.MIX_58``; the paper's own list is not in the copy at hand), 8 to 32 GPUs.
 (a) TTFT attainment over the number of GPUs at TTFT scale 5, TPOT scale 2; (b) GPUs for 99% over TTFT scales.
 
-    python benchmarks/sim/fig12.py [--seconds 90] [--rate 60]
+    python -m benchmarks.sim.fig12 [--seconds 90] [--rate 60]
 
 The last result is in docs/results/sim.md.
 """
@@ -15,9 +15,8 @@ import multiprocessing
 from dataclasses import dataclass
 from functools import lru_cache
 
-from plots import Panel, crossing, panels, show, single
-from workloads import MIX_58, catalog, h100_cluster, hyperbolic, preload, requests
-
+from benchmarks.sim.plots import Panel, crossing, panels, show, single
+from benchmarks.sim.workloads import MIX_58, catalog, h100_cluster, hyperbolic, preload, requests
 from prism.core.settings import PolicySettings
 from prism.sim.objectives import dedicated_objectives, with_objectives
 from prism.sim.run import SimSpec, simulate

@@ -10,9 +10,9 @@ Two traces (Hyperbolic-like and Arena-like, generated), policies over the same m
 
 Objectives: P95 of each model alone on a GPU, times the scale (TTFT 5, TPOT 2 unless swept). Medians of several draws.
 
-    python benchmarks/sim/fig7.py [--row rate] [--setup prototype] [--draws 3] [--seconds 150] [--processes 2]
-    python benchmarks/sim/fig7.py --row gpus --points 5 --policies prism --draws 1      # one point in seconds
-    python benchmarks/sim/fig7.py --plot                                    # from docs/results/sim/fig7.json
+    python -m benchmarks.sim.fig7 [--row rate] [--setup prototype] [--draws 3] [--seconds 150] [--processes 2]
+    python -m benchmarks.sim.fig7 --row gpus --points 5 --policies prism --draws 1      # one point in seconds
+    python -m benchmarks.sim.fig7 --plot                                    # from docs/results/sim/fig7.json
 
 Everything takes about half an hour of one core. With ``--points`` or ``--policies`` nothing is written (but see
 ``--write``); otherwise the lines that were run replace those in docs/results/sim/fig7.json, and the figure is drawn
@@ -30,10 +30,10 @@ from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
 
-from falling import falls_at, spread
-from fig7_runs import FREE, LABELS, POLICIES, TRACES, XS, Found, Line, Task, run_task
-from plots import OUT, Panel, band, crossing, panels, show
-from workloads import SETUPS
+from benchmarks.sim.falling import falls_at, spread
+from benchmarks.sim.fig7_runs import FREE, LABELS, POLICIES, TRACES, XS, Found, Line, Task, run_task
+from benchmarks.sim.plots import OUT, Panel, band, crossing, panels, show
+from benchmarks.sim.workloads import SETUPS
 
 TARGETS = (0.99, 0.95, 0.9)
 STORE = OUT / "fig7.json"

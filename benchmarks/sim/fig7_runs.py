@@ -5,8 +5,18 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
-from workloads import SETUPS, SMALL_8, SMALL_18, arena, catalog, h100_cluster, hyperbolic, preload, requests, scaled
-
+from benchmarks.sim.workloads import (
+    SETUPS,
+    SMALL_8,
+    SMALL_18,
+    arena,
+    catalog,
+    h100_cluster,
+    hyperbolic,
+    preload,
+    requests,
+    scaled,
+)
 from prism.core.settings import PolicySettings
 from prism.core.specs import ModelSpec
 from prism.sim.cluster_file import Cluster

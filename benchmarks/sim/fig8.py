@@ -4,7 +4,7 @@ Two Llama-2-7B-sized models (large KV per token) on one H100 of which they may u
 model A has most of the requests, then B. `prism`
 (memory on demand) against `static` (half of the KV memory each).
 
-    python benchmarks/sim/fig8.py
+    python -m benchmarks.sim.fig8
 
 The last result is in docs/results/sim.md.
 """
@@ -14,8 +14,8 @@ from __future__ import annotations
 import random
 
 import matplotlib.pyplot as plt
-from plots import save
 
+from benchmarks.sim.plots import save
 from prism.core.settings import PolicySettings
 from prism.sim.cluster_file import Cluster, parse_cluster
 from prism.sim.models import known_spec

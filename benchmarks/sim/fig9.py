@@ -5,7 +5,7 @@ process and copies tensor by tensor from pageable memory (naive); a pooled engin
 own PCIe link; all PCIe links of the node in parallel, gathered over NVLink. "Engine" times are those of the cluster
 file's defaults (docs/sim.md says where they come from).
 
-    python benchmarks/sim/fig9.py
+    python -m benchmarks.sim.fig9
 
 The last result is in docs/results/sim.md.
 """
@@ -15,9 +15,9 @@ from __future__ import annotations
 from dataclasses import replace
 
 import matplotlib.pyplot as plt
-from plots import save
-from workloads import h100_cluster
 
+from benchmarks.sim.plots import save
+from benchmarks.sim.workloads import h100_cluster
 from prism.core.settings import PolicySettings
 from prism.sim.models import known_spec
 from prism.sim.run import SimSpec, simulate

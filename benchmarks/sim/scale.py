@@ -6,7 +6,7 @@ Three runs of ``prism`` on modelled H100s, one core each:
 - ``million``: 1,000,000 requests for 10,000 models on 1,000 GPUs in one hour (goal: 10 minutes, less than 4 GB);
 - ``idle``: the same 20,000 requests with 100 and with 10,000 models in the catalog (cost per event must not grow).
 
-    python benchmarks/sim/scale.py [hour] [million] [idle] [--requests N] [--profile]
+    python -m benchmarks.sim.scale [hour] [million] [idle] [--requests N] [--profile]
 
 The result is in docs/results/sim.md.
 """
@@ -20,8 +20,7 @@ import resource
 import time
 from dataclasses import replace
 
-from workloads import MIX_58, catalog, h100_cluster, requests
-
+from benchmarks.sim.workloads import MIX_58, catalog, h100_cluster, requests
 from prism.core.settings import PolicySettings
 from prism.core.specs import ModelSpec
 from prism.sim.cluster_file import Cluster

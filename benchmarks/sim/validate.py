@@ -5,8 +5,8 @@ rates under ``prism`` and one rival. Every run is made twice: live (prism-serve 
 trace, same catalog, the calibrated CPU devices). Goals: TTFT attainment within 5 points, median TTFT within 15%, P99
 within 35%, activations within 10% or one. KV memory and tokens are compared with what the engines themselves count.
 
-    python benchmarks/sim/validate.py --work DIR --seed 23               # about 29 minutes
-    python benchmarks/sim/validate.py --work DIR --seed 23 --simulate-only  # the same live runs against a changed model
+    python -m benchmarks.sim.validate --work DIR --seed 23               # about 29 minutes
+    python -m benchmarks.sim.validate --work DIR --seed 23 --simulate-only  # the same live runs against a changed model
 
 It needs a quiet machine (two cores carry server, engines and load generator). Another ``--seed`` draws traces that
 nobody has seen. What is in DIR already (the calibration, live runs of the same seed and length) is not measured again,
@@ -35,9 +35,9 @@ from typing import Any
 import httpx
 import msgspec
 import yaml
-from validation import Outcome, Pair, missed, misses, outcome, summary, table
-from validation_runs import MOST_OUTPUT, MOST_PROMPT, POLICIES, RATES, TRACES, Draw, Run, runs
 
+from benchmarks.sim.validation import Outcome, Pair, missed, misses, outcome, summary, table
+from benchmarks.sim.validation_runs import MOST_OUTPUT, MOST_PROMPT, POLICIES, RATES, TRACES, Draw, Run, runs
 from prism.obs.kernel import AUTOGROUPS_REMEDY, has_autogroups
 from prism.sim.calibrate import activation_s, calibrate, fit_sharing, plan_run, slowdowns
 from prism.sim.calibration import fit
@@ -68,7 +68,7 @@ class Bench:
         """The catalog of live and simulated runs alike. Prompts never repeat, so engines keep no prefixes: what they
         have mapped is what their requests use."""
         args = {"dtype": "float32", "disable_radix_cache": True}
-        keep = {"keep_alive": f"{KEEP_ALIVE_S:g}s"} if policy == "prism" else {}
+        keep: dict[str, Any] = {"keep_alive": f"{KEEP_ALIVE_S:g}s"} if policy == "prism" else {}
         made = catalog(self.models.resolve(), memory=MEMORY, slo=SLO, engine_args=args, **keep)
         expected = {"expected_rates": rates} if rates else {}
         made["policy"] = {"name": policy, "min_kv_tokens": MOST_PROMPT + MOST_OUTPUT, **expected}
@@ -108,9 +108,10 @@ class Bench:
                 warm_up(server)
                 self.replay(server, trace, out, file)
         rows = list(open_trace(trace).rows())
-        plan = next((p for p in plans if list(p.rows) == rows), None)
-        if plan is None:
+        fitting = [p for p in plans if list(p.rows) == rows]
+        if not fitting:
             raise SystemExit(f"{trace} is another calibration than this version reads: use another folder")
+        plan = fitting[0]
         records = list(read_records(out / "records.jsonl"))
         slower = slowdowns(records, plan)
         share, background = fit_sharing(slower, os.cpu_count() or 1)

@@ -96,7 +96,8 @@ def alone_s(records: Iterable[RequestRecord]) -> float | None:
         ):
             found[record.model].append(record.tpot_s)
         ends_s = max(ends_s, end_s)
-    return median(max(found.values(), key=len)) if found else None
+    most = max(found.values(), key=len, default=None)
+    return median(most) if most else None
 
 
 def looks(report: Report) -> list[Sample]:

@@ -57,13 +57,14 @@ def measure(store: WeightStore, folder: Path, nbytes: int, reps: int) -> None:
     store.rm(key, (Tier.HOST,))
     packed = opened(store, key)
     region = owner.weight_region(packed.header.data_bytes)
-    report("load from disk into a new region", packed, timed(lambda: (region.commit(), load(packed, region))))
+
+    def make_pages_and_load() -> None:
+        region.commit()
+        load(packed, region)
+
+    report("load from disk into a new region", packed, timed(make_pages_and_load))
     region.decommit()
-    report(
-        "load from host memory into a new region (pages made first)",
-        packed,
-        timed(lambda: (region.commit(), load(packed, region))),
-    )
+    report("load from host memory into a new region (pages made first)", packed, timed(make_pages_and_load))
     sides: dict[str, Callable[[], object]] = {
         f"memcpy, {_WORKERS} threads": lambda: memcpy(packed, region.address, _WORKERS),
         "memcpy, 1 thread": lambda: memcpy(packed, region.address, 1),
@@ -74,8 +75,7 @@ def measure(store: WeightStore, folder: Path, nbytes: int, reps: int) -> None:
     floor = min(best[name] for name in best if name.startswith("memcpy"))
     for name, seconds in best.items():
         report(f"{name} ({floor / seconds:.0%} of memcpy)", packed, seconds)
-    view = (ctypes.c_char * packed.header.data_bytes).from_address(region.address)
-    assert bytes(view[:4096]) == bytes(packed.data[:4096])
+    assert ctypes.string_at(region.address, 4096) == bytes(packed.data[:4096])
     packed.close()
     region.close()
     owner.close()
