@@ -175,7 +175,8 @@ class FakeHandle:
         if self._runs and grace_s > 0:
             self._idle.clear()
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._idle.wait(), grace_s)
+                async with asyncio.timeout(grace_s):
+                    await self._idle.wait()
         left = self._end()
         self._events.put_nowait(None)
         return left
