@@ -20,10 +20,10 @@ from pathlib import Path
 import numpy as np
 from safetensors.numpy import save_file
 
-from prism.weights.fingerprint import fingerprint
-from prism.weights.format import PackKey
-from prism.weights.packer import pack_folder
-from prism.weights.store import WeightStore
+from prism.weights.folders.fingerprint import fingerprint
+from prism.weights.folders.pack_folder import pack_folder
+from prism.weights.packs.format import PackKey
+from prism.weights.store.weight_store import WeightStore
 
 LAYER = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj", "in_norm", "post_norm")
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from prism.policy.multicast.planner import Plan
-from prism.weights.multicast import DEAD_S
+from prism.transfer.pull_lanes import DEAD_S
 from tests.net.cluster import ROOT, Cluster
 from tests.net.netns import Hosts
 

@@ -24,12 +24,12 @@ from pathlib import Path
 import numpy as np
 
 from prism import memory
-from prism.weights.format import PackKey
-from prism.weights.loader import _WORKERS, load
-from prism.weights.packed import Packed
-from prism.weights.plan import TensorPlan, plan_blocks
-from prism.weights.store import WeightStore
-from prism.weights.whereabouts import Tier
+from prism.weights.loading.loader import _WORKERS, load
+from prism.weights.packs.blocks import TensorPlan, plan_blocks
+from prism.weights.packs.format import PackKey
+from prism.weights.store.resident import ResidentPack
+from prism.weights.store.weight_store import WeightStore
+from prism.weights.store.whereabouts import Tier
 
 LAYERS = 32
 TENSORS_PER_LAYER = 9
@@ -92,13 +92,13 @@ def make_pack(store: WeightStore, nbytes: int) -> PackKey:
     return key
 
 
-def opened(store: WeightStore, key: PackKey) -> Packed:
+def opened(store: WeightStore, key: PackKey) -> ResidentPack:
     packed = store.get(key)
     assert packed is not None
     return packed
 
 
-def memcpy(packed: Packed, target: int, threads: int) -> None:
+def memcpy(packed: ResidentPack, target: int, threads: int) -> None:
     def part(index: int) -> None:
         for at in range(index * STEP_BYTES, packed.header.data_bytes, threads * STEP_BYTES):
             ctypes.memmove(target + at, packed.address + at, min(STEP_BYTES, packed.header.data_bytes - at))
@@ -107,7 +107,7 @@ def memcpy(packed: Packed, target: int, threads: int) -> None:
         list(pool.map(part, range(threads)))
 
 
-def by_tensor(packed: Packed, target: int) -> None:
+def by_tensor(packed: ResidentPack, target: int) -> None:
     for tensor in packed.header.tensors:
         at = packed.header.blocks[tensor.block].offset + tensor.offset
         ctypes.memmove(target + at, packed.address + at, tensor.nbytes)
@@ -119,7 +119,7 @@ def timed(run: Callable[[], object]) -> float:
     return time.perf_counter() - start_s
 
 
-def report(name: str, packed: Packed, seconds: float) -> None:
+def report(name: str, packed: ResidentPack, seconds: float) -> None:
     print(f"{packed.header.data_bytes / seconds / 1e9:6.2f} GB/s {seconds * 1e3:7.0f} ms  {name}", flush=True)
 
 

@@ -18,7 +18,7 @@ from collections.abc import Callable
 from typing import Any
 
 from benchmarks.weights.hosts import BLOCKS, MODEL, NBYTES, best
-from prism.weights.multicast import DEAD_S
+from prism.transfer.pull_lanes import DEAD_S
 from tests.net.cluster import Cluster
 from tests.net.netns import Hosts, why_not
 

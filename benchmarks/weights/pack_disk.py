@@ -24,10 +24,10 @@ from pathlib import Path
 import numpy as np
 from safetensors.numpy import save_file
 
-from prism.weights.buffers import direct_buffer
-from prism.weights.diskpack import open_direct
-from prism.weights.packer import pack_folder
-from prism.weights.store import WeightStore
+from prism.weights.folders.pack_folder import pack_folder
+from prism.weights.packs.direct_buffers import direct_buffer
+from prism.weights.packs.disk_pack import open_direct
+from prism.weights.store.weight_store import WeightStore
 
 CHUNK_BYTES = 8 << 20
 READERS = 4

@@ -15,8 +15,8 @@ from functools import partial
 
 from prism.policy.multicast.estimate import Link
 from prism.policy.multicast.planner import Request, plan
-from prism.weights.format import PackKey
-from prism.weights.session import node_plans
+from prism.transfer.session import node_plans
+from prism.weights.packs.format import PackKey
 
 REPS = 5
 

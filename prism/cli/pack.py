@@ -11,8 +11,8 @@ from prism.cli import output
 from prism.config.model_files import model_folder
 from prism.config.state import DEFAULT_STATE_DIR, StateDir
 from prism.config.units import parse_size_bytes
-from prism.weights.packer import pack_folder
-from prism.weights.store import WeightStore
+from prism.weights.folders.pack_folder import pack_folder
+from prism.weights.store.weight_store import WeightStore
 
 
 @click.command()

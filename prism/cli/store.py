@@ -11,9 +11,9 @@ from prism.cli import output
 from prism.cli.errors import CliError
 from prism.config.state import DEFAULT_STATE_DIR, StateDir
 from prism.weights.errors import BadPack
-from prism.weights.format import PackKey
-from prism.weights.store import PackInfo, WeightStore
-from prism.weights.whereabouts import Tier
+from prism.weights.packs.format import PackKey
+from prism.weights.store.weight_store import PackInfo, WeightStore
+from prism.weights.store.whereabouts import Tier
 
 state_dir_option = click.option("--state-dir", envvar="PRISM_STATE_DIR", default=DEFAULT_STATE_DIR, show_default=True)
 

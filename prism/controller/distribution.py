@@ -22,9 +22,9 @@ from prism.core.specs import DeviceKind, ModelSpec
 from prism.engine.images import image_keys
 from prism.engine.sglang_args import server_arguments
 from prism.policy.multicast.planner import Request, plan
-from prism.weights.format import PackKey
-from prism.weights.session import NodePlan, node_plans
-from prism.weights.whereabouts import Rates, Tier, Where
+from prism.transfer.session import NodePlan, node_plans
+from prism.weights.packs.format import PackKey
+from prism.weights.store.whereabouts import Rates, Tier, Whereabouts
 from prism.wire.messages import Distribute, PackReport
 
 RUNS_S: Final = 10.0
@@ -105,7 +105,7 @@ class Distribution:
         remote = tuple(str(n.id) for n in nodes.values() if n is not node and _pack(n, key) is not None)
         if key in self._running:
             remote += tuple(str(n) for n in self._running[key].parts)
-        where = Where(
+        where = Whereabouts(
             key.model,
             host=(key.layout,) if here is not None and here.in_memory else (),
             disk=(key.layout,) if here is not None and not here.in_memory else (),

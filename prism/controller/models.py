@@ -18,7 +18,7 @@ from prism.core.events import CatalogChanged
 from prism.core.ids import ModelName
 from prism.core.specs import ModelSpec
 from prism.weights.errors import WeightsError
-from prism.weights.fingerprint import fingerprint
+from prism.weights.folders.fingerprint import fingerprint
 
 log = logging.getLogger(__name__)
 

@@ -6,7 +6,7 @@ import re
 from importlib.metadata import version
 from typing import Any
 
-from prism.weights.format import PackKey
+from prism.weights.packs.format import PackKey
 
 
 def layout_name(sglang_version: str, world: int, rank: int, dtype: str) -> str:

@@ -1,9 +1,9 @@
 """Where one activation's weights live: a region of the device's account, filled by SGLang once, by block copies after.
 
 The first activation of a model on a machine runs SGLang's own loader, over the pack of the model's files if there is
-one; the parameters it leaves are packed into the machine's :class:`~prism.weights.store.WeightStore` as they lie in the
-engine. Later activations construct the same parameters at the pack's places and copy whole blocks: no file is read, no
-tensor is looped over.
+one; the parameters it leaves are packed into the machine's :class:`~prism.weights.store.weight_store.WeightStore` as
+they lie in the engine. Later activations construct the same parameters at the pack's places and copy whole blocks: no
+file is read, no tensor is looped over.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ import torch
 
 from prism import memory
 from prism.weights.errors import WeightsError
-from prism.weights.format import PackKey
-from prism.weights.loader import load
-from prism.weights.packed import Packed
-from prism.weights.plan import TensorPlan, plan_blocks
-from prism.weights.store import WeightStore
-from prism.weights.whereabouts import Tier
+from prism.weights.loading.loader import load
+from prism.weights.packs.blocks import TensorPlan, plan_blocks
+from prism.weights.packs.format import PackKey
+from prism.weights.store.resident import ResidentPack
+from prism.weights.store.weight_store import WeightStore
+from prism.weights.store.whereabouts import Tier
 
 log = logging.getLogger(__name__)
 
@@ -56,7 +56,7 @@ class EngineWeights:
     ) -> None:
         """``virtual_bytes`` bounds and ``estimated_bytes`` guesses the size of weights no image exists of."""
         self._store, self._key, self._label = store, key, label
-        self.packed: Packed | None = store.get(key) if store is not None else None
+        self.packed: ResidentPack | None = store.get(key) if store is not None else None
         self.from_image = self.packed is not None
         self._raw = self._find_raw() if self.packed is None else None
         self.phases: dict[str, float] = {}
@@ -74,7 +74,7 @@ class EngineWeights:
             self._region = owner.weight_region(virtual_bytes, page_bytes=_COLD_PAGE_BYTES)
         self._bytes = self._region.tensor(0, (self._region.nbytes,), torch.uint8)
 
-    def _find_raw(self) -> Packed | None:
+    def _find_raw(self) -> ResidentPack | None:
         """The model's files as ``prism pack`` or another machine left them in the store."""
         if self._store is None:
             return None
@@ -127,7 +127,7 @@ class EngineWeights:
             return None
         return self._unpack(self._raw)
 
-    def _unpack(self, raw: Packed) -> Iterator[tuple[str, torch.Tensor]]:
+    def _unpack(self, raw: ResidentPack) -> Iterator[tuple[str, torch.Tensor]]:
         start_s = time.perf_counter()
         memory = raw.private_copy()
         for entry in raw.header.tensors:

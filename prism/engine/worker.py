@@ -42,8 +42,8 @@ from prism.engine.seat import WorkerSeat, cut_to_memory, describe
 from prism.engine.sglang_process import forget_globals, prepare_ranks, release_scheduler, seat_pool, suspects_of
 from prism.engine.weight_seat import EngineWeights
 from prism.obs.logs import setup_logging
-from prism.weights.fingerprint import fingerprint
-from prism.weights.store import WeightStore
+from prism.weights.folders.fingerprint import fingerprint
+from prism.weights.store.weight_store import WeightStore
 from prism.wire.secret import read_secret
 
 log = logging.getLogger(__name__)

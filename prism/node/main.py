@@ -23,7 +23,7 @@ from prism.node.weights import NodeWeights
 from prism.obs.logs import setup_logging
 from prism.obs.metrics import Metrics
 from prism.store.connect import open_store
-from prism.weights.store import WeightStore
+from prism.weights.store.weight_store import WeightStore
 from prism.wire.mailbox import Inbox
 from prism.wire.secret import FleetSecret, read_secret
 

@@ -17,17 +17,17 @@ from typing import Final
 
 import msgspec
 
+from prism.transfer.one_sided_networks import find_networks
+from prism.transfer.server import WeightServer
+from prism.transfer.session import NodePlan
 from prism.weights.errors import SourceLost, WeightsError
-from prism.weights.fetch import Fetch
-from prism.weights.folders import Folders, borrow_folder, pack_elsewhere
-from prism.weights.format import PackKey
-from prism.weights.hostcopy import open_copy
-from prism.weights.movers import available_movers
-from prism.weights.readrate import read_rate
-from prism.weights.server import WeightServer
-from prism.weights.session import NodePlan
-from prism.weights.store import WeightStore
-from prism.weights.whereabouts import Tier
+from prism.weights.exchange.model_folders import Folders, borrow_folder, pack_elsewhere
+from prism.weights.exchange.pack_fetch import PackFetch
+from prism.weights.packs.format import PackKey
+from prism.weights.store.disk_rate import read_rate
+from prism.weights.store.host_copy import open_copy
+from prism.weights.store.weight_store import WeightStore
+from prism.weights.store.whereabouts import Tier
 from prism.wire.messages import Activate, ArrivalReport, PackReport
 
 log = logging.getLogger(__name__)
@@ -45,7 +45,7 @@ JOINED_PIECES: Final = 16
 class _Arriving:
     model: str
     plan: NodePlan
-    fetch: Fetch
+    fetch: PackFetch
     error: str = ""
     ended_s: float | None = None
 
@@ -92,7 +92,7 @@ class NodeWeights:
         changed: Callable[[], None],
     ) -> None:
         self._store, self._models_dir, self._secret, self._node = store, models_dir, secret, node
-        self.server = WeightServer(store, bind, secret, node, available_movers(node), folders=Folders(store))
+        self.server = WeightServer(store, bind, secret, node, find_networks(node), folders=Folders(store))
         self.changed = changed
         self.packs: list[PackReport] = []
         self.disk_bytes_s = self.link_bytes_s = 0.0
@@ -179,7 +179,7 @@ class NodeWeights:
         if self.server.movers:  # used with those who offer the same; the others send over TCP
             plan = msgspec.structs.replace(plan, mover=next(iter(self.server.movers)))
         try:
-            fetch = await asyncio.to_thread(Fetch, self.server, plan)
+            fetch = await asyncio.to_thread(PackFetch, self.server, plan)
         except (WeightsError, OSError) as error:
             log.warning("%s does not come from another machine: %s", model, error)
             return False

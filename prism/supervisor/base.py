@@ -27,8 +27,8 @@ from prism.store.connect import lets_everybody_in, open_store
 from prism.store.interface import Store
 from prism.supervisor.children import Child, Starter, python_module
 from prism.supervisor.fleet import FleetSettings
-from prism.weights.budget import write_budget
-from prism.weights.shared import drop_shared
+from prism.weights.store.budget import write_budget
+from prism.weights.store.shared_memory import drop_shared
 from prism.wire.secret import without_password
 
 WARM_UP_S: Final = 300.0

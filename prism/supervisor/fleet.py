@@ -10,7 +10,7 @@ import msgspec
 from prism.config.catalog import Catalog
 from prism.core.settings import GpuSettings
 from prism.node.main import EngineSettings
-from prism.weights.budget import Budget, share_of_memory
+from prism.weights.store.budget import Budget, share_of_memory
 from prism.wire.messages import PROTOCOL_VERSION
 
 DOCUMENT: Final = "fleet"

@@ -159,7 +159,7 @@ class Activate(Message, frozen=True, kw_only=True):
     mark: str = ""
     """Fingerprint of the model's weights; "": nobody knows it, they can only come from the model's folder."""
     parts: list[bytes] = []
-    """This node's parts of the multicasts that bring the weights (:class:`prism.weights.session.NodePlan`, encoded),
+    """This node's parts of the multicasts that bring the weights (:class:`prism.transfer.session.NodePlan`, encoded),
     one per rank; none: they are here, or nobody has them."""
     peers: dict[str, str] = {}
     """Weight servers of the other nodes, for what is in the model's folder beside weights."""
@@ -180,7 +180,7 @@ class Deactivate(Message, frozen=True, kw_only=True):
 
 class Distribute(Message, frozen=True, kw_only=True):
     """Controller to node agent: take part in a multicast as a source. ``part`` is an encoded
-    :class:`prism.weights.session.NodePlan`. A lost message costs order, not correctness: receivers pull."""
+    :class:`prism.transfer.session.NodePlan`. A lost message costs order, not correctness: receivers pull."""
 
     part: bytes
 

@@ -23,7 +23,7 @@ from prism.obs import names
 from prism.obs.metrics import Metrics
 from prism.store.connect import open_store
 from prism.store.values import AgentRecord
-from prism.weights.session import NodePlan
+from prism.transfer.session import NodePlan
 from prism.wire import keys
 from prism.wire.messages import (
     AgentReport,

@@ -12,7 +12,7 @@ import httpx
 import psutil
 import pytest
 
-from prism.weights.shared import default_host_directory
+from prism.weights.store.shared_memory import default_host_directory
 from tests.patience import PATIENCE_S, free_port
 
 from .server import DEMOS, REPO, Server, catalog, complete, greedy, start, until

@@ -8,13 +8,13 @@ from pathlib import Path
 import pytest
 
 from prism.engine.handle import EngineHandle
-from prism.weights.fetch import fetch
-from prism.weights.format import PackHeader
-from prism.weights.packer import pack_folder
-from prism.weights.server import WeightServer
-from prism.weights.session import NodePlan
-from prism.weights.store import WeightStore
-from prism.weights.whereabouts import Tier
+from prism.transfer.server import WeightServer
+from prism.transfer.session import NodePlan
+from prism.weights.exchange.pack_fetch import fetch
+from prism.weights.folders.pack_folder import pack_folder
+from prism.weights.packs.format import PackHeader
+from prism.weights.store.weight_store import WeightStore
+from prism.weights.store.whereabouts import Tier
 from tests.engine.rig import Rig, prompt, tokenized
 
 pytestmark = pytest.mark.engine

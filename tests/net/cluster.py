@@ -18,8 +18,8 @@ import msgspec
 
 from prism.policy.multicast.estimate import Link
 from prism.policy.multicast.planner import ALGORITHMS, Plan, Request, build_schedule, plan
-from prism.weights.format import PackKey
-from prism.weights.session import NodePlan, node_plans
+from prism.transfer.session import NodePlan, node_plans
+from prism.weights.packs.format import PackKey
 from tests.net.netns import Hosts
 from tests.patience import PATIENCE_S
 

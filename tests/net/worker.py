@@ -20,13 +20,13 @@ import msgspec
 import numpy as np
 import xxhash
 
-from prism.weights.fetch import Fetch
-from prism.weights.format import PackKey
-from prism.weights.packed import Packed
-from prism.weights.plan import TensorPlan, plan_blocks
-from prism.weights.server import WeightServer
-from prism.weights.session import NodePlan
-from prism.weights.store import WeightStore
+from prism.transfer.server import WeightServer
+from prism.transfer.session import NodePlan
+from prism.weights.exchange.pack_fetch import PackFetch
+from prism.weights.packs.blocks import TensorPlan, plan_blocks
+from prism.weights.packs.format import PackKey
+from prism.weights.store.resident import ResidentPack
+from prism.weights.store.weight_store import WeightStore
 
 SECRET = b"a secret for tests"
 
@@ -37,12 +37,12 @@ class Worker:
         self.store = WeightStore(folder, host_directory=host_folder)
         movers = []
         if "nixl" in offered:
-            from prism.weights.nixl_mover import NixlMover
+            from prism.transfer.nixl_network import NixlNetwork
 
-            movers.append(NixlMover(name))
+            movers.append(NixlNetwork(name))
         self.server = WeightServer(self.store, f"{ip}:0", SECRET, name, movers)
         self.held: list[Any] = []
-        self.fetched: Packed | None = None
+        self.fetched: ResidentPack | None = None
 
     def make(self, model: str, nbytes: int, tensors: int, seed: int) -> dict[str, Any]:
         key = PackKey(model)
@@ -72,7 +72,7 @@ class Worker:
         try:
             if not ready:
                 time.sleep(max(0.0, at_s - time.monotonic()))
-            fetch = Fetch(self.server, decoded, dead_s=dead_s, hold=ready)
+            fetch = PackFetch(self.server, decoded, dead_s=dead_s, hold=ready)
             spare_s = at_s - time.monotonic()
             time.sleep(max(0.0, spare_s))
             before_s = _cpu_s()

@@ -15,13 +15,13 @@ from prism.core.ids import ModelName
 from prism.core.specs import ModelShape, ModelSpec
 from prism.node.weights import NodeWeights
 from prism.policy.multicast.planner import Request, plan
+from prism.transfer.session import node_plans
 from prism.weights.errors import PeerError, SourceLost
-from prism.weights.fingerprint import fingerprint
-from prism.weights.folders import Folders, SmallFile, _lay_out, borrow_folder, pack_elsewhere
-from prism.weights.format import PackKey
-from prism.weights.plan import TensorPlan, plan_blocks
-from prism.weights.session import node_plans
-from prism.weights.store import WeightStore
+from prism.weights.exchange.model_folders import Folders, SmallFile, _lay_out, borrow_folder, pack_elsewhere
+from prism.weights.folders.fingerprint import fingerprint
+from prism.weights.packs.blocks import TensorPlan, plan_blocks
+from prism.weights.packs.format import PackKey
+from prism.weights.store.weight_store import WeightStore
 from prism.wire.messages import Activate
 from tests.patience import happens
 

@@ -8,9 +8,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from prism.weights.format import PackKey
-from prism.weights.plan import TensorPlan, plan_blocks
-from prism.weights.store import WeightStore
+from prism.weights.packs.blocks import TensorPlan, plan_blocks
+from prism.weights.packs.format import PackKey
+from prism.weights.store.weight_store import WeightStore
 
 Contents = dict[str, bytes]
 KEY = PackKey("0123abcd", "raw")

@@ -1,7 +1,7 @@
 """A multicast on modelled links and a modelled clock: the pure parts (grants, patience, choice) as machines use them.
 
 Links share their rate equally between the transfers on them; a transfer runs at the lesser of its two shares. Questions
-and answers take a tick. What threads and sockets do in :mod:`prism.weights.multicast` is done by :class:`Node` here.
+and answers take a tick. What threads and sockets do in :mod:`prism.transfer.pull_lanes` is done by :class:`Node` here.
 """
 
 from __future__ import annotations
@@ -10,11 +10,11 @@ from collections import Counter
 from dataclasses import dataclass, field
 
 from prism.policy.multicast.planner import Plan
-from prism.weights.choosing import Offer, choose
-from prism.weights.format import PackKey
-from prism.weights.grants import Grants
-from prism.weights.patience import Patience
-from prism.weights.session import NodePlan, node_plans
+from prism.transfer.grants import Grants
+from prism.transfer.patience import Patience
+from prism.transfer.piece_choice import Offer, choose
+from prism.transfer.session import NodePlan, node_plans
+from prism.weights.packs.format import PackKey
 
 PIECE_S = 0.1
 """What a piece takes on a link of rate 1."""

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import psutil
 
-from prism.weights.budget import Budget, read_budget, share_of_memory, write_budget
-from prism.weights.store import WeightStore
+from prism.weights.store.budget import Budget, read_budget, share_of_memory, write_budget
+from prism.weights.store.weight_store import WeightStore
 
 
 def test_stores_keep_to_the_budget_they_find(tmp_path: Path) -> None:

@@ -15,17 +15,17 @@ import pytest
 
 from prism.policy.multicast.planner import Plan, Request, plan
 from prism.policy.multicast.simple import chain
-from prism.weights.auth import admit_client, prove_to_server
-from prism.weights.diskfill import FillLock
+from prism.transfer.auth import admit_client, prove_to_server
+from prism.transfer.frames import Data, Frame, Get, GetArrival, Queued, recv_frame, send_frame
+from prism.transfer.peer_connection import PeerConnection
+from prism.transfer.server import WeightServer
+from prism.transfer.session import NodePlan, cut, node_plans, piece_bytes
 from prism.weights.errors import LoadCancelled, PeerError, SourceLost
-from prism.weights.fetch import Fetch, fetch
-from prism.weights.format import PackKey
-from prism.weights.frames import Data, Frame, Get, GetArrival, Queued, recv_frame, send_frame
-from prism.weights.hostcopy import HostCopy, open_copy
-from prism.weights.peer import Peer
-from prism.weights.server import WeightServer
-from prism.weights.session import NodePlan, cut, node_plans, piece_bytes
-from prism.weights.store import WeightStore
+from prism.weights.exchange.pack_fetch import PackFetch, fetch
+from prism.weights.packs.format import PackKey
+from prism.weights.store.disk_fill import FillLock
+from prism.weights.store.host_copy import HostCopy, open_copy
+from prism.weights.store.weight_store import WeightStore
 from tests.weights.conftest import KEY, contents_of, write_pack
 
 SECRET = b"secret"
@@ -68,7 +68,7 @@ def test_five_machines(fleet: Fleet) -> None:
     servers = fleet(5)
     parts = plans(servers)
     servers[0].join(parts["n0"])
-    fetches = [Fetch(s, parts[s.node]) for s in servers[1:]]
+    fetches = [PackFetch(s, parts[s.node]) for s in servers[1:]]
     blocks: list[int] = []
     for running in fetches:
         packed = running.wait(lambda index, block: blocks.append(index))
@@ -101,15 +101,15 @@ def test_the_copy_is_complete_already(fleet: Fleet) -> None:
 def test_a_second_reception_watches_the_first(fleet: Fleet) -> None:
     servers = fleet(2)
     parts = plans(servers)
-    first = Fetch(servers[1], parts["n1"], hold=True)
-    second = Fetch(servers[1], parts["n1"])
+    first = PackFetch(servers[1], parts["n1"], hold=True)
+    second = PackFetch(servers[1], parts["n1"])
     first.start()
     assert bytes(second.wait().data) == bytes(first.wait().data) == whole(servers[0])
 
 
 def test_cancelled(fleet: Fleet) -> None:
     servers = fleet(2)
-    running = Fetch(servers[1], plans(servers)["n1"], hold=True)
+    running = PackFetch(servers[1], plans(servers)["n1"], hold=True)
     running.cancel()
     with pytest.raises(LoadCancelled, match="after 0 of"):
         running.wait()
@@ -119,14 +119,14 @@ def test_nobody_has_it(fleet: Fleet) -> None:
     servers = fleet(2)
     part = msgspec.structs.replace(plans(servers)["n1"], key=PackKey("unknown"))
     with pytest.raises(SourceLost, match="unknown"):
-        Fetch(servers[1], part)
+        PackFetch(servers[1], part)
 
 
 def test_an_unreachable_source_is_routed_around(fleet: Fleet) -> None:
     servers = fleet(4)
     parts = plans(servers)
     servers[2].close()
-    others = [Fetch(s, parts[s.node]) for s in (servers[1], servers[3])]
+    others = [PackFetch(s, parts[s.node]) for s in (servers[1], servers[3])]
     for running in others:
         assert bytes(running.wait().data) == whole(servers[0])
 
@@ -141,15 +141,15 @@ def test_corrupt_memory_at_a_peer_is_fetched_elsewhere(fleet: Fleet) -> None:
     # n2 is told to take everything from n1
     receives = tuple(("n1", piece) for piece in range(4))
     part = NodePlan(session="b", key=KEY, node="n2", addresses=addresses, sources=("n0",), pieces=4, receives=receives)
-    running = Fetch(servers[2], part)
+    running = PackFetch(servers[2], part)
     assert bytes(running.wait().data) == whole(servers[0])
     assert [(r.piece, r.source, r.reason) for r in running.progress.reroutes] == [(0, "n1", "corrupt")]
     copy.close()
 
 
-def without_its_end(server: WeightServer, part: NodePlan, data: bytes) -> tuple[Fetch, HostCopy]:
+def without_its_end(server: WeightServer, part: NodePlan, data: bytes) -> tuple[PackFetch, HostCopy]:
     """A reception at ``server`` that is given all but the last leaf, and asks for nothing itself."""
-    held = Fetch(server, part, hold=True)
+    held = PackFetch(server, part, hold=True)
     copy = open_copy(held.packed.path, writable=True)
     assert copy is not None
     for leaf in range(copy.header.leaves - 1):
@@ -166,7 +166,7 @@ def test_a_piece_is_passed_on_while_its_end_still_comes(fleet: Fleet) -> None:
     parts, data = plans(servers, pieces=1), whole(servers[0])
     held, copy = without_its_end(servers[1], parts["n1"], data)
     receives = (("n1", 0),)
-    running = Fetch(servers[2], msgspec.structs.replace(parts["n2"], receives=receives))
+    running = PackFetch(servers[2], msgspec.structs.replace(parts["n2"], receives=receives))
     last = copy.header.leaves - 1
     first, end = copy.header.leaf_range(last)
     while running.progress.bytes_done < first:
@@ -187,7 +187,7 @@ def test_a_peer_that_never_gets_the_end_of_a_piece_is_not_asked_for_ever(fleet: 
     servers = fleet(3)
     parts, data = plans(servers, pieces=1), whole(servers[0])
     held, copy = without_its_end(servers[1], parts["n1"], data)
-    running = Fetch(servers[2], msgspec.structs.replace(parts["n2"], receives=(("n1", 0),)))
+    running = PackFetch(servers[2], msgspec.structs.replace(parts["n2"], receives=(("n1", 0),)))
     assert bytes(running.wait().data) == data
     assert running.progress.pieces_by_source == {"n0": 1}
     copy.close()
@@ -205,7 +205,7 @@ def test_the_plan_tells_when_the_first_piece_comes() -> None:
 
 def test_warming_a_connection_leaves_it_as_it_was(fleet: Fleet) -> None:
     server = fleet(1)[0]
-    peer = Peer("n0", server.address, SECRET, "me", 5.0)
+    peer = PeerConnection("n0", server.address, SECRET, "me", 5.0)
     peer.warm(100_000)
     assert peer.header(KEY) == server.store.header(KEY)
     peer.close()
@@ -213,7 +213,7 @@ def test_warming_a_connection_leaves_it_as_it_was(fleet: Fleet) -> None:
 
 def test_the_receiver_is_the_one_who_fills(fleet: Fleet) -> None:
     servers = fleet(2)
-    running = Fetch(servers[1], plans(servers)["n1"], hold=True)
+    running = PackFetch(servers[1], plans(servers)["n1"], hold=True)
     lock = FillLock(running.packed.path)
     assert not lock.acquire()
     running.start()
@@ -256,7 +256,7 @@ def test_both_sides_prove_the_secret() -> None:
 def test_a_client_that_lies_about_the_secret_is_refused(fleet: Fleet) -> None:
     server = fleet(1)[0]
     with socket.create_connection(_address(server)) as sock:
-        from prism.weights.frames import Challenge, Hello, Proof, expect
+        from prism.transfer.frames import Challenge, Hello, Proof, expect
 
         send_frame(sock, Hello(node="x", nonce=bytes(32)))
         expect(sock, Challenge)
@@ -280,7 +280,7 @@ def test_nonsense_ends_the_connection_and_nothing_else(fleet: Fleet, nonsense: b
 def test_requests_outside_the_pack_are_refused(fleet: Fleet) -> None:
     server = fleet(1)[0]
     for offset, nbytes in ((-1, 10), (0, 1 << 40), (1 << 40, 1)):
-        peer = Peer("n0", server.address, SECRET, "me", 5.0)
+        peer = PeerConnection("n0", server.address, SECRET, "me", 5.0)
         get = Get(session="s", key=KEY, piece=0, offset=offset, nbytes=nbytes, node="me")
         peer.ask(get)
         with pytest.raises(PeerError, match="outside"):
@@ -290,7 +290,7 @@ def test_requests_outside_the_pack_are_refused(fleet: Fleet) -> None:
 
 def test_an_answer_that_is_no_question_is_refused(fleet: Fleet) -> None:
     server = fleet(1)[0]
-    peer = Peer("n0", server.address, SECRET, "me", 5.0)
+    peer = PeerConnection("n0", server.address, SECRET, "me", 5.0)
     send_frame(peer._sock, Queued(held=True))
     with pytest.raises((EOFError, ConnectionError)):
         peer.arrival(KEY)

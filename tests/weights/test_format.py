@@ -11,7 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from prism.weights.errors import BadPack
-from prism.weights.format import (
+from prism.weights.packs.blocks import TensorPlan, layout_header, plan_blocks
+from prism.weights.packs.format import (
     DTYPE_BITS,
     PREFIX,
     PackHeader,
@@ -23,7 +24,6 @@ from prism.weights.format import (
     encode_header,
     expected_bytes,
 )
-from prism.weights.plan import TensorPlan, layout_header, plan_blocks
 
 KEY = PackKey("f" * 32, "sglang-0.5.16/tp1/rank0/float32")
 

@@ -7,7 +7,7 @@ from itertools import pairwise
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from prism.weights.grants import EXTRA_EVERY, UNKNOWN_SLOW_S, Grants, Pull
+from prism.transfer.grants import EXTRA_EVERY, UNKNOWN_SLOW_S, Grants, Pull
 
 PLAN: list[Pull] = [("a", 0), ("b", 0), ("a", 1), ("b", 1)]
 

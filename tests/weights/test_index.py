@@ -11,14 +11,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from prism.weights.diskpack import header_of, open_pack, read_index
 from prism.weights.errors import BadPack, CorruptBlock, SourceLost, StalePack
-from prism.weights.files import pack_name
-from prism.weights.format import PackHeader
-from prism.weights.index import PackIndex, decode_index, encode_index
-from prism.weights.packer import pack_folder
-from prism.weights.store import WeightStore
-from prism.weights.whereabouts import Tier
+from prism.weights.folders.pack_folder import pack_folder
+from prism.weights.packs.disk_pack import header_of, open_pack, read_index
+from prism.weights.packs.format import PackHeader
+from prism.weights.packs.index import PackIndex, decode_index, encode_index
+from prism.weights.packs.pack_files import pack_name
+from prism.weights.store.weight_store import WeightStore
+from prism.weights.store.whereabouts import Tier
 from tests.weights.test_packer import model
 
 

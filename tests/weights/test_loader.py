@@ -10,15 +10,15 @@ from pathlib import Path
 
 import pytest
 
-from prism.weights.diskfill import FillLock
 from prism.weights.errors import CorruptBlock, LoadCancelled
-from prism.weights.files import pack_name
-from prism.weights.gpu import CHUNK_BYTES, load_gpu
-from prism.weights.hostcopy import open_copy
-from prism.weights.loader import load
-from prism.weights.packed import Packed
-from prism.weights.store import WeightStore
-from prism.weights.whereabouts import Tier
+from prism.weights.loading.gpu_loader import CHUNK_BYTES, load_gpu
+from prism.weights.loading.loader import load
+from prism.weights.packs.pack_files import pack_name
+from prism.weights.store.disk_fill import FillLock
+from prism.weights.store.host_copy import open_copy
+from prism.weights.store.resident import ResidentPack
+from prism.weights.store.weight_store import WeightStore
+from prism.weights.store.whereabouts import Tier
 from tests.weights.conftest import KEY, Contents, contents_of, damage_file, write_pack
 
 Load = Callable[..., None]
@@ -50,7 +50,7 @@ class FakeLane:
         assert not self._flying
 
 
-def over_lanes(packed: Packed, destination: bytearray, *args: object) -> None:
+def over_lanes(packed: ResidentPack, destination: bytearray, *args: object) -> None:
     lanes = [FakeLane(), FakeLane(), FakeLane(is_busy=True)]
     target = ctypes.addressof(ctypes.c_char.from_buffer(destination))
     load_gpu(packed, target, lanes, *args)  # type: ignore[arg-type]
@@ -64,7 +64,7 @@ def loading(request: pytest.FixtureRequest) -> Load:
     return request.param  # type: ignore[no-any-return]
 
 
-def opened(store: WeightStore) -> Packed:
+def opened(store: WeightStore) -> ResidentPack:
     packed = store.get(KEY)
     assert packed is not None
     return packed

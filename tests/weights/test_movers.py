@@ -7,15 +7,15 @@ from pathlib import Path
 
 import pytest
 
-from prism.weights.movers import available_movers
+from prism.transfer.one_sided_networks import find_networks
 
 
 def test_without_a_fast_network_weights_go_over_tcp(tmp_path: Path) -> None:
-    assert available_movers("a", tmp_path / "none") == available_movers("a", tmp_path) == []
+    assert find_networks("a", tmp_path / "none") == find_networks("a", tmp_path) == []
 
 
 def test_without_nixl_a_fast_network_is_reached_over_tcp(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "mlx5_0").mkdir()
     monkeypatch.setitem(sys.modules, "nixl", None)
     monkeypatch.setitem(sys.modules, "nixl._api", None)
-    assert available_movers("a", tmp_path) == []
+    assert find_networks("a", tmp_path) == []

@@ -13,11 +13,11 @@ from hypothesis import strategies as st
 from safetensors.numpy import save_file
 
 from prism.weights.errors import BadModelFolder
-from prism.weights.fingerprint import fingerprint
-from prism.weights.format import PackKey
-from prism.weights.packer import pack_folder
-from prism.weights.safetensors_folder import read_file, read_folder
-from prism.weights.store import WeightStore
+from prism.weights.folders.fingerprint import fingerprint
+from prism.weights.folders.pack_folder import pack_folder
+from prism.weights.folders.safetensors_folder import read_file, read_folder
+from prism.weights.packs.format import PackKey
+from prism.weights.store.weight_store import WeightStore
 
 
 def model(folder: Path, shards: int = 1, seed: int = 0, tied: bool = False) -> dict[str, np.ndarray]:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from prism.weights.format import PackKey
-from prism.weights.plan import TensorPlan, layout_header, plan_blocks, stage_of
+from prism.weights.packs.blocks import TensorPlan, layout_header, plan_blocks, stage_of
+from prism.weights.packs.format import PackKey
 
 
 def plans(*names: str, nbytes: int = 100) -> list[TensorPlan]:

@@ -7,9 +7,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from prism.policy.multicast.planner import ALGORITHMS, Plan, build_schedule
-from prism.weights.choosing import Offer, choose
-from prism.weights.grants import ASIDE_EVERY, Grants
-from prism.weights.patience import BACK_OFF_S, MIN_SLIP_S, UNKNOWN_S, Patience
+from prism.transfer.grants import ASIDE_EVERY, Grants
+from prism.transfer.patience import BACK_OFF_S, MIN_SLIP_S, UNKNOWN_S, Patience
+from prism.transfer.piece_choice import Offer, choose
 from tests.weights.modelled import PIECE_BYTES, PIECE_S, TICK_S, Model
 
 NEVER_S = 500.0

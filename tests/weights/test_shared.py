@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from prism.weights.shared import claim_shared, default_host_directory, drop_shared
+from prism.weights.store.shared_memory import claim_shared, default_host_directory, drop_shared
 
 
 def test_folders_of_removed_stores_are_swept(tmp_path: Path) -> None:

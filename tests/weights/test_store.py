@@ -10,15 +10,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from prism.weights.diskfill import FillLock
 from prism.weights.errors import BadPack, CorruptBlock, IncompletePack, SourceLost, StoreFull
-from prism.weights.files import pack_name
-from prism.weights.format import PackHeader, PackKey
-from prism.weights.hostcopy import open_copy
-from prism.weights.plan import TensorPlan, plan_blocks
-from prism.weights.reclaim import Candidate, choose
-from prism.weights.store import WeightStore
-from prism.weights.whereabouts import Rates, Start, Tier
+from prism.weights.packs.blocks import TensorPlan, plan_blocks
+from prism.weights.packs.format import PackHeader, PackKey
+from prism.weights.packs.pack_files import pack_name
+from prism.weights.store.disk_fill import FillLock
+from prism.weights.store.host_copy import open_copy
+from prism.weights.store.reclaim import Candidate, choose
+from prism.weights.store.weight_store import WeightStore
+from prism.weights.store.whereabouts import Rates, Start, Tier
 from tests.weights.conftest import KEY, Contents, contents_of, damage_file, write_pack
 
 

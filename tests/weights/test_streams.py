@@ -10,19 +10,19 @@ from contextlib import closing
 
 import pytest
 
-from prism.weights.auth import admit_client
-from prism.weights.frames import Data, Done, Get, expect, recv_exactly, recv_frame, send_frame
-from prism.weights.packed import Packed
-from prism.weights.peer import Peer, Pull
-from prism.weights.serving import Serving
-from prism.weights.store import WeightStore
+from prism.transfer.auth import admit_client
+from prism.transfer.frames import Data, Done, Get, expect, recv_exactly, recv_frame, send_frame
+from prism.transfer.outgoing import OutgoingSession
+from prism.transfer.peer_connection import PeerConnection, Pull
+from prism.weights.store.resident import ResidentPack
+from prism.weights.store.weight_store import WeightStore
 from tests.weights.conftest import KEY, contents_of, write_pack
 
 SECRET = b"secret"
 
 
 @pytest.fixture
-def packed(store: WeightStore) -> Iterator[Packed]:
+def packed(store: WeightStore) -> Iterator[ResidentPack]:
     write_pack(store, contents_of(8, 250_000))
     made = store.get(KEY)
     assert made is not None
@@ -32,7 +32,7 @@ def packed(store: WeightStore) -> Iterator[Packed]:
         yield made
 
 
-def test_any_range_is_sent_as_it_is(packed: Packed) -> None:
+def test_any_range_is_sent_as_it_is(packed: ResidentPack) -> None:
     first, end = 12_345, packed.header.data_bytes - 77
     ours, theirs = socket.socketpair()
     with ours, theirs:
@@ -43,7 +43,7 @@ def test_any_range_is_sent_as_it_is(packed: Packed) -> None:
         sender.join()
 
 
-def test_a_receiver_that_takes_nothing_is_given_up(packed: Packed) -> None:
+def test_a_receiver_that_takes_nothing_is_given_up(packed: ResidentPack) -> None:
     ours, theirs = socket.socketpair()
     with ours, theirs:
         ours.settimeout(0.05)
@@ -71,7 +71,7 @@ def test_a_slow_link_is_not_taken_for_a_dead_peer() -> None:
     server.start()
     into, steps = bytearray(len(content)), list[int]()
     address = f"127.0.0.1:{listener.getsockname()[1]}"
-    with listener, closing(Peer("n0", address, SECRET, "n1", dead_s)) as peer:
+    with listener, closing(PeerConnection("n0", address, SECRET, "n1", dead_s)) as peer:
         peer.ask(Get(session="s", key=KEY, piece=0, offset=0, nbytes=len(content), node="n1"))
         forever = float("inf")
         window = memoryview(into)
@@ -82,9 +82,9 @@ def test_a_slow_link_is_not_taken_for_a_dead_peer() -> None:
     assert {30_000, 30_000 + (64 << 10), 30_000 + (128 << 10)} <= ends, "the reader stops at the end of each leaf"
 
 
-def test_who_asks_again_has_given_up_the_first_connection(packed: Packed) -> None:
+def test_who_asks_again_has_given_up_the_first_connection(packed: ResidentPack) -> None:
     """The pull that was granted on a connection which has died does not keep its successor waiting."""
-    serving = Serving(packed)
+    serving = OutgoingSession(packed)
     get = Get(session="s", key=KEY, piece=0, offset=0, nbytes=1000, node="n1")
     other = Get(session="s", key=KEY, piece=1, offset=1000, nbytes=1000, node="n1")
     with serving.turn(get, lambda: None):
@@ -97,8 +97,8 @@ def test_who_asks_again_has_given_up_the_first_connection(packed: Packed) -> Non
     assert serving.waiting == 0
 
 
-def test_a_pull_that_still_waits_ends_when_it_is_asked_for_again(packed: Packed) -> None:
-    serving = Serving(packed)
+def test_a_pull_that_still_waits_ends_when_it_is_asked_for_again(packed: ResidentPack) -> None:
+    serving = OutgoingSession(packed)
     busy = Get(session="s", key=KEY, piece=0, offset=0, nbytes=1000, node="n1")
     get = Get(session="s", key=KEY, piece=1, offset=1000, nbytes=1000, node="n2")
     ended: list[BaseException] = []

@@ -1,0 +1,48 @@
+"""Proving to each other that both ends know the fleet's secret, without sending it.
+
+Each side picks a nonce; each proves itself with HMAC-SHA256 over both nonces and its own role, so that a proof can be
+neither replayed on another connection nor sent back to its author.
+"""
+
+from __future__ import annotations
+
+import hmac
+import os
+import socket
+from typing import Final
+
+from prism.transfer.frames import Challenge, Hello, Proof, Refused, Welcome, expect, send_frame
+from prism.weights.errors import PeerError
+
+NONCE_BYTES: Final = 32
+_LABEL: Final = b"prism-weights-1"
+
+
+def _proof(secret: bytes, role: bytes, client: bytes, server: bytes) -> bytes:
+    return hmac.digest(secret, b"|".join((_LABEL, role, client, server)), "sha256")
+
+
+def prove_to_server(sock: socket.socket, secret: bytes, node: str) -> Welcome:
+    """The puller's side. Raises :class:`PeerError` when the server does not know the secret or refuses ours."""
+    mine = os.urandom(NONCE_BYTES)
+    send_frame(sock, Hello(node=node, nonce=mine))
+    challenge = expect(sock, Challenge)
+    if not hmac.compare_digest(challenge.proof, _proof(secret, b"server", mine, challenge.nonce)):
+        raise PeerError("server", "does not know the fleet's secret")
+    send_frame(sock, Proof(proof=_proof(secret, b"client", mine, challenge.nonce)))
+    return expect(sock, Welcome)
+
+
+def admit_client(sock: socket.socket, secret: bytes, node: str, movers: tuple[str, ...]) -> str:
+    """The server's side; the client's node name. Raises :class:`PeerError` for a client without the secret."""
+    hello = expect(sock, Hello)
+    mine = os.urandom(NONCE_BYTES)
+    send_frame(sock, Challenge(nonce=mine, proof=_proof(secret, b"server", hello.nonce, mine)))
+    proof = expect(sock, Proof)
+    if len(hello.nonce) != NONCE_BYTES or not hmac.compare_digest(
+        proof.proof, _proof(secret, b"client", hello.nonce, mine)
+    ):
+        send_frame(sock, Refused(reason="wrong secret"))
+        raise PeerError(hello.node, "does not know the fleet's secret")
+    send_frame(sock, Welcome(node=node, movers=movers))
+    return hello.node

@@ -1,0 +1,160 @@
+"""Copying a pack into a GPU: through pinned buffers, over several GPUs' host links at once where there are some.
+
+::
+
+    host copy --verify + copy--> pinned buffer --DMA--> target                          (the target's own lane)
+    host copy --verify + copy--> pinned buffer --DMA--> helper's staging buffer --NVLink--> target   (a helper's lane)
+
+Every lane has two pinned buffers, so that the processor fills one while the other is on its way; a helper GPU lends one
+staging buffer of a chunk's size (Prism 5.2: about 30 MB). Lanes take chunks in order from one queue: a slow or busy
+lane takes fewer. The driver behind a lane is CuPy; everything else here is host code and tested without a GPU.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Final, Protocol
+
+import xxhash
+
+from prism.memory import stream_copy
+from prism.weights.errors import CorruptBlock, LoadCancelled
+from prism.weights.loading.loader import Event, Never, OnBlock
+from prism.weights.store.resident import ResidentPack
+
+CHUNK_BYTES: Final = 16 << 20
+"""Two of these per lane, rounded down to whole leaves: within the 30 MB that a helper lends."""
+
+
+class Lane(Protocol):
+    """One way into the target GPU. Used by one thread."""
+
+    buffers: Sequence[int]
+    """Addresses of its pinned buffers, :data:`CHUNK_BYTES` each."""
+
+    def busy(self) -> bool:
+        """Whether the lane's GPU has more important work: the lane then takes no chunk."""
+        ...
+
+    def send(self, buffer: int, target: int, nbytes: int) -> None:
+        """Starts moving ``nbytes`` from the pinned buffer with that index to device address ``target``."""
+        ...
+
+    def wait(self, buffer: int) -> None:
+        """Returns when what was sent from that buffer is in the target's memory."""
+        ...
+
+    def close(self) -> None: ...
+
+
+def load_gpu(
+    packed: ResidentPack,
+    target: int,
+    lanes: Sequence[Lane],
+    on_block: OnBlock | None = None,
+    cancel: Event | None = None,
+) -> None:
+    """Copies the data area of ``packed`` to device address ``target`` over ``lanes`` (the first is the target's own and
+    never busy). ``on_block`` and errors as in :func:`prism.weights.loading.loader.load`."""
+    job = _Job(packed, target, cancel or Never())
+    with ThreadPoolExecutor(len(lanes), thread_name_prefix="weights-gpu") as pool:
+        futures = [pool.submit(job.run, lane, first=i == 0) for i, lane in enumerate(lanes)]
+        try:
+            _report(job, futures, on_block)
+        finally:
+            job.stopped = True
+    for future in futures:
+        future.result()
+
+
+class _Job:
+    """Chunks still to be taken and leaves already in the target, shared by the lanes."""
+
+    def __init__(self, packed: ResidentPack, target: int, cancel: Event) -> None:
+        self.packed, self.target, self.cancel = packed, target, cancel
+        self.stopped = False
+        self.changed = threading.Condition()
+        self.done: set[int] = set()
+        self._per_chunk = max(1, CHUNK_BYTES // packed.header.leaf_bytes)
+        self._next = 0
+
+    def halted(self) -> bool:
+        return self.stopped or self.cancel.is_set()
+
+    def run(self, lane: Lane, first: bool) -> None:
+        flying: list[range | None] = [None] * len(lane.buffers)
+        turn = 0
+        while not self.halted():
+            if not first and lane.busy():
+                with self.changed:
+                    self.changed.wait(0.001)
+                if self._next >= self.packed.header.leaves:
+                    break
+                continue
+            chunk = self._take()
+            if chunk is None:
+                self._land_all(lane, turn, flying)  # what is in place is reported while the rest still arrives
+                self.packed.wait_leaf(self._next, self.halted)
+                continue
+            if not chunk:
+                break
+            self._land(lane, turn, flying)
+            self._fill(chunk, lane.buffers[turn])
+            start = self.packed.header.leaf_range(chunk[0])[0]
+            lane.send(turn, self.target + start, self.packed.header.leaf_range(chunk[-1])[1] - start)
+            flying[turn] = chunk
+            turn = (turn + 1) % len(lane.buffers)
+        self._land_all(lane, turn, flying)
+
+    def _land_all(self, lane: Lane, turn: int, flying: list[range | None]) -> None:
+        for buffer in range(len(lane.buffers)):
+            self._land(lane, (turn + buffer) % len(lane.buffers), flying)
+
+    def _take(self) -> range | None:
+        """The next leaves that have arrived, as many as fit into a buffer; empty at the end, None when the next one is
+        still on its way."""
+        with self.changed:
+            start = end = self._next
+            limit = min(start + self._per_chunk, self.packed.header.leaves)
+            while end < limit and self.packed.has(range(end, end + 1)):
+                end += 1
+            self._next = end
+            return range(start, end) if end > start or start >= limit else None
+
+    def _land(self, lane: Lane, buffer: int, flying: list[range | None]) -> None:
+        chunk = flying[buffer]
+        if chunk is not None:
+            lane.wait(buffer)
+            flying[buffer] = None
+            with self.changed:
+                self.done.update(chunk)
+                self.changed.notify_all()
+
+    def _fill(self, chunk: range, buffer: int) -> None:
+        """Verifies and copies a chunk into a pinned buffer."""
+        header, packed = self.packed.header, self.packed
+        base = header.leaf_range(chunk[0])[0]
+        for leaf in chunk:
+            first, end = header.leaf_range(leaf)
+            found = xxhash.xxh3_64_intdigest(packed.data[first:end])
+            if found != header.leaf_sum(leaf) and not packed.repair(leaf):
+                raise CorruptBlock(packed.path, header.blocks_in_leaf(leaf), leaf, header.leaf_sum(leaf), found)
+            stream_copy(buffer + first - base, packed.address + first, end - first)
+
+
+def _report(job: _Job, futures: Sequence[Future[None]], on_block: OnBlock | None) -> None:
+    header = job.packed.header
+    for index, block in enumerate(header.blocks):
+        wanted = set(header.block_leaves(index))
+        with job.changed:
+            while not wanted <= job.done:
+                for future in futures:
+                    if future.done():
+                        future.result()
+                if job.cancel.is_set():
+                    raise LoadCancelled(index, len(header.blocks))
+                job.changed.wait(0.02)
+        if on_block is not None:
+            on_block(index, block)

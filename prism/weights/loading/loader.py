@@ -1,0 +1,145 @@
+"""Copying a pack into the memory of a device, block after block, every byte verified before the block is handed out.
+
+The unit of work is a leaf: a worker checksums it (which brings it into its core's cache) and copies it from there with
+stores that bypass the cache, so that checking costs little beside the copy. Leaves are taken in order by all workers;
+a block is reported once all its leaves are in place and every earlier block was reported.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable
+from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
+from dataclasses import dataclass, field
+from typing import Final, Protocol
+
+import xxhash
+
+from prism.memory import stream_copy
+from prism.weights.errors import CorruptBlock, LoadCancelled
+from prism.weights.loading.destination import Destination, address_of, gpu_of
+from prism.weights.packs.format import BlockEntry, PackHeader
+from prism.weights.store.resident import ResidentPack
+
+_WORKERS: Final = max(1, min(4, os.cpu_count() or 1))
+"""Two threads saturate the memory of small machines, four that of most sockets."""
+
+OnBlock = Callable[[int, BlockEntry], None]
+
+
+class Event(Protocol):
+    """``threading.Event`` or anything that answers ``is_set``."""
+
+    def is_set(self) -> bool: ...
+
+
+class Never:
+    """The cancel event of a load that nobody cancels."""
+
+    def is_set(self) -> bool:
+        return False
+
+
+def load(
+    packed: ResidentPack,
+    destination: Destination,
+    on_block: OnBlock | None = None,
+    cancel: Event | None = None,
+    *,
+    workers: int = _WORKERS,
+) -> None:
+    """Copies the data area of ``packed`` to the start of ``destination``, memory of the host or of a GPU, mapped.
+
+    ``on_block(index, block)`` is called in this thread, in order, as soon as a block is complete and verified. Leaves
+    that have not arrived in host memory yet are waited for, so reading from disk overlaps copying. Raises
+    :class:`CorruptBlock` (naming the block; no later block was reported), :class:`LoadCancelled` when ``cancel`` was
+    set, :class:`SourceLost` when missing leaves stopped coming, and ``ValueError`` for a destination that is too small.
+    """
+    header = packed.header
+    target, nbytes = address_of(destination)
+    if nbytes < header.data_bytes:
+        raise ValueError(f"destination has {nbytes} bytes, {header.key} needs {header.data_bytes}")
+    gpu = gpu_of(destination)
+    if gpu is not None:
+        _load_into_gpu(packed, target, gpu, on_block, cancel)
+        return
+    job = _Job(packed, target, cancel or Never())
+    with ThreadPoolExecutor(workers, thread_name_prefix="weights-load") as pool:
+        try:
+            futures = [pool.submit(job.work) for _ in range(workers)]
+            _report(header, job, futures, on_block)
+        finally:
+            job.stopped = True
+
+
+def _load_into_gpu(packed: ResidentPack, target: int, gpu: int, on_block: OnBlock | None, cancel: Event | None) -> None:
+    # imported here: the module below needs this one, and CuPy is slow to import where no GPU will ever be
+    from prism.weights.loading.cuda_lanes import open_lanes
+    from prism.weights.loading.gpu_loader import load_gpu
+
+    lanes = open_lanes(gpu)
+    try:
+        load_gpu(packed, target, lanes, on_block, cancel)
+    finally:
+        for lane in lanes:
+            lane.close()
+
+
+@dataclass
+class _Job:
+    """State the workers of one load share; ``guard`` protects ``next`` and ``done``."""
+
+    packed: ResidentPack
+    target: int
+    cancel: Event
+    next: int = 0
+    done: set[int] = field(default_factory=set)
+    stopped: bool = False
+    guard: threading.Condition = field(default_factory=threading.Condition)
+
+    def halted(self) -> bool:
+        return self.stopped or self.cancel.is_set()
+
+    def work(self) -> None:
+        while not self.halted():
+            with self.guard:
+                leaf = self.next
+                self.next += 1
+            if leaf >= self.packed.header.leaves or not self.packed.wait_leaf(leaf, self.halted):
+                return
+            self._copy(leaf)
+            with self.guard:
+                self.done.add(leaf)
+                self.guard.notify()
+
+    def _copy(self, leaf: int) -> None:
+        header, packed = self.packed.header, self.packed
+        first, end = header.leaf_range(leaf)
+        found = xxhash.xxh3_64_intdigest(packed.data[first:end])
+        if found != header.leaf_sum(leaf) and not packed.repair(leaf):
+            raise CorruptBlock(packed.path, header.blocks_in_leaf(leaf), leaf, header.leaf_sum(leaf), found)
+        stream_copy(self.target + first, packed.address + first, end - first)
+
+
+def _report(header: PackHeader, job: _Job, futures: list[Future[None]], on_block: OnBlock | None) -> None:
+    """Calls ``on_block`` for each block in order; raises what stopped the workers."""
+    for index, block in enumerate(header.blocks):
+        needed = header.block_leaves(index)
+        with job.guard:
+            while not all(leaf in job.done for leaf in needed):
+                _raise_first(futures)
+                if job.cancel.is_set():
+                    job.stopped = True
+                    raise LoadCancelled(index, len(header.blocks))
+                job.guard.wait(0.02)
+        if on_block is not None:
+            on_block(index, block)
+    wait(futures, return_when=FIRST_EXCEPTION)
+    _raise_first(futures)
+
+
+def _raise_first(futures: list[Future[None]]) -> None:
+    for future in futures:
+        if future.done():
+            future.result()

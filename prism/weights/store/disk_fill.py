@@ -1,0 +1,110 @@
+"""Filling a host copy from the pack on disk, leaf after leaf, each verified as it arrives.
+
+Several leaves are read at a time, past the page cache, so that checksums (and whoever uses what has arrived) overlap
+the reads.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Final
+
+from prism.weights.errors import BadPack
+from prism.weights.packs.disk_pack import DiskPack, open_pack
+from prism.weights.packs.format import PackHeader
+from prism.weights.packs.leaf_sums import LeafSums
+from prism.weights.store.host_copy import ABSENT, CORRUPT, HostCopy
+from prism.weights.store.locks import try_lock
+
+READERS: Final = 4
+"""Reads in flight; disks need several to reach their rate."""
+
+
+class FillLock:
+    """Held by the one process that fills a copy. The kernel drops it when that process dies."""
+
+    def __init__(self, copy_path: Path) -> None:
+        self.path = copy_path.with_suffix(".fill")
+        self._fd = -1
+
+    def acquire(self) -> bool:
+        """True if this process is now the filler (again)."""
+        if self._fd >= 0:
+            return True
+        fd = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        if try_lock(fd, exclusive=True):
+            self._fd = fd
+            return True
+        os.close(fd)
+        return False
+
+    def release(self) -> None:
+        if self._fd >= 0:
+            os.close(self._fd)
+            self._fd = -1
+
+
+def fill_from_disk(copy: HostCopy, pack: Path, stop: threading.Event) -> list[int]:
+    """Reads every absent leaf of ``copy`` (writable) from ``pack``, in order. Returns the leaves that are corrupt on
+    disk. Ends early, between runs of leaves, when ``stop`` is set. Raises :class:`BadPack` if ``pack`` is another pack
+    and ``OSError`` (ENOSPC) when memory is gone."""
+    with open_pack(pack) as disk:
+        header = disk.header
+        if header.leaf_sums != copy.header.leaf_sums or header.blocks != copy.header.blocks:
+            raise BadPack(pack, "is not the pack that the copy in memory was made from")
+        absent = [leaf for leaf in range(header.leaves) if copy.arrival[leaf] == ABSENT]
+        todo: Iterator[range] = iter(disk.runs(absent))
+        guard = threading.Lock()
+
+        def work() -> None:
+            while not stop.is_set():
+                with guard:
+                    run = next(todo, None)
+                if run is None:
+                    return
+                _fill_run(disk, copy, run)
+
+        with ThreadPoolExecutor(READERS, thread_name_prefix="weights-fill") as pool:
+            for future in [pool.submit(work) for _ in range(READERS)]:
+                future.result()
+    return [leaf for leaf in range(copy.header.leaves) if copy.arrival[leaf] == CORRUPT]
+
+
+def _fill_run(disk: DiskPack, copy: HostCopy, run: range) -> None:
+    sums = LeafSums(copy.header, run[0])
+    for piece in disk.pieces(sums.position, copy.header.leaf_range(run[-1])[1]):
+        copy.write(sums.position, piece)
+        sums.feed(piece)
+    for leaf, found in zip(run, sums.sums, strict=True):
+        copy.note(leaf, found)
+
+
+def refetch(
+    copy: HostCopy, leaf: int, pack: Path | None, elsewhere: Callable[[PackHeader, int], bytes | None] | None
+) -> bool:
+    """Overwrites ``leaf`` of ``copy`` (writable) from the packed file, else with what ``elsewhere`` has; True if its
+    checksum is right afterwards."""
+    first, end = copy.header.leaf_range(leaf)
+    if pack is not None and _read_again(copy, leaf, pack):
+        return True
+    data = elsewhere(copy.header, leaf) if elsewhere is not None else None
+    if data is None or len(data) != end - first:
+        return False
+    copy.data[first:end] = data
+    return copy.mark(leaf)
+
+
+def _read_again(copy: HostCopy, leaf: int, pack: Path) -> bool:
+    first, end = copy.header.leaf_range(leaf)
+    try:
+        with open_pack(pack) as disk:
+            if disk.header.leaf_sums != copy.header.leaf_sums:
+                return False
+            disk.read(first, copy.data[first:end])
+    except (FileNotFoundError, BadPack):  # what is not there (any more) is asked for elsewhere
+        return False
+    return copy.mark(leaf)

@@ -1,0 +1,201 @@
+"""A pack that is ready to be read: its header, its bytes in shared host memory, and which of them are there already."""
+
+from __future__ import annotations
+
+import logging
+import socket
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from types import TracebackType
+from typing import Final
+
+from prism.weights.errors import SourceLost, WeightsError
+from prism.weights.packs.format import PackHeader, PackKey, TensorEntry
+from prism.weights.store.disk_fill import FillLock, fill_from_disk, refetch
+from prism.weights.store.host_copy import ARRIVED, CORRUPT, HostCopy, open_copy
+
+_POLL_S: Final = 0.0005
+_TAKEOVER_S: Final = 0.2
+"""How long nothing may arrive before a waiting process asks whether the filler is still alive."""
+
+
+Elsewhere = Callable[[PackHeader, int], bytes | None]
+"""Fetches one leaf again from another place (another machine): its bytes, or None when nobody has them."""
+
+logger = logging.getLogger(__name__)
+
+
+class ResidentPack:
+    """One pack in host memory, shared by all processes of the machine. Read-only; safe to use from several threads.
+
+    Leaves may still be arriving: :meth:`wait_leaf` before reading them (:func:`prism.weights.loading.loader.load`
+    does). ``fill_from`` is the packed file this process may go on filling from when the process that did so has died.
+    """
+
+    def __init__(self, copy: HostCopy, fill_from: Path | None, elsewhere: Elsewhere | None = None) -> None:
+        self._copy, self._fill_from, self._elsewhere = copy, fill_from, elsewhere
+        self._fill_error: BaseException | None = None
+        self._fill_thread: threading.Thread | None = None
+        self._stop = threading.Event()
+        self._lock = threading.Lock()
+
+    @property
+    def header(self) -> PackHeader:
+        return self._copy.header
+
+    @property
+    def key(self) -> PackKey:
+        return self._copy.header.key
+
+    @property
+    def path(self) -> Path:
+        """The file behind the shared memory."""
+        return self._copy.path
+
+    @property
+    def data(self) -> memoryview:
+        """The data area, ``header.data_bytes`` long; only leaves that have arrived mean anything."""
+        return self._copy.data
+
+    @property
+    def address(self) -> int:
+        """Of ``data`` in this process."""
+        return self._copy.address
+
+    @property
+    def complete(self) -> bool:
+        return self._copy.complete
+
+    @property
+    def arrived_bytes(self) -> int:
+        return min(int((self._copy.arrival == ARRIVED).sum()) * self.header.leaf_bytes, self.header.data_bytes)
+
+    def has(self, leaves: range) -> bool:
+        """Whether all of ``leaves`` have arrived."""
+        marks = self._copy.arrival[leaves.start : leaves.stop].tobytes()  # asked often: a comparison costs tenfold
+        return marks.count(ARRIVED) == len(marks)
+
+    def has_bytes(self, offset: int, nbytes: int) -> bool:
+        """Whether all leaves of a range of the data area have arrived."""
+        return self.has(self._leaves(offset, offset + nbytes))
+
+    def arrival_bytes(self) -> bytes:
+        """The arrival map as it is now, one byte per leaf."""
+        return self._copy.arrival.tobytes()
+
+    def send(self, sock: socket.socket, first: int, end: int) -> None:
+        """See :meth:`prism.weights.store.host_copy.HostCopy.send`."""
+        self._copy.send(sock, first, end)
+
+    def tensor(self, name: str) -> tuple[TensorEntry, memoryview]:
+        """Entry and bytes of a tensor by its name or an alias; waits for its bytes. Raises ``KeyError``."""
+        for entry in self.header.tensors:
+            if name == entry.name or name in entry.aliases:
+                start = self.wait_tensor(entry)
+                return entry, self.data[start : start + entry.nbytes]
+        raise KeyError(name)
+
+    def wait_tensor(self, entry: TensorEntry) -> int:
+        """Where the tensor begins in the data area, once its bytes are here. Raises like :meth:`wait_leaf`."""
+        start = self.header.blocks[entry.block].offset + entry.offset
+        for leaf in self._leaves(start, start + entry.nbytes):
+            self.wait_leaf(leaf)
+        return start
+
+    def private_copy(self) -> memoryview:
+        """The data area as a writable mapping of its own: pages are copied when they are written to, and only then.
+        Outlives :meth:`close`."""
+        return self._copy.private_copy()
+
+    def _leaves(self, start: int, end: int) -> range:
+        return range(start // self.header.leaf_bytes, -(-end // self.header.leaf_bytes)) if end > start else range(0)
+
+    def wait_leaf(self, leaf: int, cancelled: Callable[[], bool] = lambda: False) -> bool:
+        """Blocks until ``leaf`` has arrived and was verified; False if ``cancelled`` says so first.
+
+        Raises :class:`CorruptBlock` naming the block, or :class:`SourceLost` when nobody fills the copy any more and
+        this process cannot either.
+        """
+        arrival = self._copy.arrival
+        quiet_until = 0.0
+        while arrival[leaf] != ARRIVED:
+            if arrival[leaf] == CORRUPT and not self.repair(leaf):
+                self._copy.check(leaf)
+            if cancelled():
+                return False
+            now = time.monotonic()
+            if now >= quiet_until:
+                if quiet_until:
+                    self._ensure_filler(leaf)
+                quiet_until = now + _TAKEOVER_S
+            time.sleep(_POLL_S)
+        return True
+
+    def start_filling(self) -> bool:
+        """Fills the copy from disk in a thread of this process; False if another process does so already."""
+        with self._lock:
+            if self._fill_thread is not None:
+                return True
+            if self._fill_from is None:
+                return False
+            lock = FillLock(self.path)
+            if not lock.acquire():
+                return False
+            self._fill_thread = threading.Thread(target=self._fill, args=(lock,), name="weights-fill", daemon=True)
+            self._fill_thread.start()
+            return True
+
+    def _fill(self, lock: FillLock) -> None:
+        assert self._fill_from is not None
+        try:
+            copy = open_copy(self.path, writable=True)
+            if copy is None:
+                raise SourceLost(f"{self.path}: the copy in memory was removed while it was being filled")
+            try:
+                fill_from_disk(copy, self._fill_from, self._stop)
+            finally:
+                copy.close()
+        except (OSError, WeightsError) as error:
+            self._fill_error = error
+        finally:
+            lock.release()
+
+    def _ensure_filler(self, leaf: int) -> None:
+        thread = self._fill_thread
+        if thread is not None and not thread.is_alive() and self._copy.arrival[leaf] != ARRIVED:
+            raise SourceLost(f"{self.path}: filling it from disk failed") from self._fill_error
+        if thread is None and not self.start_filling() and self._fill_from is None:
+            lock = FillLock(self.path)
+            if lock.acquire():
+                lock.release()
+                if self._copy.arrival[leaf] != ARRIVED:
+                    raise SourceLost(f"{self.path}: whoever received it from other machines is gone")
+
+    def repair(self, leaf: int) -> bool:
+        """Replaces a corrupt leaf of the shared copy by bytes from disk, else from ``elsewhere``; True if it is right
+        again. The damage is logged with the block it hit."""
+        copy = open_copy(self.path, writable=True)
+        if copy is None:
+            return False
+        try:
+            repaired = refetch(copy, leaf, self._fill_from, self._elsewhere)
+        finally:
+            copy.close()
+        block = self.header.blocks_in_leaf(leaf)
+        logger.warning("%s: block %s was corrupt (leaf %d); fetched again: %s", self.path, block, leaf, repaired)
+        return repaired
+
+    def close(self) -> None:
+        """Stops filling (others take over) and lets the copy go. Views of ``data`` must not be used afterwards."""
+        self._stop.set()
+        if self._fill_thread is not None:
+            self._fill_thread.join()
+        self._copy.close()
+
+    def __enter__(self) -> ResidentPack:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
+        self.close()
