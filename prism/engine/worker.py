@@ -162,7 +162,7 @@ class Worker:
         arguments = msgspec.json.decode(command.server_args)
         server_args = ServerArgs(**arguments)
         clock.done("arguments")
-        weights = self._weights(command, server_args)
+        weights = self._weights(command, arguments | {"dtype": server_args.dtype})
         clock.done("reserve")
         capacity = max(0, self._args.capacity_bytes - weights.expected_bytes)
         if command.limit_bytes is not None:
@@ -203,13 +203,13 @@ class Worker:
         self._channel.send(encode(Activated(phases=phases, info=info)))
         return ActiveModel(command, scheduler, seat, weights)
 
-    def _weights(self, command: ActivateModel, server_args: Any) -> EngineWeights:
-        folder = Path(server_args.model_path)
+    def _weights(self, command: ActivateModel, arguments: dict[str, Any]) -> EngineWeights:
+        folder = Path(arguments["model_path"])
         cache = None if self._store is None else self._store.directory
         # Other kinds of files, and models named by their hub id, are SGLang's to find; no image is kept of them.
         found = fingerprint(folder, cache=cache) if any(folder.glob("*.safetensors")) else ""
         mark = found or command.mark  # a folder without weights belongs to a model whose pack comes from elsewhere
-        key = image_keys(mark, command.world, {"dtype": server_args.dtype})[command.rank]
+        key = image_keys(mark, command.world, arguments)[command.rank]
         store = self._store if mark else None
         stored = sum(file.stat().st_size for file in folder.glob("*.safetensors"))
         estimate = (stored or command.weight_bytes) // command.world

@@ -116,4 +116,4 @@ def torch_tensor(
         numbers = {"offset_bytes": offset_bytes, "tensor_bytes": size_bytes, "region_bytes": nbytes}
         raise BadRequest("the tensor lies outside the region or is not aligned", numbers)
     raw = torch.from_dlpack(memory)
-    return raw[offset_bytes : offset_bytes + size_bytes].view(dtype).view(*shape)
+    return raw[offset_bytes : offset_bytes + size_bytes].view(dtype).view(tuple(shape))

@@ -89,6 +89,7 @@ def test_tensors_are_views(bed: Bed) -> None:
     tensor.fill_(1.0)
     assert tensor.data_ptr() == region.address + 256
     assert bed.read(region.address + 256, 140) == b"\x80\x3f" * 70
+    assert region.tensor(256, (), torch.bfloat16).item() == 1.0
     for offset, shape in ((-2, (1,)), (1, (1,)), (3 * bed.page_bytes - 2, (2,))):
         with pytest.raises(errors.BadRequest, match="outside"):
             region.tensor(offset, shape, torch.bfloat16)

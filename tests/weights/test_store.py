@@ -55,6 +55,23 @@ def test_pieces_in_any_order(store: WeightStore) -> None:
     assert store.verify(KEY) == []
 
 
+@pytest.mark.parametrize("last", ["model.embed_tokens.weight", "model.rotary_emb.inv_freq", "model.layers.0.w.weight"])
+def test_a_small_tensor_that_comes_last_keeps_its_bytes(store: WeightStore, last: str) -> None:
+    sizes = {
+        "model.embed_tokens.weight": 100_000,
+        "model.rotary_emb.inv_freq": 64,
+        "model.layers.0.w.weight": 2_000_000,
+    }
+    contents = {name: bytes([n + 1]) * size for n, (name, size) in enumerate(sizes.items())}
+    plans = [TensorPlan(name, "uint8", (size,)) for name, size in sizes.items()]
+    with store.writer(KEY, plan_blocks(plans)) as writer:
+        for name in sorted(contents, key=lambda name: name == last):
+            writer.write(name, contents[name])
+        writer.finish()
+    assert read_all(store) == contents
+    assert store.verify(KEY) == []
+
+
 def test_nothing_is_visible_before_the_end_or_after_an_error(store: WeightStore) -> None:
     with store.writer(KEY, plan_blocks([TensorPlan("a", "uint8", (10,)), TensorPlan("b", "uint8", (10,))])) as writer:
         writer.write("a", bytes(10))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import bisect
 import os
 import uuid
 from collections.abc import Callable
@@ -39,6 +40,9 @@ class PackWriter:
         self.path, self._header, self._published = path, header, published
         self._entries = {t.name: t for t in header.tensors}
         self._missing = {t.name for t in header.tensors if t.nbytes}
+        places = [(header.blocks[t.block].offset + t.offset, t.nbytes) for t in header.tensors if t.nbytes]
+        self._starts = sorted(start for start, _ in places)
+        self._ends = sorted(start + nbytes for start, nbytes in places)
         self._start = len(encode_header(header))
         path.parent.mkdir(parents=True, exist_ok=True)
         self._temporary = path.with_name(f".{uuid.uuid4().hex}.tmp")
@@ -63,13 +67,18 @@ class PackWriter:
             raise ValueError(f"{name}: bytes {offset}..{offset + view.nbytes} of a tensor of {entry.nbytes}")
         at = self._header.blocks[entry.block].offset + entry.offset + offset
         gap = at - self._leaves.position
-        if 0 < gap < MAX_GAP_BYTES:
-            self._put(
-                self._leaves.position, memoryview(bytes(gap))
-            )  # padding, so that the file is written without a break
+        if 0 < gap < MAX_GAP_BYTES and self._is_padding(self._leaves.position, at):
+            # written out, so that the file has no break and its checksums go on
+            self._put(self._leaves.position, memoryview(bytes(gap)))
         self._put(at, view)
         if offset + view.nbytes == entry.nbytes:
             self._missing.discard(name)
+
+    def _is_padding(self, first: int, end: int) -> bool:
+        """Whether no tensor lies in these bytes of the data area. One that does was written before, or comes later
+        (buffers that a model keeps beside its layers): zeros in its place would be wrong or be summed as its bytes."""
+        after = bisect.bisect_right(self._ends, first)
+        return after == len(self._starts) or self._starts[after] >= end
 
     def _put(self, at: int, view: memoryview) -> None:
         self._file.write(self._start + at, view)
