@@ -11,11 +11,24 @@ REPO = Path(__file__).resolve().parents[2]
 DOCUMENTS = [REPO / "README.md", REPO / "ARCHITECTURE.md", *sorted((REPO / "docs").glob("*.md"))]
 _CODE = re.compile(r"`((?:prism|sglang_patches|csrc|scripts|benchmarks|tests|examples|docs|traces)/[\w./-]*)`")
 RESULTS = sorted((REPO / "docs" / "results").glob("*.md"))
+EXPERIMENTS = sorted((REPO / "docs" / "experiments").glob("*.md"))
 _BENCHMARK = re.compile(r"python -m (benchmarks(?:\.\w+)+)|python (benchmarks/[\w/]+\.py)")
-_LINK = re.compile(r"\]\((?!https?:)([^)#]+)\)")
+_LINK = re.compile(r"\]\((?!https?:)([^)#]+)(?:#[^)]*)?\)")
+_ANCHOR = re.compile(r"\]\((?!https?:)([^)#]*)#([^)]+)\)")
 
 
-@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda d: d.name)
+def _name(document: Path) -> str:
+    return f"{document.parent.name}/{document.name}"
+
+
+def _sections(document: Path) -> set[str]:
+    """The anchors of a document's headings, as GitHub makes them."""
+    titles = re.findall(r"^#+ (.*)$", document.read_text(), re.MULTILINE)
+    plain = [re.sub(r"\[([^]]*)\]\([^)]*\)", r"\1", title) for title in titles]
+    return {re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-") for title in plain}
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=_name)
 def test_every_file_a_document_names_exists(document: Path) -> None:
     text = document.read_text()
     missing = [path for path in _CODE.findall(text) if not (REPO / path).exists()]
@@ -23,7 +36,17 @@ def test_every_file_a_document_names_exists(document: Path) -> None:
     assert not missing
 
 
-@pytest.mark.parametrize("document", [*DOCUMENTS, *RESULTS, REPO / "Makefile"], ids=lambda d: d.name)
+@pytest.mark.parametrize("document", [*DOCUMENTS, *RESULTS, *EXPERIMENTS], ids=_name)
+def test_every_section_a_document_points_at_exists(document: Path) -> None:
+    missing = [
+        f"{path}#{anchor}"
+        for path, anchor in _ANCHOR.findall(document.read_text())
+        if anchor not in _sections(document.parent / path if path else document)
+    ]
+    assert not missing
+
+
+@pytest.mark.parametrize("document", [*DOCUMENTS, *RESULTS, *EXPERIMENTS, REPO / "Makefile"], ids=_name)
 def test_every_benchmark_a_document_names_exists(document: Path) -> None:
     text = document.read_text()
     modules = [module for module, _ in _BENCHMARK.findall(text) if module]
@@ -36,6 +59,6 @@ def test_every_benchmark_a_document_names_exists(document: Path) -> None:
     assert [path for path in paths if not (REPO / path).is_file()] == []
 
 
-@pytest.mark.parametrize("document", RESULTS, ids=lambda d: d.name)
-def test_every_picture_of_the_results_exists(document: Path) -> None:
+@pytest.mark.parametrize("document", [*RESULTS, *EXPERIMENTS], ids=_name)
+def test_everything_a_result_links_to_exists(document: Path) -> None:
     assert [path for path in _LINK.findall(document.read_text()) if not (document.parent / path).exists()] == []

@@ -1,0 +1,40 @@
+"""Results answer questions: each says the machine, the commit and the command it came from; history stands elsewhere."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+DOCS = Path(__file__).resolve().parents[2] / "docs"
+RESULTS = sorted((DOCS / "results").glob("*.md"))
+_COMMIT = re.compile(r"[Cc]ommits? [0-9a-f]{7}\b")
+
+
+def sections(document: Path) -> tuple[str, dict[str, str]]:
+    """What stands before the first section, and the sections by title."""
+    preface, *parts = re.split(r"^## ", document.read_text(), flags=re.MULTILINE)
+    return preface, {part.split("\n", 1)[0]: part.split("\n", 1)[1] for part in parts}
+
+
+@pytest.mark.parametrize("document", RESULTS, ids=lambda d: d.name)
+def test_the_machine_is_named_once(document: Path) -> None:
+    preface, parts = sections(document)
+    assert "Machine of every result" in preface
+    assert not [title for title, text in parts.items() if "Machine of" in text]
+
+
+@pytest.mark.parametrize("document", RESULTS, ids=lambda d: d.name)
+def test_every_question_names_its_command_and_commit(document: Path) -> None:
+    preface, parts = sections(document)
+    questions = {title: text for title, text in parts.items() if "?" in title}
+    assert questions
+    assert not [title for title, text in questions.items() if not _COMMIT.search(preface + text)]
+    assert not [title for title, text in questions.items() if "`" not in text.partition("\n|")[0]]
+
+
+def test_the_index_of_experiments_names_every_file() -> None:
+    index = (DOCS / "experiments" / "README.md").read_text()
+    files = {file.name for file in (DOCS / "experiments").glob("*.md")} - {"README.md"}
+    assert set(re.findall(r"^\| \[([\w.]+)\]\(\1\)", index, re.MULTILINE)) == files
