@@ -1,4 +1,4 @@
-"""Results answer questions: each says the machine, the commit and the command it came from; history stands elsewhere."""
+"""Results answer questions: each says machine, commit and command it came from; history stands elsewhere."""
 
 from __future__ import annotations
 
