@@ -67,24 +67,30 @@ def server_options(command: Callable[Concatenate[AdminClient, P], R]) -> Callabl
     @click.option(
         "--state-dir",
         envvar="PRISM_STATE_DIR",
-        default=DEFAULT_STATE_DIR,
-        show_default=True,
-        help="The server's state.",
+        help=f"The server's state.  [default: {DEFAULT_STATE_DIR}]",
     )
     @wraps(command)
-    def wrapped(*args: Any, url: str | None, key: str | None, state_dir: str, **kwargs: Any) -> R:
+    def wrapped(*args: Any, url: str | None, key: str | None, state_dir: str | None, **kwargs: Any) -> R:
         return command(connect(url, key, state_dir), *args, **kwargs)
 
     return wrapped
 
 
-def connect(url: str | None, key: str | None, state_dir: str) -> AdminClient:
-    """The client for what the options and the state directory say. Reads no network."""
-    state = StateDir.at(state_dir)
-    server = state.read_server() or {}
+def connect(url: str | None, key: str | None, state_dir: str | None) -> AdminClient:
+    """The client for what the options and the state directory say: ``url``, else the server of ``state_dir``, else
+    that of ``./state``, else :data:`DEFAULT_URL`. A ``state_dir`` that was named and has no running server is a
+    :class:`CliError`: another address could be another server's. Reads no network."""
+    state = StateDir.at(state_dir or DEFAULT_STATE_DIR)
+    server = state.read_server()
+    if url is None and server is None and state_dir is not None:
+        raise CliError(
+            f"no server runs with the state directory {state.root}: there is no {state.server_file.name} in it; start "
+            f"one (prism-serve CATALOG.yaml --state-dir {state_dir}) or name a server with --url",
+            Exit.UNREACHABLE,
+        )
     if key is None and state.admin_key_file.is_file():
         key = state.admin_key()
-    return AdminClient(url or str(server.get("url", DEFAULT_URL)), key)
+    return AdminClient(url or str((server or {}).get("url", DEFAULT_URL)), key)
 
 
 def _body(reply: httpx.Response, url: str) -> dict[str, Any]:

@@ -113,4 +113,4 @@ def _show_sizes(sizes: list[dict[str, Any]]) -> None:
         )
         for row in sizes
     ]
-    output.print_table(("MODEL", "WEIGHTS>", "KV PER TOKEN>", "CONTEXT>", ""), rows, "no models")
+    output.print_table(("MODEL", "WEIGHTS>", "KV PER TOKEN>?2", "CONTEXT>?1", "~"), rows, "no models")

@@ -27,5 +27,5 @@ def command(context: click.Context, catalog: Path | None, as_json: bool) -> None
         output.print_json({"ok": not failed, "findings": [finding.as_dict() for finding in findings]})
     else:
         rows = [(MARKS[finding.status], finding.what, finding.found, finding.remedy) for finding in findings]
-        output.print_table(("", "WHAT", "FOUND", "WHAT TO DO"), rows, "")
+        output.print_table(("", "WHAT", "FOUND~", "WHAT TO DO~"), rows, "")
     context.exit(Exit.FAILED if failed else Exit.OK)

@@ -41,6 +41,9 @@ def command(client: AdminClient, model: str, devices: tuple[str, ...], instances
         if detail["instances"] < instances:
             raise CliError("there is no room for more, or a load failed; see `prism plan --all` and `prism logs`")
         return
+    if detail.get("was_ready"):
+        click.echo(f"{model} was ready already")
+        return
     phases = ", ".join(f"{name} {output.seconds(took_s)}" for name, took_s in (reply.get("phases") or {}).items())
     click.echo(
         f"{model} is ready after {output.seconds(time.monotonic() - began_s)}" + (f" ({phases})" if phases else "")

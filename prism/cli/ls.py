@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+from typing import Final
+
 import click
 
 from prism.cli import output
 from prism.cli.client import AdminClient, server_options
 
 
+STATES: Final = ("ready", "loading", "draining", "waiting", "failed", "inactive")
+"""What the server calls the states of a model (:mod:`prism.server.views`)."""
+
+
 @click.command()
-@click.option("--state", help="Only models in this state (ready, inactive, ...).")
+@click.option("--state", type=click.Choice(STATES), help="Only models in this state.")
 @output.json_option
 @server_options
 def command(client: AdminClient, state: str | None, as_json: bool) -> None:
@@ -31,4 +37,6 @@ def command(client: AdminClient, state: str | None, as_json: bool) -> None:
         )
         for model in models
     ]
-    output.print_table(("MODEL", "STATE", "TTFT>", "TPOT>", "TP>", "WEIGHTS>", "ALIASES", ""), rows, "no models")
+    output.print_table(
+        ("MODEL", "STATE", "TTFT>?5", "TPOT>?4", "TP>?1", "WEIGHTS>?3", "ALIASES?2", "~"), rows, "no models"
+    )

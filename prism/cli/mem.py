@@ -22,8 +22,8 @@ from prism.memory.errors import AccountMismatch
 SUFFIX = ".account"
 REFRESH_S = 0.5
 COLUMNS = (
-    "OWNER", "PID>", "FLOOR>", "LIMIT>", "WEIGHTS>", "KV>", "STAGING>", "MAPPED>", "IN USE>",
-    "AHEAD>", "SPARE>", "DEFERRED>", "WANTS>", "VIRTUAL>",
+    "OWNER", "PID>", "FLOOR>?3", "LIMIT>?7", "WEIGHTS>", "KV>", "STAGING>?2", "MAPPED>", "IN USE>?8",
+    "AHEAD>?5", "SPARE>?4", "DEFERRED>?6", "WANTS>?9", "VIRTUAL>?1",
 )  # fmt: skip
 
 

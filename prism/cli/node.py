@@ -70,6 +70,7 @@ def command(
     state = StateDir.at(state_dir)
     state.create()
     secret = read_secret(secret_file)
+    lock = state.take()  # before anything is written that a running machine has there
     if secret_file is None:  # its processes read it from a file
         secret_file = state.fleet_secret_file
         secret_file.unlink(missing_ok=True)
@@ -89,7 +90,8 @@ def command(
         names = ", ".join(f"{local_name(d.id)} ({d.memory_bytes / 2**20:.0f} MiB)" for d in machine.devices)
         click.echo(f"\n{name} is part of the fleet with {names}. Logs: {state.logs}\n")
 
-    asyncio.run(run(machine, say, ready, "models and requests go elsewhere"))
+    with lock:
+        asyncio.run(run(machine, say, ready, "models and requests go elsewhere"))
 
 
 def main() -> None:

@@ -13,6 +13,8 @@ import click
 from rich.console import Console, RenderableType
 from rich.table import Table
 
+from prism.cli.table import fitted
+
 F = TypeVar("F", bound=Callable[..., Any])
 
 PIPE_WIDTH = 240
@@ -35,13 +37,8 @@ def console(error: bool = False) -> Console:
 
 
 def table(columns: Sequence[str], rows: Iterable[Sequence[str]], title: str | None = None) -> Table:
-    """A plain table. A column whose name ends in ``>`` is aligned to the right."""
-    made = Table(box=None, title=title, title_justify="left", title_style="bold", header_style="bold", pad_edge=False)
-    for column in columns:
-        made.add_column(column.rstrip(">"), justify="right" if column.endswith(">") else "left", overflow="fold")
-    for row in rows:
-        made.add_row(*row)
-    return made
+    """A plain table that fits the screen; ``columns`` as in :class:`prism.cli.table.Column`."""
+    return fitted(columns, rows, console().width, title)
 
 
 def print_table(columns: Sequence[str], rows: Iterable[Sequence[str]], empty: str) -> None:

@@ -54,7 +54,7 @@ def command(
     if as_json:
         output.print_json(rows)
         return
-    columns = ("MODEL", "FINGERPRINT", "BLOCKS>", "SIZE>", "SECONDS>", "BYTES ARE IN")
+    columns = ("MODEL", "FINGERPRINT", "BLOCKS>?2", "SIZE>", "SECONDS>?3", "BYTES ARE IN?1")
     cells = (
         [
             str(r["model"]),

@@ -33,4 +33,6 @@ def command(client: AdminClient, everything: bool, snapshot: bool, as_json: bool
         )
         for decision in decisions
     ]
-    output.print_table(("MODEL", "ACTION", "FROM", "TO", "WHY"), rows, "nothing to do: every model stays where it is")
+    output.print_table(
+        ("MODEL", "ACTION", "FROM?1", "TO", "WHY~"), rows, "nothing to do: every model stays where it is"
+    )

@@ -9,7 +9,7 @@ import click
 from prism.cli import output
 from prism.cli.client import AdminClient, server_options
 
-COLUMNS = ("MODEL", "DEVICE", "STATE", "WEIGHTS>", "KV>", "RUNNING>", "WAITING>", "TTFT MET>", "LAST USED>")
+COLUMNS = ("MODEL", "DEVICE", "STATE", "WEIGHTS>", "KV>?2", "RUN>", "WAIT>", "TTFT MET>?3", "LAST USED>?1")
 
 
 @click.command()
@@ -37,9 +37,14 @@ def is_live(model: dict[str, Any]) -> bool:
     return bool(model.get("replicas") or model.get("waiting") or model.get("running"))
 
 
+def last_used(model: dict[str, Any]) -> str:
+    """How long ago a request of it ended; ``now`` while one runs."""
+    return "now" if model.get("running") else output.ago(model.get("last_used_s"))
+
+
 def model_rows(model: dict[str, Any]) -> list[tuple[str, ...]]:
     """One row per replica; one with a dash as device for a model that only has requests waiting."""
-    common = (output.share(model.get("ttft_attainment")), output.ago(model.get("last_used_s")))
+    common = (output.share(model.get("ttft_attainment")), last_used(model))
     if not model.get("replicas"):
         waiting = str(model.get("waiting", 0))
         return [(model["name"], "-", model["state"], "-", "-", "0", waiting, *common)]

@@ -17,4 +17,8 @@ def command(client: AdminClient, as_json: bool) -> None:
     if as_json:
         output.print_json(reply)
         return
-    click.echo(str(reply.get("summary") or "nothing to apply"))
+    before = reply.get("applied_before")
+    if before:  # the server looks at the file itself and was first
+        click.echo(f"the file was taken over {output.ago(before['at_s'])} already: {before['summary']}")
+    else:
+        click.echo(str(reply.get("summary") or "nothing to apply"))

@@ -221,11 +221,11 @@ def _print(outcome: Outcome, as_json: bool) -> None:
         "failed>",
         "TTFT met>",
         "TPOT met>",
-        "both>",
-        "TTFT P50>",
-        "P95>",
-        "TPOT P50>",
-        "P95>",
+        "both>?3",
+        "TTFT P50>?4",
+        "P95>?2",
+        "TPOT P50>?5",
+        "P95>?1",
     )
     print_table(columns, [_line(group) for group in (*report.models, report.all)], "no requests")
     for note in report.notes:

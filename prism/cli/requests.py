@@ -13,7 +13,7 @@ from prism.cli.client import AdminClient, server_options
 @output.json_option
 @server_options
 def command(client: AdminClient, model: str | None, as_json: bool) -> None:
-    """List the requests that have not ended: state, where, how long they waited, tokens so far."""
+    """List the requests that have not ended: state, where, how old they are, tokens so far."""
     requests = [r for r in client.get("requests")["requests"] if model in (None, r["model"])]
     if as_json:
         output.print_json(requests)
@@ -29,4 +29,4 @@ def command(client: AdminClient, model: str | None, as_json: bool) -> None:
         )
         for request in requests
     ]
-    output.print_table(("REQUEST", "MODEL", "STATE", "DEVICE", "WAITED>", "TOKENS>"), rows, "no request is open")
+    output.print_table(("REQUEST", "MODEL", "STATE", "DEVICE?1", "AGE>", "TOKENS>?2"), rows, "no request is open")

@@ -58,9 +58,10 @@ def command(catalog: Path, state_dir: Path, **given: Any) -> None:
     state.create()
     level = given["log_level"] or loaded.log.level
     _raise_file_limit()
-    os.environ.update(prepare_directory(state.run / "metrics"))
-    setup_logging("serve", level, state.logs / "serve.jsonl", max_bytes=int(loaded.log.max_bytes))
-    asyncio.run(_serve(loaded, state, level, given))
+    with state.take():  # before anything is written that a running server has there
+        os.environ.update(prepare_directory(state.run / "metrics"))
+        setup_logging("serve", level, state.logs / "serve.jsonl", max_bytes=int(loaded.log.max_bytes))
+        asyncio.run(_serve(loaded, state, level, given))
 
 
 async def _serve(catalog: Catalog, state: StateDir, level: str, given: dict[str, Any]) -> None:
@@ -91,7 +92,7 @@ async def _serve(catalog: Catalog, state: StateDir, level: str, given: dict[str,
     try:
         await run(machine, say, ready, "running requests may finish")
     finally:
-        state.server_file.unlink(missing_ok=True)
+        state.withdraw_server()
 
 
 def _raise_file_limit() -> None:

@@ -8,7 +8,7 @@ import click
 
 from prism.cli import output
 from prism.cli.client import AdminClient, model_path, server_options
-from prism.cli.ps import COLUMNS, model_rows
+from prism.cli.ps import COLUMNS, last_used, model_rows
 
 LAST_DECISIONS = 10
 
@@ -23,12 +23,12 @@ def command(client: AdminClient, model: str, as_json: bool) -> None:
     if as_json:
         output.print_json(found)
         return
-    parts = [output.table(("", ""), facts(found))]
+    parts = [output.table(("", "~"), facts(found))]
     if found.get("replicas"):
         parts.append(output.table(COLUMNS, model_rows(found), title="\nReplicas"))
     if found.get("decisions"):
         rows = [decision_row(decision) for decision in found["decisions"][:LAST_DECISIONS]]
-        parts.append(output.table(("WHEN", "WHAT", "DEVICES", "WHY"), rows, title="\nDecisions"))
+        parts.append(output.table(("WHEN", "WHAT", "DEVICES", "WHY~"), rows, title="\nDecisions"))
     output.show(*parts)
 
 
@@ -46,7 +46,7 @@ def facts(model: dict[str, Any]) -> list[tuple[str, str]]:
         ("weights at", held(model) or "-"),
         ("tensor parallel", str(model.get("tp", 1))),
         ("rate", f"{model.get('rate_per_s') or 0:.3g}/s"),
-        ("last used", output.ago(model.get("last_used_s"))),
+        ("last used", last_used(model)),
     ]
     return [*listed, ("failure", str(model["failure"]))] if model.get("failure") else listed
 

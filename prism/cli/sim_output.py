@@ -28,10 +28,10 @@ _GROUP_COLUMNS = (
     "REQUESTS>",
     "TTFT OK>",
     "TPOT OK>",
-    "TTFT P50>",
-    "TTFT P99>",
-    "TPOT P50>",
-    "TPOT P99>",
+    "TTFT P50>?2",
+    "TTFT P99>?3",
+    "TPOT P50>?1",
+    "TPOT P99>?4",
     "ERRORS>",
 )
 
@@ -147,7 +147,17 @@ def print_sweep(points: Sequence[Point], as_json: bool) -> None:
     if as_json:
         output.print_json([p.as_dict() for p in points])
         return
-    columns = ("POLICY", "GPUS>", "RATE>", "SLO>", "TTFT OK>", "TPOT OK>", "TTFT P50>", "TTFT P99>", "ACTIVATIONS>")
+    columns = (
+        "POLICY",
+        "GPUS>",
+        "RATE>",
+        "SLO>",
+        "TTFT OK>",
+        "TPOT OK>",
+        "TTFT P50>?1",
+        "TTFT P99>?2",
+        "ACTIVATIONS>?3",
+    )
     rows = [
         (
             p.policy,
@@ -183,7 +193,7 @@ def print_dry_run(found: DryRun, as_json: bool) -> None:
         return
     rows = [(f"{a.at_s:.1f}s", a.action, a.model, ",".join(a.devices), a.reason) for a in found.actions]
     nothing = f"policy {found.policy}: nothing to do within {found.horizon_s:g} s"
-    output.print_table(("AT>", "ACTION", "MODEL", "DEVICES", "WHY"), rows, nothing)
+    output.print_table(("AT>", "ACTION", "MODEL", "DEVICES", "WHY~"), rows, nothing)
     if found.requests:
         shares = f"TTFT attainment {output.share(found.ttft)}, TPOT {output.share(found.tpot)}"
         click.echo(f"policy {found.policy}: {found.requests} requests expected in {found.horizon_s:g} s, {shares}")
@@ -196,7 +206,7 @@ def print_gpus(as_json: bool) -> None:
     if as_json:
         output.print_json([asdict(gpu) for gpu in GPUS.values()])
         return
-    columns = ("GPU", "MEMORY>", "TFLOPS>", "MEMORY GB/S>", "NVLINK GB/S>", "PCIE GB/S>")
+    columns = ("GPU", "MEMORY>", "TFLOPS>", "MEMORY GB/S>", "NVLINK GB/S>", "PCIE GB/S>?1")
     rows = [
         (
             gpu.name,

@@ -33,7 +33,7 @@ def list_packs(state_dir: str, as_json: bool) -> None:
     if as_json:
         output.print_json(rows)
         return
-    columns = ("MODEL", "FINGERPRINT", "LAYOUT", "TIER", "SIZE>", "BLOCKS>", "USED", "IN USE", "BYTES ARE IN")
+    columns = ("MODEL", "FINGERPRINT", "LAYOUT?3", "TIER", "SIZE>", "BLOCKS>?2", "USED?4", "IN USE", "BYTES ARE IN?1")
     cells = (
         [
             str(r["model"]),

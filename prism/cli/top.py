@@ -61,7 +61,7 @@ def devices_table(devices: list[dict[str, Any]]) -> Table:
         )
         for device in devices
     ]
-    return output.table(("DEVICE", "MEMORY (# weights, + KV)", "USED>", "CAP>", "ENGINES"), rows)
+    return output.table(("DEVICE", "MEMORY (# weights, + KV)", "USED>", "CAP>", "ENGINES?1"), rows)
 
 
 def memory_bar(device: dict[str, Any], cells: int = BAR_CELLS) -> str:

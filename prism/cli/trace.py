@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
@@ -11,10 +13,12 @@ import msgspec
 
 from prism.cli.output import json_option, print_json, print_table
 from prism.cli.trace_options import steps_of, transform_options
+from prism.core.errors import InvalidValue
 from prism.trace.convert import CONVERTERS, ConvertOptions, convert
 from prism.trace.files import open_trace, write_trace
-from prism.trace.generate import PRESETS, GeneratorSpec, generate, preset
+from prism.trace.generate import PRESETS, GeneratorSpec, generate, preset, shortened
 from prism.trace.lengths import TABLES
+from prism.trace.row import TraceRow
 from prism.trace.schema import TraceInfo
 from prism.trace.stats import ModelStats, TraceStats, trace_stats
 from prism.trace.stats_view import summary_rows, write_figure
@@ -76,14 +80,27 @@ def generate_command(output: Path, preset_name: str, seed: int, names: str | Non
         given["models"] = len(given["names"])
     if "sigma" in given:
         given["zipf"] = None
-    spec: GeneratorSpec = replace(preset(preset_name), **given)
+    spec: GeneratorSpec = replace(shortened(preset(preset_name), given), **given)
     settings = {field.name: getattr(spec, field.name) for field in fields(spec)}
     info = TraceInfo({"generator": "prism trace generate", "preset": preset_name, "seed": seed, "spec": settings})
-    written = write_trace(output, generate(spec, seed), info)
-    click.echo(f"{output}: {written:,} requests")
-    if not written:
-        hint = "more --duration, more --off-level or another --seed"
-        click.echo(f"nothing falls into these {spec.duration_s:g} s, in which all groups may be idle: {hint}", err=True)
+    seen: Counter[str] = Counter()
+    written = write_trace(output, _counted(generate(spec, seed), seen), info)
+    click.echo(f"{output}: {written:,} requests of {len(seen)} models")
+    if absent := [name for name in spec.model_names() if name not in seen]:
+        why = f"the least popular of {spec.models} models, or idle for all of these {spec.duration_s:g} s"
+        hint = "more --duration, --rate-rps or --off-level, a lower --zipf, or another --seed"
+        click.echo(f"no requests of {_listed(absent)}: {why}; {hint} changes that", err=True)
+
+
+def _counted(rows: Iterable[TraceRow], seen: Counter[str]) -> Iterator[TraceRow]:
+    for row in rows:
+        seen[row.model] += 1
+        yield row
+
+
+def _listed(names: Sequence[str], most: int = 8) -> str:
+    more = f" and {len(names) - most} more" if len(names) > most else ""
+    return ", ".join(names[:most]) + more
 
 
 @command.command("transform")
@@ -113,21 +130,44 @@ def stats_command(files: tuple[Path, ...], figure: Path | None, show_models: boo
 
     Spreads are P10 / P50 / P90 over the models.
     """
-    found = [(file.stem, trace_stats(open_trace(file).rows())) for file in files]
+    found = [(file.stem, _stats(file)) for file in files]
     if figure is not None:
         write_figure(figure, found)
     if as_json:
         print_json({name: msgspec.to_builtins(stats) for name, stats in found})
         return
     for name, stats in found:
-        print_table((name, ""), summary_rows(stats), "no requests")
+        print_table((name, "~"), summary_rows(stats), "no requests")
         click.echo("")
         if show_models:
             _print_models(stats)
 
 
+def _stats(file: Path) -> TraceStats:
+    """Raises :class:`InvalidValue` for a trace without requests."""
+    stats = trace_stats(open_trace(file).rows())
+    if not stats.requests:
+        raise InvalidValue("file", str(file), "has no requests")
+    if stats.in_milliseconds:
+        click.echo(
+            f"{file}: the times look like milliseconds ({stats.span_s:,.0f} s for {stats.requests:,} requests, all of "
+            "them whole numbers); if they are: `prism trace transform --time 0.001`",
+            err=True,
+        )
+    return stats
+
+
 def _print_models(stats: TraceStats) -> None:
-    columns = ("model", "requests>", "share>", "idle median s>", "idle/h>", "CV/min>", "gap CV>", "rate change>")
+    columns = (
+        "model",
+        "requests>",
+        "share>",
+        "idle median s>?1",
+        "idle/h>?4",
+        "CV/min>?5",
+        "gap CV>?2",
+        "rate change>?3",
+    )
     print_table(columns, [_model_row(model) for model in stats.models], "no models")
     click.echo("")
 

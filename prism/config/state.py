@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import secrets
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import IO, Any, Final
 
 from prism.core.errors import PrismError
 
@@ -82,6 +83,21 @@ class StateDir:
         except OSError as error:
             raise StateError(f"state directory {self.root} cannot be made: {error.strerror or error}") from error
 
+    def take(self) -> IO[str]:
+        """Make this process the one server of the directory: before it writes anything here. The lock is held until
+        the returned file is closed. Raises :class:`StateError`."""
+        lock = (self.run / "lock").open("a+")
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            lock.close()
+            running = self.read_server() or {}
+            raise StateError(
+                f"another server uses the state directory {self.root} (process {running.get('pid', 'unknown')}); "
+                "stop it or choose another one with --state-dir"
+            ) from None
+        return lock
+
     def admin_key(self) -> str:
         """The secret in :attr:`admin_key_file`; made on first use."""
         try:
@@ -101,6 +117,11 @@ class StateDir:
         fresh = self.server_file.with_suffix(".new")
         fresh.write_text(text + "\n", "utf-8")
         fresh.replace(self.server_file)
+
+    def withdraw_server(self) -> None:
+        """At the end of this process: what it wrote with :meth:`write_server` goes, another process' file stays."""
+        if (self.read_server() or {}).get("pid") == os.getpid():
+            self.server_file.unlink(missing_ok=True)
 
     def read_server(self) -> dict[str, Any] | None:
         """What :meth:`write_server` wrote; None when no server was started here."""

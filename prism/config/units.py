@@ -27,13 +27,13 @@ SIZE_UNITS_BYTES: Final = {
 }
 
 _NUMBER: Final = r"[0-9]{1,15}(?:\.[0-9]{1,9})?"
-DURATION_PATTERN: Final = rf"^(?:0|(?:{_NUMBER}(?:us|ms|s|m|h|d))+)$"
-"""JSON-schema pattern of a duration; parts add up (``1m30s``)."""
+DURATION_PATTERN: Final = rf"^(?:0|{_NUMBER} ?(?:us|ms|s|m|h|d)(?: ?{_NUMBER} ?(?:us|ms|s|m|h|d))*)$"
+"""JSON-schema pattern of a duration; parts add up (``1m30s``), a space may stand before unit and part (``200 ms``)."""
 SIZE_PATTERN: Final = rf"^(?:0|{_NUMBER} ?(?:B|kB|KB|MB|GB|TB|KiB|MiB|GiB|TiB))$"
 """JSON-schema pattern of a size."""
 
 _DURATION = re.compile(DURATION_PATTERN[:-1] + r"\Z", re.ASCII)
-_DURATION_PART = re.compile(rf"({_NUMBER})(us|ms|s|m|h|d)")
+_DURATION_PART = re.compile(rf"({_NUMBER}) ?(us|ms|s|m|h|d)")
 _SIZE = re.compile(rf"({_NUMBER}) ?([A-Za-z]+)\Z", re.ASCII)
 
 

@@ -46,6 +46,8 @@ class Admin:
         self._c = controller
         self._loading: dict[ModelName, list[asyncio.Future[tuple[bool, str]]]] = {}
         self._awaited: dict[tuple[ModelName, Generation], asyncio.Future[tuple[bool, str]]] = {}
+        self._applied: dict[str, Any] | None = None
+        """The last change of the catalog that was applied: what and when."""
 
     async def serve(self, consumer: str) -> None:
         """Carries commands out, each in its own task: a load may take minutes."""
@@ -139,7 +141,7 @@ class Admin:
             if refusals:
                 raise CommandRefused(f"{model} cannot be loaded: {refusals[0].reason} {refusals[0].detail}".strip())
             if self._c.placement.route_of(model) and not any(isinstance(e, Activate) for e in effects):
-                return {"state": "ready", **_decided(effects)}
+                return {"state": "ready", "was_ready": True, **_decided(effects)}
             async with asyncio.timeout(max(0.0, deadline_s - time.time())):
                 ok, detail = await outcome
         except TimeoutError as error:
@@ -222,7 +224,10 @@ class Admin:
             if "pinned" in change.keys:
                 self._c.feed(PinChanged(ModelName(change.new.name), change.new.pinned))
         await self._c.store.bump_catalog_generation()
+        if not difference.empty:
+            self._applied = {"summary": difference.summary(), "at_s": time.time()}
         return {
+            "applied_before": self._applied if difference.empty else None,
             "summary": difference.summary(),
             "added": [m.name for m in difference.added],
             "removed": [m.name for m in difference.removed],

@@ -189,11 +189,14 @@ class Operations(Wanting):
             self._vacate([d for d in self.fleet.devices.values() if d.draining], now_s)
 
     def _vacate(self, devices: list[DeviceState], now_s: float) -> None:
-        """What is on these devices leaves, what is in use for another place. Called again with every report of such a
-        device: the other place may fail, be lost or be drained itself before it serves."""
+        """What is on these devices leaves for another place, what is idle only if there is room. Called again with
+        every report of such a device: the other place may fail, be lost or be drained itself before it serves."""
         here = list({key: (i, d) for d in devices for key, i in d.instances.items()}.values())
-        # What does not serve yet goes first: it may be the new place of what does.
-        for instance, device in sorted(here, key=lambda pair: pair[0].state is InstanceState.ACTIVE):
+        # What does not serve yet goes first: it may be the new place of what does. What is idle goes last: it takes no
+        # room that what is in use needs.
+        for instance, device in sorted(
+            here, key=lambda pair: (pair[0].state is InstanceState.ACTIVE, not pair[0].busy)
+        ):
             if instance.key in self.loaded:
                 self._leave(instance, device, now_s)
 
@@ -205,8 +208,9 @@ class Operations(Wanting):
                 self.stop(instance, reason, now_s, carry=True)
             return
         needed = not model.removed and (not active or instance.busy or model.pinned)
-        if active and needed and model.failures < self.settings.activation_attempts and not model.failed_for_good:
-            if now_s < model.retry_at_s:
+        moves = needed or (not model.removed and len(model.instances) == 1)
+        if active and moves and model.failures < self.settings.activation_attempts and not model.failed_for_good:
+            if needed and now_s < model.retry_at_s:
                 return  # its new place failed: another one is tried in a moment
             room = self.find_room(model, now_s)
             if isinstance(room, Room) and not room.evict:

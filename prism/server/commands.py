@@ -74,4 +74,4 @@ class Commands:
 def refusal(result: CommandResult) -> str:
     """What went wrong, in words."""
     detail = result.detail.get("detail")
-    return f"{result.error}: {detail}" if isinstance(detail, str) else result.error
+    return detail if isinstance(detail, str) else result.error

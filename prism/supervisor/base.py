@@ -5,12 +5,11 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import fcntl
 import os
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
-from typing import IO, Final
+from typing import Final
 
 import msgspec
 
@@ -40,7 +39,7 @@ class CannotStart(PrismError):
 
 
 class Supervisor:
-    """The processes of one state directory. ``say`` hears of each step of the start."""
+    """The processes of one state directory, which the caller holds (:meth:`StateDir.take`). ``say`` hears of each step of the start."""
 
     def __init__(
         self,
@@ -55,32 +54,14 @@ class Supervisor:
         self.children: list[Child] = []
         self._redis_url, self._secret_file, self._log_level = redis_url, secret_file, log_level
         self._zygote: ZygoteClient | None = None
-        self._lock: IO[str] | None = None
         self._began_s = time.time()
         self._metrics = Metrics()
         self._metrics.set(names.INFO, 1, version=__version__)
 
-    def _take_lock(self) -> None:
-        """One server per state directory. Raises :class:`CannotStart`."""
-        self._lock = (self.state.run / "lock").open("a+")
-        try:
-            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            self._lock.close()
-            self._lock = None
-            running = self.state.read_server() or {}
-            raise CannotStart(
-                f"another server uses the state directory {self.state.root} (process {running.get('pid', 'unknown')}); "
-                "stop it or choose another one with --state-dir"
-            ) from None
-
     def _release(self) -> None:
-        """At the end of a clean stop, if the state directory was ours: host memory goes back (packs stay on
-        disk). After a crash the copies stay, and the next start uses them."""
-        if self._lock is not None:
-            drop_shared(self.state.store)
-            self._lock.close()
-            self._lock = None
+        """At the end of a clean stop: host memory goes back (packs stay on disk). After a crash the copies stay, and
+        the next start uses them."""
+        drop_shared(self.state.store)
 
     # --- processes ---
 

@@ -81,7 +81,6 @@ class Machine(Supervisor):
 
     async def start(self) -> None:
         """Returns when requests are answered. Raises :class:`CannotStart`."""
-        self._take_lock()
         self._check_port(self.options.host, self.options.port, "--port")
         if not self._redis_url:
             self._start_valkey()

@@ -61,7 +61,6 @@ class NodeMachine(Supervisor):
 
     async def start(self) -> None:
         """Returns when the fleet can use the devices. Raises :class:`CannotStart`."""
-        self._take_lock()
         if self.options.metrics_port is not None:
             try:
                 self._hide_metrics = expose(self.options.listen, self.options.metrics_port)

@@ -15,8 +15,8 @@ from __future__ import annotations
 
 import heapq
 import math
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
 from typing import Final
 
 import numpy as np
@@ -107,6 +107,16 @@ def preset(name: str) -> GeneratorSpec:
         return PRESETS[name]
     except KeyError:
         raise InvalidValue("preset", name, "unknown generator preset", list(PRESETS)) from None
+
+
+def shortened(spec: GeneratorSpec, given: Mapping[str, object]) -> GeneratorSpec:
+    """``spec`` with its on- and off-periods shortened as its duration is by ``given`` (options that override it), unless
+    they are given too: otherwise groups would be idle in all of a short trace."""
+    duration_s = given.get("duration_s", spec.duration_s)
+    if not isinstance(duration_s, float) or not 0 < duration_s < spec.duration_s or {"on_s", "off_s"} & set(given):
+        return spec
+    factor = duration_s / spec.duration_s
+    return replace(spec, on_s=spec.on_s * factor, off_s=spec.off_s * factor)
 
 
 def generate(spec: GeneratorSpec, seed: int) -> Iterator[TraceRow]:

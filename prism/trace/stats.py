@@ -26,6 +26,9 @@ IDLE_S: Final = 10.0
 BIN_S: Final = 10.0
 BINS_PER_MINUTE: Final = 6
 CHANGE: Final = 5.0
+LONG_S: Final = 10_000.0
+SLOW_RPS: Final = 0.1
+"""A longer and slower trace of whole numbers was probably recorded in milliseconds (10 s and 100/s)."""
 
 
 class Spread(msgspec.Struct, frozen=True):
@@ -74,6 +77,8 @@ class TraceStats(msgspec.Struct, frozen=True, kw_only=True):
     output_tokens: Spread | None
     models: list[ModelStats]
     """Most popular first."""
+    in_milliseconds: bool = False
+    """Whether the arrival times look like milliseconds: whole numbers, hours long, hardly any traffic."""
 
 
 class _Model:
@@ -109,10 +114,11 @@ def trace_stats(rows: Iterable[TraceRow]) -> TraceStats:
     models: dict[str, _Model] = {}
     prompts: Counter[int] = Counter()
     outputs: Counter[int] = Counter()
-    end_s = 0.0
+    end_s, whole = 0.0, True
     for row in rows:
         models.setdefault(row.model, _Model()).add(row.arrival_s)
         end_s = row.arrival_s
+        whole = whole and end_s.is_integer()
         if row.prompt_tokens is not None:
             prompts[row.prompt_tokens] += 1
         if row.output_tokens is not None:
@@ -121,7 +127,9 @@ def trace_stats(rows: Iterable[TraceRow]) -> TraceStats:
         model.idle_until(end_s)
     total = sum(m.requests for m in models.values())
     found = [_model_stats(name, model, total, end_s) for name, model in models.items()]
-    return _trace_stats(sorted(found, key=lambda m: (-m.requests, m.model)), total, end_s, prompts, outputs)
+    stats = _trace_stats(sorted(found, key=lambda m: (-m.requests, m.model)), total, end_s, prompts, outputs)
+    slow = end_s >= LONG_S and stats.rate_rps < SLOW_RPS
+    return msgspec.structs.replace(stats, in_milliseconds=whole and slow)
 
 
 def _trace_stats(

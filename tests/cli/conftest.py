@@ -39,7 +39,7 @@ def server(monkeypatch: pytest.MonkeyPatch) -> FakeServer:
     fake = FakeServer()
     transport = httpx.MockTransport(fake.handle)
 
-    def connect(url: str | None, key: str | None, state_dir: str) -> client.AdminClient:
+    def connect(url: str | None, key: str | None, state_dir: str | None) -> client.AdminClient:
         return client.AdminClient(url or "http://server", key, transport=transport)
 
     monkeypatch.setattr(client, "connect", connect)

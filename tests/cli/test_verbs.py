@@ -25,14 +25,20 @@ def test_ls(server: FakeServer, prism: Run) -> None:
         assert part in shown.output
     assert "cold" not in prism("ls", "--state", "ready").output
     assert [model["name"] for model in json.loads(prism("ls", "--json").output)] == ["org/chat", "cold"]
+    refused = prism("ls", "--state", "nonsense")
+    assert refused.exit_code == Exit.USAGE
+    assert "nonsense" in refused.output and "inactive" in refused.output
 
 
 def test_ps(server: FakeServer, prism: Run) -> None:
     waiting = {**COLD, "name": "wanted", "state": "loading", "waiting": 7}
     server.answers["GET /admin/models"] = {"models": [MODEL, COLD, waiting]}
     shown = prism("ps").output
-    for part in ("MODEL", "org/chat", "local/host:0", "3.0 GiB", "256.0 MiB", "97.5%", "ago", "wanted", "loading", "7"):
+    for part in ("MODEL", "org/chat", "local/host:0", "3.0 GiB", "256.0 MiB", "97.5%", "wanted", "loading", "7"):
         assert part in shown
+    lines = {line.split()[0]: line for line in shown.splitlines()}
+    assert lines["org/chat"].endswith("now"), "a request of it runs"
+    assert lines["wanted"].endswith("ago")
     assert "cold" not in shown
     assert len(json.loads(prism("ps", "--json").output)) == 2
     server.answers["GET /admin/models"] = {"models": [COLD]}
@@ -72,6 +78,18 @@ def test_commands(
     assert [asked for asked in server.calls if not asked[0].startswith("GET")] == [(call, body)]
     assert said in shown.output
     assert json.loads(prism(*arguments, "--json").output) == reply
+
+
+def test_load_of_a_model_that_was_ready_does_not_claim_to_have_loaded_it(server: FakeServer, prism: Run) -> None:
+    server.answers["POST /admin/models/a/load"] = {"ok": True, "detail": {"state": "ready", "was_ready": True}}
+    assert prism("load", "a").output.splitlines()[-1] == "a was ready already"
+
+
+def test_reload_after_the_server_was_first_says_what_it_took_over(server: FakeServer, prism: Run) -> None:
+    before = {"summary": "+new", "at_s": 1.0}
+    server.answers["POST /admin/reload"] = {"ok": True, "summary": "nothing to apply", "applied_before": before}
+    shown = prism("reload").output
+    assert "taken over" in shown and "+new" in shown and "nothing to apply" not in shown
 
 
 def arriving(took_s: float | None = None) -> dict[str, Any]:

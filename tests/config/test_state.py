@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import json
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
 
+from prism.cli import node, serve
 from prism.config.state import StateDir, StateError
 
 
@@ -25,6 +29,11 @@ def test_server_file(tmp_path: Path) -> None:
     state.write_server("http://127.0.0.1:1", Path("/c.yaml"), 5.0)
     found = state.read_server()
     assert found is not None and found["url"] == "http://127.0.0.1:1"
+    state.withdraw_server()
+    assert state.read_server() is None, "what this process wrote"
+    state.server_file.write_text(json.dumps({"url": "http://127.0.0.1:2", "pid": 1}))
+    state.withdraw_server()
+    assert state.read_server() is not None, "another process' file stays"
     state.server_file.write_text("[]")
     assert state.read_server() is None
     state.server_file.write_text("{")
@@ -35,3 +44,39 @@ def test_a_place_that_cannot_be_used(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(StateError, match="cannot be made"):
         StateDir.at(tmp_path / "file" / "below").create()
+
+
+@pytest.fixture
+def used(tmp_path: Path) -> Iterator[StateDir]:
+    """A state directory with a running server, and what it wrote there."""
+    state = StateDir.at(tmp_path / "s")
+    state.create()
+    with state.take():
+        state.write_server("http://127.0.0.1:1", Path("/c.yaml"), 5.0)
+        (state.run / "metrics").mkdir()
+        (state.run / "metrics" / "counter_1.db").write_bytes(b"counts")
+        state.fleet_secret_file.write_text("the running machine's secret")
+        (state.logs / "serve.jsonl").write_text("{}\n")
+        yield state
+
+
+def files(state: StateDir) -> dict[str, bytes]:
+    return {str(f.relative_to(state.root)): f.read_bytes() for f in state.root.rglob("*") if f.is_file()}
+
+
+@pytest.mark.parametrize("program", ["serve", "node"])
+def test_a_second_server_is_refused_and_changes_nothing(
+    used: StateDir, tmp_path: Path, program: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    catalog = tmp_path / "c.yaml"
+    catalog.write_text("models: [{name: a, path: org/a}]\n")
+    monkeypatch.setenv("PRISM_FLEET_SECRET", "another secret that is long enough")
+    before = files(used)
+    at = ["--state-dir", str(used.root)]
+    if program == "serve":
+        done = CliRunner().invoke(serve.command, [str(catalog), *at])
+    else:
+        done = CliRunner().invoke(node.command, ["--redis-url", "redis://127.0.0.1:1", "--name", "n", *at])
+    assert isinstance(done.exception, StateError), done.output
+    assert "another server uses the state directory" in str(done.exception)
+    assert files(used) == before

@@ -42,7 +42,7 @@ def test_durations(text: object, expected_s: float) -> None:
 
 
 @pytest.mark.parametrize(
-    "text", ["500", 5, 2.5, "ms", "-1s", "1 s", "1e3s", "", "1sec", "1s\n", "nan", True, None, "1s-2s"]
+    "text", ["500", 5, 2.5, "ms", "-1s", "1  s", " 1s", "1s 2", "1e3s", "", "1sec", "1s\n", "nan", True, None, "1s-2s"]
 )
 def test_refused_durations_name_key_value_and_units(text: object) -> None:
     with pytest.raises(InvalidValue) as caught:

@@ -47,6 +47,7 @@ def as_json(server: Server, *arguments: str) -> Any:
 def test_a_model_from_cold_to_loaded_to_gone(server: Server) -> None:
     assert {model["name"]: model["state"] for model in as_json(server, "ls")}[LLAMA] == "inactive"
     assert "is ready after" in prism(server, "load", LLAMA)
+    assert "was ready already" in prism(server, "load", LLAMA)
     until(lambda: [m["state"] for m in as_json(server, "ps") if m["name"] == LLAMA] == ["ready"], "its being shown")
     complete(server.client, LLAMA, "hello", 4)
 
@@ -101,6 +102,7 @@ def test_draining_empties_a_device(server: Server) -> None:
     [device] = replica["devices"]
     prism(server, "drain", device)
     until(lambda: not any(device in replica["devices"] for replica in server.replicas(QWEN)), "the drain")
+    until(lambda: server.replicas(QWEN), "the idle model's move: there is room")
     until(lambda: f"{device} (draining)" in prism(server, "top", "--once"), "the drain being shown")
     complete(server.client, QWEN, "hello", 4)
     [replica] = until(lambda: server.replicas(QWEN), "the model elsewhere")
@@ -131,6 +133,15 @@ def test_logs_follow_a_request(server: Server) -> None:
     decisions = [json.loads(line) for line in prism(server, "logs", "--decisions", "--json").splitlines()]
     assert any(line["do"] == "Activate" and line["model"] == LLAMA for line in decisions)
     assert prism(server, "logs", "--raw", "-n", "1")
+
+
+def test_a_reload_after_the_server_was_first_says_what_was_taken_over(server: Server) -> None:
+    file = server.state.parent / "catalog.yaml"
+    config = json.loads(file.read_text())
+    config["models"].append({"name": "extra", "path": config["models"][0]["path"]})
+    file.write_text(json.dumps(config))
+    until(lambda: "extra" in prism(server, "ls"), "the server looking at the file by itself")
+    assert "+extra" in prism(server, "reload")
 
 
 def test_what_cannot_be_done_says_why(server: Server) -> None:

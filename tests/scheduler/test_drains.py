@@ -17,25 +17,33 @@ from prism.core.reasons import ReasonCode
 from prism.core.settings import ClusterSettings
 from tests.scheduler.cluster_world import Key, Live, World, model_spec
 from tests.scheduler.exchange import node_devices
-from tests.scheduler.small_world import GB0, GB1, QUIET, A, B, on, reasons, serve, world
+from tests.scheduler.small_world import GB0, GB1, QUIET, A, B, C, on, reasons, serve, world
 
 
-def test_draining_a_device_moves_what_is_in_use_and_drops_what_is_idle() -> None:
-    w = world(model_spec("a", 300), model_spec("b", 300), devices=2, settings=QUIET)
+@pytest.mark.parametrize("room", [True, False])
+def test_draining_a_device_moves_what_is_in_use_and_what_is_idle_if_there_is_room(room: bool) -> None:
+    w = world(model_spec("a", 300), model_spec("b", 300), model_spec("c", 500), devices=2, settings=QUIET)
     serve(w, A)
     w.send(OperatorLoad(B, (GB0,)))
+    if not room:
+        w.send(OperatorLoad(C, (GB1,)))
     w.pass_time(0.5)
     w.step()
     w.arrive(A)
     w.report(GB0)
     w.drained.add(GB0)
     w.send(OperatorDrain((GB0,)))
-    assert reasons(w, Activate)[-1] == ("a", ReasonCode.DRAIN)
-    assert reasons(w, Deactivate) == [("b", ReasonCode.DRAIN)]
+    moved = [("a", ReasonCode.DRAIN), ("b", ReasonCode.DRAIN)]
+    assert reasons(w, Activate)[-1 - room :] == moved[: 1 + room], "what is in use finds its place first"
+    assert reasons(w, Deactivate) == ([] if room else moved[1:])
     w.pass_time(0.5)
-    w.activated((A, Generation(3)))
+    w.activated((A, Generation(3 if room else 4)))
     assert w.routes[A] == (GB1,)
-    assert reasons(w, Deactivate)[-1] == ("a", ReasonCode.MIGRATED)
+    assert ("a", ReasonCode.MIGRATED) in reasons(w, Deactivate)
+    if room:
+        w.activated((B, Generation(4)))
+        assert w.routes[B] == (GB1,)
+        assert ("b", ReasonCode.MIGRATED) in reasons(w, Deactivate)
     assert not [e for _, e in w.log if isinstance(e, Deactivate) and e.carry], "running requests finish where they are"
 
 

@@ -63,3 +63,39 @@ def test_models_by_name_on_the_command_line(tmp_path: Path) -> None:
     assert {r.model for r in open_trace(changed).rows()} <= {"x", "y"}
     bad = CliRunner().invoke(command, ["transform", str(source), str(changed), "--rename", "a"])
     assert isinstance(bad.exception, InvalidValue)
+
+
+def test_a_short_trace_has_all_its_models(tmp_path: Path) -> None:
+    path = tmp_path / "g.jsonl"
+    said = run("generate", path, "--models", 3, "--duration", 60)
+    assert len({r.model for r in open_trace(path).rows()}) == 3
+    assert "requests of 3 models" in said
+
+
+def test_models_without_requests_are_named_with_the_reason(tmp_path: Path) -> None:
+    arguments = ["generate", str(tmp_path / "g.jsonl"), "--models", "3", "--duration", "60", "--rate-rps", "0.05"]
+    said = CliRunner().invoke(command, arguments, catch_exceptions=False).output
+    assert "no requests of" in said and "model-2" in said and "--rate-rps" in said
+
+
+def written(file: Path, times_s: list[float]) -> Path:
+    line = {"model": "m", "prompt_tokens": 1, "output_tokens": 1}
+    file.write_text("".join(json.dumps({"arrival_s": at_s, **line}) + "\n" for at_s in times_s))
+    return file
+
+
+def test_stats_warn_of_milliseconds(tmp_path: Path) -> None:
+    wrong = written(tmp_path / "ms.jsonl", [float(i * 365) for i in range(1700)])
+    assert "620" in (said := CliRunner().invoke(command, ["stats", str(wrong)]).output)
+    assert "look like milliseconds" in said and "--time 0.001" in said
+    right = written(tmp_path / "s.jsonl", [i * 0.365 for i in range(1700)])
+    assert "milliseconds" not in CliRunner().invoke(command, ["stats", str(right)]).output
+    week = written(tmp_path / "w.jsonl", [float(i // 2) for i in range(30_000)])
+    assert "milliseconds" not in CliRunner().invoke(command, ["stats", str(week)]).output
+
+
+def test_stats_refuse_an_empty_trace(tmp_path: Path) -> None:
+    for text in ("", '{"trace": {}}\n'):
+        (tmp_path / "e.jsonl").write_text(text)
+        refused = CliRunner().invoke(command, ["stats", str(tmp_path / "e.jsonl")])
+        assert isinstance(refused.exception, InvalidValue) and "has no requests" in str(refused.exception)
