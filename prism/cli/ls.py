@@ -9,7 +9,6 @@ import click
 from prism.cli import output
 from prism.cli.client import AdminClient, server_options
 
-
 STATES: Final = ("ready", "loading", "draining", "waiting", "failed", "inactive")
 """What the server calls the states of a model (:mod:`prism.server.views`)."""
 

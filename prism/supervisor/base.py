@@ -39,7 +39,8 @@ class CannotStart(PrismError):
 
 
 class Supervisor:
-    """The processes of one state directory, which the caller holds (:meth:`StateDir.take`). ``say`` hears of each step of the start."""
+    """The processes of one state directory, which the caller holds (:meth:`StateDir.take`). ``say`` hears of each step
+    of the start."""
 
     def __init__(
         self,

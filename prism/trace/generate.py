@@ -110,8 +110,8 @@ def preset(name: str) -> GeneratorSpec:
 
 
 def shortened(spec: GeneratorSpec, given: Mapping[str, object]) -> GeneratorSpec:
-    """``spec`` with its on- and off-periods shortened as its duration is by ``given`` (options that override it), unless
-    they are given too: otherwise groups would be idle in all of a short trace."""
+    """``spec`` with its on- and off-periods shortened as its duration is by ``given`` (options that override it),
+    unless they are given too: otherwise groups would be idle in all of a short trace."""
     duration_s = given.get("duration_s", spec.duration_s)
     if not isinstance(duration_s, float) or not 0 < duration_s < spec.duration_s or {"on_s", "off_s"} & set(given):
         return spec
