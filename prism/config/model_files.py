@@ -44,7 +44,9 @@ _CONTEXT_KEYS: Final = (
     "max_seq_len",
     "model_max_length",
     "max_position_embeddings",
+    "n_positions",
 )
+"""Where SGLang looks, in its order (``n_positions`` is what some configurations call the last but one)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +56,8 @@ class ModelFacts:
     shape: ModelShape
     weight_bytes: int
     context_tokens: int
-    """Longest sequence the model was made for."""
+    """Longest sequence the model was made for; 0: its configuration leaves it to the architecture's default, which only
+    the engine knows."""
     architecture: str
 
 
@@ -148,9 +151,20 @@ def facts_from(
     weight_bytes = sum(
         prod(dims) * (dtype_bytes if kind in _FLOATS else _STORED_BYTES.get(kind, 1)) for kind, dims in tensors
     )
-    context = next((int(text[key]) for key in _CONTEXT_KEYS if text.get(key)), 2048)
     architectures = config.get("architectures") or [config.get("model_type", "unknown")]
-    return ModelFacts(shape, weight_bytes, context, str(architectures[0]))
+    return ModelFacts(shape, weight_bytes, _context_tokens(text), str(architectures[0]))
+
+
+def _context_tokens(config: dict[str, Any]) -> int:
+    """As SGLang's ``get_context_length`` reads it: positions, times the factor of scalings that do not say what they
+    started from."""
+    positions = next((int(config[key]) for key in _CONTEXT_KEYS if config.get(key)), 0)
+    scaling = config.get("rope_scaling") or config.get("rope_parameters") or {}
+    kind = scaling.get("rope_type", scaling.get("type"))
+    if "original_max_position_embeddings" in scaling or kind in ("llama3", "yarn", "longrope"):
+        return positions  # transformers fills in where yarn and longrope started
+    factor = scaling.get("factor", 1)
+    return int(positions * factor) if isinstance(factor, int | float) else positions
 
 
 def engine_dtype_bytes(config: dict[str, Any], dtype: str) -> int:

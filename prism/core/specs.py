@@ -53,6 +53,7 @@ class ModelSpec:
     weight_bytes: int
     shape: ModelShape
     context_tokens: int
+    """0: as the engine finds it."""
     tp: int = 1
     aliases: tuple[str, ...] = ()
     pinned: bool = False

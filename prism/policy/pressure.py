@@ -35,7 +35,7 @@ class Shard:
 def least_kv_bytes(spec: ModelSpec, min_kv_tokens: int) -> int:
     """KV memory without which one shard of the model should not be on a device: what the catalog asks for, and room for
     ``min_kv_tokens`` (at most the context)."""
-    tokens_bytes = min(min_kv_tokens, spec.context_tokens) * spec.shape.kv_bytes_per_token
+    tokens_bytes = min(min_kv_tokens, spec.context_tokens or min_kv_tokens) * spec.shape.kv_bytes_per_token
     return -(-max(spec.min_kv_bytes, tokens_bytes) // spec.tp)
 
 

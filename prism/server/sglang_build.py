@@ -68,7 +68,7 @@ def server_args(model: ModelConfig, folder: Path, base: Path) -> dict[str, Any]:
         "model_path": str(folder),
         "served_model_name": model.name,
         "device": "cpu",
-        "attention_backend": "torch_native",
+        "attention_backend": "triton",  # no attention runs here; some architectures refuse to be asked about others
         "disable_cuda_graph": True,
         "skip_server_warmup": True,
         "enable_cache_report": True,

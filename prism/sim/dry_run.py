@@ -249,8 +249,9 @@ def _jobs(snapshot: Snapshot, world: World, start_s: float, horizon_s: float, se
     jobs = []
     for index, (at_s, spec) in enumerate(found):
         prompt, output = table.draw(rng)
-        prompt = min(prompt, spec.context_tokens - 1)
-        jobs.append(Job(index, spec, start_s + at_s, prompt, max(1, min(output, spec.context_tokens - prompt))))
+        context = spec.context_tokens or prompt + output
+        prompt = min(prompt, context - 1)
+        jobs.append(Job(index, spec, start_s + at_s, prompt, max(1, min(output, context - prompt))))
     return jobs
 
 

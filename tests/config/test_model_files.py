@@ -71,6 +71,24 @@ def test_auto_dtype_is_the_stored_one(model: Path) -> None:
     assert catalog_of(model, ", context_length: 99").spec("a").context_tokens == 99
 
 
+@pytest.mark.parametrize(
+    ("config", "tokens"),
+    [
+        ({"n_positions": 777}, 777),
+        ({"max_position_embeddings": 1000, "rope_scaling": {"type": "linear", "factor": 4.0}}, 4000),
+        ({"max_position_embeddings": 1000, "rope_parameters": {"rope_type": "dynamic", "factor": 2.0}}, 2000),
+        ({"max_position_embeddings": 1000, "rope_scaling": {"rope_type": "yarn", "factor": 4.0}}, 1000),
+        ({"max_position_embeddings": 1000, "rope_scaling": {"rope_type": "llama3", "factor": 8.0}}, 1000),
+        ({"max_position_embeddings": 1000, "rope_parameters": {"full_attention": {"rope_type": "default"}}}, 1000),
+        ({}, 0),
+    ],
+)
+def test_context_is_read_as_the_engine_reads_it(config: dict[str, Any], tokens: int) -> None:
+    """Expected values are those of SGLang's ``get_context_length`` for the same configurations."""
+    dimensions = {name: value for name, value in CONFIG.items() if name != "max_position_embeddings"}
+    assert facts_from({**dimensions, **config}, [], "auto", "here").context_tokens == tokens
+
+
 def test_a_changed_config_is_read_again(model: Path) -> None:
     assert model_facts("m", model.parent).shape.layers == 3
     (model / "config.json").write_text(json.dumps({**CONFIG, "num_hidden_layers": 5}))
