@@ -18,6 +18,7 @@ import time
 
 from prism.core.events import EngineUp, MemoryReport, RequestArrived
 from prism.core.ids import DeviceId, Generation, ModelName, RequestId
+from prism.core.instances import InstanceKey
 from prism.core.request import Request
 from prism.core.settings import GpuSettings
 from prism.policy.admission import moore_hodgson
@@ -58,7 +59,7 @@ def median_ms(run: object) -> float:
 def arrivals_us(count: int) -> float:
     """Microseconds per event while ``count`` requests arrive at one busy device."""
     scheduler = GpuScheduler(DeviceId("n/host:0"), GpuSettings())
-    scheduler.on_event(EngineUp(ModelName("m"), Generation(1), 5000.0, 1000, 4), 0.0)
+    scheduler.on_event(EngineUp(InstanceKey(ModelName("m"), Generation(1)), 5000.0, 1000, 4), 0.0)
     scheduler.on_event(MemoryReport(10**9), 0.0)
     requests = [Request(RequestId(f"r{i}"), ModelName("m"), i * 1e-4, 100 + i % 50, 1.0, 60.0) for i in range(count)]
     start_s = time.process_time()

@@ -19,11 +19,12 @@ from prism.core.events import (
     ClusterEvent,
     DeactivationFinished,
     DeviceReport,
-    ModelLoad,
+    InstanceLoad,
     NodeJoined,
     WaitingRequests,
 )
 from prism.core.ids import DeviceId, ModelName, NodeId
+from prism.core.instances import InstanceKey
 from prism.core.settings import ClusterSettings
 from prism.core.specs import ModelShape, ModelSpec
 from prism.scheduler import cluster_scheduler
@@ -39,7 +40,7 @@ def run(catalog_size: int) -> float:
     scheduler = cluster_scheduler(ClusterSettings(), specs)
     rng = random.Random(1)
     now_s, count = 0.0, 0
-    active: dict[tuple[ModelName, int], DeviceId] = {}
+    active: dict[InstanceKey, DeviceId] = {}
 
     def send(event: ClusterEvent) -> None:
         nonlocal count
@@ -47,11 +48,11 @@ def run(catalog_size: int) -> float:
 
     def answers(effect: ClusterEffect) -> list[ClusterEvent]:
         if isinstance(effect, Activate):
-            active[(effect.model, effect.generation)] = effect.devices[0]
-            return [ActivationFinished(effect.model, effect.generation, 0.5)]
+            active[effect.key] = effect.devices[0]
+            return [ActivationFinished(effect.key, 0.5)]
         if isinstance(effect, Deactivate):
-            del active[(effect.model, effect.generation)]
-            return [DeactivationFinished(effect.model, effect.generation)]
+            del active[effect.key]
+            return [DeactivationFinished(effect.key)]
         return []
 
     send(NodeJoined(NodeId("n"), node_devices("n", 100, 40 << 30)))
@@ -65,7 +66,7 @@ def run(catalog_size: int) -> float:
             send(WaitingRequests(model, 1, now_s))
             send(WaitingRequests(model, 0, now_s))
         else:
-            load = ModelLoad(here[0], here[1], 16 << 30, 1 << 30, 1 << 30, 0, 0, 1)  # type: ignore[arg-type]
+            load = InstanceLoad(here, 16 << 30, 1 << 30, 1 << 30, 0, 0, 1)
             send(DeviceReport(active[here], 40 << 30, 8 << 30, (load,)))
     return (time.process_time() - start_s) / count * 1e6
 

@@ -6,7 +6,6 @@ import asyncio
 import json
 import logging
 import time
-from dataclasses import asdict
 from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
@@ -23,7 +22,8 @@ from prism.core.events import (
     OperatorUnload,
     PinChanged,
 )
-from prism.core.ids import DeviceId, Generation, ModelName, local_name
+from prism.core.ids import DeviceId, ModelName, local_name
+from prism.core.instances import InstanceKey
 from prism.scheduler import planning
 from prism.store.values import Entry, StoreUnavailable
 from prism.wire import keys
@@ -45,7 +45,7 @@ class Admin:
     def __init__(self, controller: Controller) -> None:
         self._c = controller
         self._loading: dict[ModelName, list[asyncio.Future[tuple[bool, str]]]] = {}
-        self._awaited: dict[tuple[ModelName, Generation], asyncio.Future[tuple[bool, str]]] = {}
+        self._awaited: dict[InstanceKey, asyncio.Future[tuple[bool, str]]] = {}
         self._applied: dict[str, Any] | None = None
         """The last change of the catalog that was applied: what and when."""
 
@@ -178,7 +178,7 @@ class Admin:
             return await self._load(model, (), deadline_s)  # room for the first must be made
         orders = [e for e in effects if isinstance(e, Activate) and e.model == model]
         loop = asyncio.get_running_loop()
-        outcomes = {(model, e.generation): loop.create_future() for e in orders}
+        outcomes = {e.key: loop.create_future() for e in orders}
         self._awaited.update(outcomes)
         try:
             async with asyncio.timeout(max(0.0, deadline_s - time.time())):
@@ -200,10 +200,10 @@ class Admin:
             return
         ok = isinstance(event, ActivationFinished)
         detail = f"{event.seconds:.3f}" if isinstance(event, ActivationFinished) else f"{event.error}: {event.detail}"
-        awaited = self._awaited.get((event.model, event.generation))
+        awaited = self._awaited.get(event.key)
         if awaited is not None and not awaited.done():
             awaited.set_result((ok, detail))
-        for outcome in self._loading.get(event.model, []):
+        for outcome in self._loading.get(event.key.model, []):
             if not outcome.done():
                 outcome.set_result((ok, detail))
 
@@ -270,7 +270,7 @@ class Admin:
 
     def view(self) -> dict[str, Any]:
         """The cluster as the scheduler sees it, with the agents' latest numbers, for operators' views."""
-        view = asdict(planning.view(self._c.scheduler, time.time()))
+        view = planning.view(self._c.scheduler, time.time()).as_dict()
         view["instances"] = [msgspec.to_builtins(i) for node in self._c.nodes.all() for i in node.instances.values()]
         view["held"] = self._held()
         view["arriving"] = [

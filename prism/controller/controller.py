@@ -11,7 +11,7 @@ from typing import Final
 import msgspec
 
 from prism.controller.admin import Admin
-from prism.controller.distribution import Distribution, Instance, Supply
+from prism.controller.distribution import Distribution, Supply
 from prism.controller.inactive import InactiveQueue, Refusal
 from prism.controller.models import Models
 from prism.controller.nodes import Nodes
@@ -37,6 +37,7 @@ from prism.core.events import (
     Tick,
 )
 from prism.core.ids import ModelName
+from prism.core.instances import InstanceKey
 from prism.core.reasons import ReasonCode
 from prism.core.settings import PolicyName
 from prism.obs import names
@@ -157,7 +158,7 @@ class Controller:
             self._carry_out(effect, now_s, supplies)
         return effects
 
-    def _supplies(self, orders: list[Activate], now_s: float) -> dict[Instance, Supply]:
+    def _supplies(self, orders: list[Activate], now_s: float) -> dict[InstanceKey, Supply]:
         """Where the weights of these activations come from; those that send them are told."""
         if not orders:
             return {}
@@ -191,20 +192,19 @@ class Controller:
                 self.orders.node_lost(event.node)
             if isinstance(event, NodeJoined):
                 self.outbox.broken(report.mailbox)  # watched from now on
-            if isinstance(event, InstanceFound) and not await self._introduce(event.model):
+            if isinstance(event, InstanceFound) and not await self._introduce(event.key.model):
                 continue
             if isinstance(event, InstanceFound | InstanceLost) and self.placement.expects(event):
                 continue  # its command's answer is on the way and says the same
             if isinstance(event, DeviceReport):
-                self.inactive.loads.measured(event.device, sum(m.running + m.waiting for m in event.models))
+                self.inactive.loads.measured(event.device, sum(m.running + m.waiting for m in event.instances))
             self.feed(event)
 
     def _answered(self, event: ClusterEvent) -> None:
         match event:
             case ActivationFinished() | ActivationFailed() | DeactivationFinished():
                 if isinstance(event, ActivationFinished):
-                    devices = self.placement.devices_of(event.model, event.generation)
-                    self.nodes.answered(event.model, event.generation, devices)
+                    self.nodes.answered(event.key, self.placement.devices_of(event.key))
                 self.feed(event)
                 self.admin.concluded(event)
                 self._moved.set()
@@ -280,17 +280,17 @@ class Controller:
 
     # --- effects ---
 
-    def _carry_out(self, effect: ClusterEffect, now_s: float, supplies: dict[Instance, Supply]) -> None:
+    def _carry_out(self, effect: ClusterEffect, now_s: float, supplies: dict[InstanceKey, Supply]) -> None:
         self._lines.append(self._decisions.committed(effect, now_s))
         match effect:
             case Activate() | Deactivate():
                 mailbox = self.nodes.mailbox_of(effect.devices[0])
                 self.placement.ordered(effect, now_s)
                 if mailbox is not None:
-                    supply = supplies.get((effect.model, effect.generation))
+                    supply = supplies.get(effect.key)
                     self.orders.send(effect, self.models.known(effect.model), mailbox, now_s, supply)
                 elif isinstance(effect, Activate):
-                    failed = ActivationFailed(effect.model, effect.generation, ActivationError.STALE, "node is gone")
+                    failed = ActivationFailed(effect.key, ActivationError.STALE, "node is gone")
                     asyncio.get_running_loop().call_soon(self.feed, failed)
             case Route(model=model, devices=devices):
                 self.placement.route(model, devices, now_s)

@@ -17,7 +17,8 @@ import msgspec
 from prism.controller.nodes import Node, Nodes
 from prism.core.effects import Activate
 from prism.core.errors import InvalidValue
-from prism.core.ids import Generation, ModelName, NodeId, node_of
+from prism.core.ids import ModelName, NodeId, node_of
+from prism.core.instances import InstanceKey
 from prism.core.specs import DeviceKind, ModelSpec
 from prism.engine.images import image_keys
 from prism.engine.sglang_args import server_arguments
@@ -49,9 +50,6 @@ class _Running:
     receivers: set[str] = field(default_factory=set)
 
 
-Instance = tuple[ModelName, Generation]
-
-
 class Distribution:
     """One per controller; reads ``nodes``, sends nothing."""
 
@@ -61,12 +59,12 @@ class Distribution:
 
     def supply(
         self, orders: Sequence[Activate], specs: Mapping[ModelName, tuple[ModelSpec, str]], now_s: float
-    ) -> tuple[dict[Instance, Supply], list[tuple[str, Distribute]]]:
+    ) -> tuple[dict[InstanceKey, Supply], list[tuple[str, Distribute]]]:
         """Supplies of the activations, and messages (mailbox, message) to the machines that send. ``specs``: each
         model's spec and fingerprint ("": unknown)."""
         self._forget(now_s)
         nodes = {node.id: node for node in self._nodes.all() if node.weights}
-        parts: dict[Instance, list[bytes]] = {}
+        parts: dict[InstanceKey, list[bytes]] = {}
         sends: list[tuple[str, Distribute]] = []
         for key, group in self._wanted(orders, specs, nodes).items():
             given, sources = self._multicast(key, dict.fromkeys(node for _, node in group), nodes, now_s)
@@ -76,7 +74,7 @@ class Distribution:
                     parts.setdefault(instance, []).append(msgspec.msgpack.encode(given[node]))
         supplies = {}
         for order in orders:
-            instance, node = (order.model, order.generation), _node_of(order)
+            instance, node = order.key, _node_of(order)
             peers = {str(n.id): n.weights for n in nodes.values() if n.id != node}
             mark = specs[order.model][1] if order.model in specs else ""
             supplies[instance] = Supply(mark, tuple(parts.get(instance, ())), peers)
@@ -87,9 +85,9 @@ class Distribution:
         orders: Sequence[Activate],
         specs: Mapping[ModelName, tuple[ModelSpec, str]],
         nodes: Mapping[NodeId, Node],
-    ) -> dict[PackKey, list[tuple[Instance, NodeId]]]:
+    ) -> dict[PackKey, list[tuple[InstanceKey, NodeId]]]:
         """Packs that should come over the network, and who needs them."""
-        wanted: dict[PackKey, list[tuple[Instance, NodeId]]] = {}
+        wanted: dict[PackKey, list[tuple[InstanceKey, NodeId]]] = {}
         for order in orders:
             spec, mark = specs.get(order.model, (None, ""))
             node = nodes.get(_node_of(order))
@@ -97,7 +95,7 @@ class Distribution:
                 continue
             for key in _images(order, node, spec, mark):
                 if self._from_network(key, node, nodes):
-                    wanted.setdefault(key, []).append(((order.model, order.generation), node.id))
+                    wanted.setdefault(key, []).append((order.key, node.id))
         return wanted
 
     def _from_network(self, key: PackKey, node: Node, nodes: Mapping[NodeId, Node]) -> bool:

@@ -10,13 +10,14 @@ from prism.core.events import (
     ClusterEvent,
     DeviceReport,
     InstanceFound,
+    InstanceLoad,
     InstanceLost,
-    ModelLoad,
     NodeJoined,
     NodeLost,
     OperatorDrain,
 )
 from prism.core.ids import DeviceId, Generation, ModelName, NodeId, node_of
+from prism.core.instances import InstanceKey, whole_model
 from prism.core.specs import DeviceKind, DeviceSpec
 from prism.wire.messages import AgentReport, ArrivalReport, InstanceReport, PackReport
 
@@ -39,8 +40,8 @@ class Node:
     mailbox: str
     seen_s: float
     devices: tuple[DeviceSpec, ...]
-    instances: dict[tuple[ModelName, Generation], InstanceReport] = field(default_factory=dict)
-    serving: set[tuple[ModelName, Generation]] = field(default_factory=set)
+    instances: dict[InstanceKey, InstanceReport] = field(default_factory=dict)
+    serving: set[InstanceKey] = field(default_factory=set)
     """Instances that serve, as of the last report or of an answer since: if the next report lacks one, it was lost."""
     leaving: bool = False
     weights: str = ""
@@ -82,11 +83,11 @@ class Nodes:
         node.seen_s = now_s
         node.weights, node.packs, node.arriving = report.weights, report.packs, report.arriving
         node.disk_bytes_s, node.link_bytes_s = report.disk_bytes_s, report.link_bytes_s
-        now = {(ModelName(i.model), Generation(i.generation)): i for i in report.instances}
-        events += [InstanceLost(*key) for key in sorted(node.serving - now.keys())]
+        now = {_key(i): i for i in report.instances}
+        events += [InstanceLost(key) for key in sorted(node.serving - now.keys())]
         for key, instance in now.items():
             if instance.state == "active" and key not in node.serving:
-                events.append(InstanceFound(*key, tuple(DeviceId(d) for d in instance.devices)))
+                events.append(InstanceFound(key, whole_model(DeviceId(d) for d in instance.devices)))
         node.instances = now
         node.serving = {key for key, instance in now.items() if instance.state == "active"}
         events += [_device_report(report, spec) for spec in node.devices]
@@ -95,12 +96,12 @@ class Nodes:
             events.append(OperatorDrain(tuple(spec.id for spec in node.devices)))
         return events
 
-    def answered(self, model: ModelName, generation: Generation, devices: Iterable[DeviceId]) -> None:
+    def answered(self, key: InstanceKey, devices: Iterable[DeviceId]) -> None:
         """Their agent said that the instance serves. It may end before any report shows it: whatever the agent reports
         from now on was sent after its answer."""
         for id in {node_of(device) for device in devices}:
             if (node := self._nodes.get(id)) is not None:
-                node.serving.add((model, generation))
+                node.serving.add(key)
 
     def silent(self, now_s: float, broken: Callable[[str], bool] = lambda mailbox: False) -> list[ClusterEvent]:
         """Drops the nodes that have not reported for :data:`LOST_AFTER_S`, or for :data:`BROKEN_AFTER_S` when the
@@ -139,12 +140,15 @@ class Nodes:
         return node
 
 
+def _key(instance: InstanceReport) -> InstanceKey:
+    return InstanceKey(ModelName(instance.model), Generation(instance.generation))
+
+
 def _device_report(report: AgentReport, spec: DeviceSpec) -> DeviceReport:
     device = next(d for d in report.devices if d.id == spec.id)
     loads = tuple(
-        ModelLoad(
-            ModelName(i.model),
-            Generation(i.generation),
+        InstanceLoad(
+            _key(i),
             i.weight_bytes,
             i.kv_bytes,
             i.kv_idle_bytes,

@@ -18,6 +18,7 @@ from prism.core.events import (
     DeactivationFinished,
 )
 from prism.core.ids import Generation, ModelName, NodeId, node_of
+from prism.core.instances import InstanceKey
 from prism.core.specs import ModelSpec
 from prism.wire.mailbox import Outbox
 from prism.wire.messages import Activate, CommandResult, Deactivate
@@ -64,7 +65,7 @@ class Orders:
                 reply_to=self._reply_to,
                 model=effect.model,
                 devices=devices,
-                generation=effect.generation,
+                generation=effect.key.generation,
                 reason=reason,
                 spec=spec,
                 kv_cap_bytes=effect.kv_cap_bytes,
@@ -78,7 +79,7 @@ class Orders:
                 reply_to=self._reply_to,
                 model=effect.model,
                 devices=devices,
-                generation=effect.generation,
+                generation=effect.key.generation,
                 carry=effect.carry,
                 reason=reason,
             )
@@ -110,19 +111,18 @@ class Orders:
                 self._outbox.send(order.mailbox, order.message)
 
 
-def _name(message: Activate | Deactivate) -> tuple[ModelName, Generation]:
-    """An instance is its model and generation."""
-    return ModelName(message.model), Generation(message.generation)
+def _key(message: Activate | Deactivate) -> InstanceKey:
+    return InstanceKey(ModelName(message.model), Generation(message.generation))
 
 
 def _event(order: _Order, result: CommandResult, now_s: float) -> ClusterEvent:
     message = order.message
     if isinstance(message, Deactivate):
-        return DeactivationFinished(*_name(message))
+        return DeactivationFinished(_key(message))
     if result.ok:
-        return ActivationFinished(*_name(message), result.phases.get("total", now_s - order.issued_s))
+        return ActivationFinished(_key(message), result.phases.get("total", now_s - order.issued_s))
     try:
         error = ActivationError(result.error)
     except ValueError:
         error = ActivationError.ENGINE_DIED
-    return ActivationFailed(*_name(message), error, str(result.detail.get("detail", result.error)))
+    return ActivationFailed(_key(message), error, str(result.detail.get("detail", result.error)))

@@ -20,6 +20,7 @@ from prism.core.events import (
     NodeLost,
 )
 from prism.core.ids import DeviceId, Generation, ModelName, node_of
+from prism.core.instances import InstanceKey, devices_of
 from prism.store.interface import State
 from prism.store.values import ControllerRecord, LeaseLost, Replica, StoreUnavailable
 
@@ -42,7 +43,7 @@ class Placement:
 
     def expects(self, event: InstanceFound | InstanceLost) -> bool:
         """Whether the event only says what the answer to an outstanding command will say."""
-        replica = self._replicas.get(event.model, {}).get(event.generation)
+        replica = self._replicas.get(event.key.model, {}).get(event.key.generation)
         if isinstance(event, InstanceFound):
             return replica is not None
         return replica is not None and replica.state == "draining"
@@ -50,12 +51,12 @@ class Placement:
     def ordered(self, effect: Activate | Deactivate, now_s: float) -> None:
         group = self._replicas.setdefault(effect.model, {})
         state = "loading" if isinstance(effect, Activate) else "draining"
-        if isinstance(effect, Deactivate) and effect.generation not in group:
+        if isinstance(effect, Deactivate) and effect.key.generation not in group:
             return
-        group[effect.generation] = Replica(
+        group[effect.key.generation] = Replica(
             devices=list(effect.devices),
             state=state,
-            generation=effect.generation,
+            generation=effect.key.generation,
             reason=str(effect.reason),
             since_s=now_s,
         )
@@ -64,16 +65,16 @@ class Placement:
     def note(self, event: ClusterEvent, now_s: float) -> None:
         """Follows what happened to instances."""
         match event:
-            case ActivationFinished(model, generation):
+            case ActivationFinished((model, generation)):
                 self._set_state(model, generation, "ready", now_s)
-            case InstanceFound(model, generation, devices):
+            case InstanceFound((model, generation), parts):
                 self._replicas.setdefault(model, {})[generation] = Replica(
-                    devices=list(devices), state="ready", generation=generation, reason="found", since_s=now_s
+                    devices=list(devices_of(parts)), state="ready", generation=generation, reason="found", since_s=now_s
                 )
                 self._touch(model)
-            case ActivationFailed(model, generation) | DeactivationFinished(model, generation):
+            case ActivationFailed((model, generation)) | DeactivationFinished((model, generation)):
                 self._drop(model, generation)
-            case InstanceLost(model, generation):
+            case InstanceLost((model, generation)):
                 self._drop(model, generation)
             case NodeLost(node):
                 for model, group in list(self._replicas.items()):
@@ -92,9 +93,9 @@ class Placement:
         """Rank-0 devices whose queues take the model's requests now."""
         return self._routes.get(model, ())
 
-    def devices_of(self, model: ModelName, generation: Generation) -> tuple[DeviceId, ...]:
+    def devices_of(self, key: InstanceKey) -> tuple[DeviceId, ...]:
         """Of one instance; none when there is no such instance."""
-        replica = self._replicas.get(model, {}).get(generation)
+        replica = self._replicas.get(key.model, {}).get(key.generation)
         return () if replica is None else tuple(replica.devices)
 
     def replicas(self, model: ModelName) -> list[Replica]:

@@ -9,7 +9,8 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass, fields
 
-from prism.core.ids import DeviceId, Generation, ModelName, RequestId
+from prism.core.ids import DeviceId, ModelName, RequestId
+from prism.core.instances import InstanceKey, Parts, devices_of
 from prism.core.reasons import Reason
 
 # --- one device ---
@@ -17,13 +18,15 @@ from prism.core.reasons import Reason
 
 @dataclass(frozen=True, slots=True)
 class Dispatch:
-    """Hand the request to the engine of ``model`` now. ``FirstToken`` follows, then ``Finished`` or ``AttemptLost``."""
+    """Hand the request to this instance's engine now. ``FirstToken`` follows, then ``Finished`` or ``AttemptLost``."""
 
     id: RequestId
-    model: ModelName
-    generation: Generation
-    """The engine's (from ``EngineUp``)."""
+    key: InstanceKey
     reason: Reason
+
+    @property
+    def model(self) -> ModelName:
+        return self.key.model
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,15 +65,23 @@ GpuEffect = Dispatch | Refuse | SendBack | Abort
 
 @dataclass(frozen=True, slots=True)
 class Activate:
-    """Make an instance of ``model`` on ``devices`` (in rank order), named ``(model, generation)`` from here on;
-    answered by ``ActivationFinished`` or ``ActivationFailed``."""
+    """Make an instance of these parts, named ``key`` from here on; answered by ``ActivationFinished`` when all parts
+    are ready, or by ``ActivationFailed`` when nothing is left of any."""
 
-    model: ModelName
-    devices: tuple[DeviceId, ...]
-    generation: Generation
+    key: InstanceKey
+    parts: Parts
     reason: Reason
     kv_cap_bytes: int | None = None
     """Fixed KV share on each of the devices (``static`` and the ablation without elastic memory); None: elastic."""
+
+    @property
+    def model(self) -> ModelName:
+        return self.key.model
+
+    @property
+    def devices(self) -> tuple[DeviceId, ...]:
+        """All devices of all parts."""
+        return devices_of(self.parts)
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,17 +90,25 @@ class Deactivate:
     requests to the inactive queue with their tokens at once (``carry`` True; may follow a drain that takes too long).
     Answered by ``DeactivationFinished``, once. Also valid while the instance still loads."""
 
-    model: ModelName
-    devices: tuple[DeviceId, ...]
-    generation: Generation
+    key: InstanceKey
+    parts: Parts
     carry: bool
     reason: Reason
+
+    @property
+    def model(self) -> ModelName:
+        return self.key.model
+
+    @property
+    def devices(self) -> tuple[DeviceId, ...]:
+        """All devices of all parts."""
+        return devices_of(self.parts)
 
 
 @dataclass(frozen=True, slots=True)
 class Route:
-    """New requests of ``model``, and those in the inactive queue, go to the queue of one of ``devices`` (rank-0 devices
-    of the instances that serve); empty: to the inactive queue. Replaces the model's last route."""
+    """New requests of ``model``, and those in the inactive queue, go to the queue of one of ``devices`` (the queue
+    devices of the instances that serve); empty: to the inactive queue. Replaces the model's last route."""
 
     model: ModelName
     devices: tuple[DeviceId, ...]
@@ -115,11 +134,20 @@ Effect = GpuEffect | ClusterEffect
 
 
 def decision_record(effect: Effect, now_s: float) -> dict[str, object]:
-    """The effect as JSON values: time, kind, its fields, the reason last."""
+    """The effect as JSON values: time, kind, its fields. An instance is shown as model, devices and generation, its
+    parts when there is more to say of them."""
     record: dict[str, object] = {"at_s": round(now_s, 6), "do": type(effect).__name__}
     for field in fields(effect):
         value = getattr(effect, field.name)
-        record[field.name] = value.as_dict() if isinstance(value, Reason) else value
+        if isinstance(value, InstanceKey):
+            record["model"] = value.model
+            if isinstance(effect, Activate | Deactivate):
+                record["devices"] = effect.devices
+            record["generation"] = value.generation
+        elif field.name != "parts":
+            record[field.name] = value.as_dict() if isinstance(value, Reason) else value
+        elif not all(part.is_whole_model for part in value):
+            record["parts"] = [part.as_dict() for part in value]
     return record
 
 

@@ -9,7 +9,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import StrEnum
 
-from prism.core.ids import DeviceId, Generation, ModelName, NodeId, RequestId
+from prism.core.ids import DeviceId, ModelName, NodeId, RequestId
+from prism.core.instances import InstanceKey, Parts
 from prism.core.request import Request
 from prism.core.specs import DeviceSpec, ModelSpec
 
@@ -38,10 +39,11 @@ class RequestCancelled:
 
 @dataclass(frozen=True, slots=True)
 class EngineUp:
-    """An engine of ``model`` serves on this device (for tensor parallelism: this device has rank 0)."""
+    """An instance's engine serves, and this device's queue takes its requests (for tensor parallelism: this device has
+    rank 0). It gets the model's new requests from now on; an older instance of the model that is still here finishes
+    what it has."""
 
-    model: ModelName
-    generation: Generation
+    key: InstanceKey
     prefill_tokens_per_s: float
     """First guess of the prefill speed; corrected from what is measured."""
     kv_bytes_per_token: int
@@ -60,24 +62,25 @@ class EngineUp:
 
 @dataclass(frozen=True, slots=True)
 class EngineDraining:
-    """The model leaves: running requests finish, nothing new may be dispatched; what waits is sent back."""
+    """The instance leaves: running requests finish, nothing new may be dispatched to it; what waits for its model is
+    sent back unless another instance of it is here."""
 
-    model: ModelName
+    key: InstanceKey
 
 
 @dataclass(frozen=True, slots=True)
 class EngineDown:
-    """The engine is gone (left or died). What waits is sent back; for each request that was dispatched
-    ``AttemptLost`` follows once its delivered tokens are known."""
+    """The engine is gone (left or died). What waits is sent back unless another instance of the model is here; for each
+    request that was dispatched ``AttemptLost`` follows once its delivered tokens are known."""
 
-    model: ModelName
+    key: InstanceKey
 
 
 @dataclass(frozen=True, slots=True)
 class EngineLoad:
     """The engine's own counters; sent when they changed, a few times a second at most."""
 
-    model: ModelName
+    key: InstanceKey
     running: int
     waiting: int
     """Requests that queue inside the engine: dispatched and not yet begun, or retracted."""
@@ -193,11 +196,10 @@ class WaitingRequests:
 
 
 @dataclass(frozen=True, slots=True)
-class ModelLoad:
-    """One model's part of a device, in a :class:`DeviceReport`."""
+class InstanceLoad:
+    """One instance's part of a device, in a :class:`DeviceReport`."""
 
-    model: ModelName
-    generation: Generation
+    key: InstanceKey
     weight_bytes: int
     kv_bytes: int
     """Mapped KV memory, prefix cache included."""
@@ -221,7 +223,7 @@ class DeviceReport:
     device: DeviceId
     capacity_bytes: int
     free_bytes: int
-    models: tuple[ModelLoad, ...]
+    instances: tuple[InstanceLoad, ...]
     memory_short_s: float = 0.0
     """How long requests have been waiting for memory, when that is more than they can bear
     (:mod:`prism.scheduler.shortage`); else 0. An age."""
@@ -231,16 +233,14 @@ class DeviceReport:
 class ActivationStarted:
     """The owner accepted the command."""
 
-    model: ModelName
-    generation: Generation
+    key: InstanceKey
 
 
 @dataclass(frozen=True, slots=True)
 class ActivationFinished:
     """The instance serves from now on."""
 
-    model: ModelName
-    generation: Generation
+    key: InstanceKey
     seconds: float
 
 
@@ -248,8 +248,7 @@ class ActivationFinished:
 class ActivationFailed:
     """The instance does not exist; nothing of it is left on its devices."""
 
-    model: ModelName
-    generation: Generation
+    key: InstanceKey
     error: ActivationError
     detail: str = ""
 
@@ -258,25 +257,22 @@ class ActivationFailed:
 class DeactivationFinished:
     """The instance is gone and its memory is free."""
 
-    model: ModelName
-    generation: Generation
+    key: InstanceKey
 
 
 @dataclass(frozen=True, slots=True)
 class InstanceLost:
     """An instance that served, loaded or drained is gone without having been told to (its engine died)."""
 
-    model: ModelName
-    generation: Generation
+    key: InstanceKey
 
 
 @dataclass(frozen=True, slots=True)
 class InstanceFound:
     """A node agent reports an instance that serves: the scheduler has just started and takes it over."""
 
-    model: ModelName
-    generation: Generation
-    devices: tuple[DeviceId, ...]
+    key: InstanceKey
+    parts: Parts
 
 
 @dataclass(frozen=True, slots=True)

@@ -90,6 +90,11 @@ class Part:
     def node(self) -> NodeId:
         return node_of(self.lead)
 
+    def as_dict(self) -> dict[str, object]:
+        """For logs and operators' views."""
+        layers = None if self.layers is None else str(self.layers)
+        return {"devices": list(self.devices), "layers": layers, "role": self.role.value}
+
     @property
     def is_whole_model(self) -> bool:
         """It serves requests without any other part."""

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from enum import StrEnum
+from typing import Any
 
 from prism.core.ids import DeviceId, Generation, ModelName, NodeId
+from prism.core.instances import Parts, devices_of
 from prism.core.reasons import Reason
 
 
@@ -21,7 +23,7 @@ class InstanceState(StrEnum):
 @dataclass(frozen=True, slots=True)
 class InstanceView:
     generation: Generation
-    devices: tuple[DeviceId, ...]
+    parts: Parts
     state: InstanceState
     running: int
     waiting: int
@@ -30,6 +32,11 @@ class InstanceView:
     """When it came into this state."""
     idle_since_s: float | None
     """None while it has requests."""
+
+    @property
+    def devices(self) -> tuple[DeviceId, ...]:
+        """All devices of all parts."""
+        return devices_of(self.parts)
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,6 +94,14 @@ class ClusterView:
     policy: str
     devices: tuple[DeviceView, ...]
     models: tuple[ModelView, ...]
+
+    def as_dict(self) -> dict[str, Any]:
+        """As operators' views show it and a dry run reads it: instances name their devices beside their parts."""
+        view = asdict(self)
+        for shown, model in zip(view["models"], self.models, strict=True):
+            for instance, known in zip(shown["instances"], model.instances, strict=True):
+                instance["devices"], instance["parts"] = known.devices, [part.as_dict() for part in known.parts]
+        return view
 
 
 @dataclass(frozen=True, slots=True)

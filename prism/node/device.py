@@ -31,7 +31,8 @@ from prism.core.events import (
     RequestCancelled,
     Tick,
 )
-from prism.core.ids import DeviceId, Generation, ModelName, RequestId
+from prism.core.ids import DeviceId, ModelName, RequestId
+from prism.core.instances import InstanceKey
 from prism.core.reasons import ReasonCode
 from prism.core.settings import GpuSettings
 from prism.engine import events as engine_events
@@ -90,7 +91,7 @@ class DeviceShell:
         self.rests = Rests()
         self.memory_is_short: Callable[[], None] = lambda: None
         """Called when the controller has to hear of it (:mod:`prism.scheduler.shortage`); set by the agent."""
-        self._engines: dict[ModelName, tuple[Generation, Handle]] = {}
+        self._engines: dict[ModelName, tuple[InstanceKey, Handle]] = {}
         self._intake = Intake(store, keys.device_queue(device), consumer, self.ledger, self._admit)
         self._outbox, self._mailbox = outbox, mailbox
         self._memory, self._now, self._measures = memory, now, measures
@@ -107,16 +108,18 @@ class DeviceShell:
             group.create_task(self._intake.run())
             group.create_task(self._clock())
 
-    def engine_up(self, generation: Generation, handle: Handle, up: EngineUp) -> None:
+    def engine_up(self, handle: Handle, up: EngineUp) -> None:
         """``handle`` serves; its events are consumed by :meth:`consume`."""
-        self._engines[up.model] = (generation, handle)
-        self.served[up.model] = 0
-        self.rests.begin(up.model)
+        model = up.key.model
+        self._engines[model] = (up.key, handle)
+        self.served[model] = 0
+        self.rests.begin(model)
         self.feed(up)
 
     def stop_admitting(self, model: ModelName) -> None:
         """The model leaves: what waits goes back to the inactive queue, what runs may finish."""
-        self.feed(EngineDraining(model))
+        if (engine := self._engines.get(model)) is not None:
+            self.feed(EngineDraining(engine[0]))
 
     async def drained(self, model: ModelName, hurry: asyncio.Event, timeout_s: float) -> None:
         """Returns when no request of ``model`` runs here any more, when ``hurry`` is set, or after ``timeout_s``."""
@@ -135,8 +138,8 @@ class DeviceShell:
 
     def engine_down(self, model: ModelName) -> None:
         """The engine is gone. Its requests' front doors are asked what they have; the answers decide what follows."""
-        self._engines.pop(model, None)
-        self.feed(EngineDown(model))
+        if (engine := self._engines.pop(model, None)) is not None:
+            self.feed(EngineDown(engine[0]))
         for live in [x for x in self.live.values() if x.model == model and x.stage is Stage.RUNNING]:
             self._ask(live)
 
@@ -190,7 +193,8 @@ class DeviceShell:
                         self._ask(live)
                 case engine_events.Load():
                     free, cached = event.free_kv_tokens, event.cached_kv_tokens
-                    self.feed(EngineLoad(model, event.running, event.queued, free, cached_kv_tokens=cached))
+                    key = self._engines[model][0]
+                    self.feed(EngineLoad(key, event.running, event.queued, free, cached_kv_tokens=cached))
                     self._measures.retracted(model, self.device, event.retractions - retractions)
                     retractions = event.retractions
                     self._report_memory()
@@ -272,8 +276,8 @@ class DeviceShell:
         if live is None:
             return
         match effect:
-            case Dispatch(generation=generation):
-                self._dispatch(live, generation)
+            case Dispatch(key=key):
+                self._dispatch(live, key)
             case SendBack():
                 self._send_back(live)
             case Refuse(reason=reason, retry_after_s=retry_after_s):
@@ -283,9 +287,9 @@ class DeviceShell:
                 if live.handle is not None:
                     live.handle.abort(live.id)
 
-    def _dispatch(self, live: Live, generation: Generation) -> None:
+    def _dispatch(self, live: Live, key: InstanceKey) -> None:
         current = self._engines.get(live.model)
-        if current is None or current[0] != generation:
+        if current is None or current[0] != key:
             asyncio.get_running_loop().call_soon(self.feed, DispatchRejected(live.id))
             return
         live.stage, live.handle = Stage.RUNNING, current[1]

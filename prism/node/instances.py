@@ -17,6 +17,7 @@ from typing import Final
 from prism.core.events import ActivationError as Cause
 from prism.core.events import EngineUp
 from prism.core.ids import DeviceId, Generation, ModelName
+from prism.core.instances import InstanceKey
 from prism.core.specs import ModelSpec
 from prism.engine.api import Handle, Pool
 from prism.engine.errors import ActivationCause, ActivationError
@@ -168,9 +169,9 @@ class Instances:
     def _serve(self, instance: Instance, handle: Handle, *, elastic: bool) -> None:
         spec, shell = instance.spec, self._shells[instance.devices[0]]
         instance.handle, instance.state = handle, "active"
+        key = InstanceKey(spec.name, instance.generation)
         up = EngineUp(
-            model=spec.name,
-            generation=instance.generation,
+            key=key,
             prefill_tokens_per_s=handle.prefill_tokens_per_s,
             kv_bytes_per_token=-(-spec.shape.kv_bytes_per_token // spec.tp),
             max_running=handle.max_running,
@@ -179,7 +180,7 @@ class Instances:
             elastic=elastic,
             kv_page_bytes=shell.page_bytes,
         )
-        shell.engine_up(instance.generation, handle, up)
+        shell.engine_up(handle, up)
         instance.watcher = asyncio.create_task(self._watch(instance, handle, shell))
         self._changed()
 

@@ -71,14 +71,14 @@ class ClusterScheduler(Operations):
                 self._device_report(event, now_s)
             case ActivationFinished():
                 self._activation_finished(event, now_s)
-            case ActivationFailed(model, generation, error, detail):
-                if instance := self.loaded.get((model, generation)):
+            case ActivationFailed(key, error, detail):
+                if instance := self.loaded.get(key):
                     self._activation_failed(instance, error, detail, now_s)
-            case DeactivationFinished(model, generation):
-                if instance := self.loaded.get((model, generation)):
+            case DeactivationFinished(key):
+                if instance := self.loaded.get(key):
                     self.gone(instance, now_s)
-            case InstanceLost(model, generation):
-                if instance := self.loaded.get((model, generation)):
+            case InstanceLost(key):
+                if instance := self.loaded.get(key):
                     self._lost(instance, now_s)
             case InstanceFound():
                 self._instance_found(event, now_s)

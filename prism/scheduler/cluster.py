@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from prism.core.ids import DeviceId
+from prism.core.instances import InstanceKey
 from prism.core.reasons import Reason, ReasonCode, because
 from prism.core.settings import ClusterSettings, MigrationTest
 from prism.core.specs import ModelSpec
@@ -15,7 +16,7 @@ from prism.policy.placement import Assignment, PlacementModel, mean_pressure, mo
 from prism.scheduler import keepalive
 from prism.scheduler.base import ClusterScheduler
 from prism.scheduler.claims import Claims
-from prism.scheduler.fleet import Instance, InstanceKey, ModelState
+from prism.scheduler.fleet import Instance, ModelState
 from prism.scheduler.lifecycle import NoRoom, Room
 from prism.scheduler.replicas import Replicas
 from prism.scheduler.room import RoomFinder, eviction_reasons
@@ -196,7 +197,7 @@ class PrismScheduler(ClusterScheduler):
         chosen = choose_evictions(found, 1, self.settings.eviction)
         for candidate in chosen or ():
             reason = because(ReasonCode.KV_PRESSURE, idle_s=candidate.idle_s, regret=candidate.regret)
-            self.stop(self.loaded[(candidate.model, candidate.generation)], reason, now_s)
+            self.stop(self.loaded[InstanceKey(candidate.model, candidate.generation)], reason, now_s)
 
     def _carry_over(self, instance: Instance, now_s: float) -> None:
         """What a model still runs where it has moved away from, and where others wait for memory, goes on where it has

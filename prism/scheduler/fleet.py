@@ -9,13 +9,12 @@ import numpy as np
 
 from prism.core.events import DeviceReport
 from prism.core.ids import DeviceId, Generation, ModelName
+from prism.core.instances import InstanceKey
 from prism.core.reasons import Reason
 from prism.core.specs import DeviceSpec, ModelSpec
 from prism.core.views import InstanceState
 from prism.policy.demand import IdleIntervals, SlidingRate
 from prism.policy.pressure import Floats, Mask, PressureBoard, Shard
-
-InstanceKey = tuple[ModelName, Generation]
 
 
 @dataclass(slots=True)
@@ -47,7 +46,7 @@ class Instance:
 
     @property
     def key(self) -> InstanceKey:
-        return (self.model, self.generation)
+        return InstanceKey(self.model, self.generation)
 
     @property
     def busy(self) -> bool:
@@ -156,9 +155,9 @@ class DeviceState:
 
     def report(self, report: DeviceReport, now_s: float) -> None:
         self.free_bytes = report.free_bytes
-        self.busy_kv = {(load.model, load.generation): load.kv_bytes - load.kv_idle_bytes for load in report.models}
+        self.busy_kv = {load.key: load.kv_bytes - load.kv_idle_bytes for load in report.instances}
         self.busy_kv_bytes = sum(self.busy_kv.values())
-        waits, runs = any(load.waiting for load in report.models), any(load.running for load in report.models)
+        waits, runs = any(load.waiting for load in report.instances), any(load.running for load in report.instances)
         self.stalled = self.busy_kv_bytes == 0 if runs else waits
         waits = waits or self.stalled
         self.memory_short_s = report.memory_short_s

@@ -101,8 +101,8 @@ class GpuScheduler:
                 self._first_token(id, now_s)
             case Finished(id):
                 self._leave_engine(id, now_s)
-            case EngineLoad(model):
-                if engine := self._engines.get(model):
+            case EngineLoad(key):
+                if (engine := self._engines.get(key.model)) and engine.up.key == key:
                     engine.report(event)
             case MemoryReport(free_bytes, wanted_bytes):
                 self._free_bytes, self._wanted_bytes = free_bytes, wanted_bytes
@@ -117,12 +117,12 @@ class GpuScheduler:
                     self._requeue(entry.request, effects)
             case EngineUp():
                 self._engine_up(event, now_s)
-            case EngineDraining(model):
-                if engine := self._engines.get(model):
+            case EngineDraining(key):
+                if engine := self._engines.get(key.model):
                     engine.draining = True
-                self._send_back_waiting(model, effects)
-            case EngineDown(model):
-                self._engine_down(model, now_s, effects)
+                self._send_back_waiting(key.model, effects)
+            case EngineDown(key):
+                self._engine_down(key.model, now_s, effects)
             case Tick():
                 pass
         self._wake_s = None
@@ -182,10 +182,10 @@ class GpuScheduler:
             self._queue.add(request)
 
     def _engine_up(self, up: EngineUp, now_s: float) -> None:
-        previous = self._engines.get(up.model)
+        previous = self._engines.get(up.key.model)
         if previous is not None:
             self._orphan(previous, now_s)
-        self._engines[up.model] = EngineState(
+        self._engines[up.key.model] = EngineState(
             up, PrefillSpeed(up.prefill_tokens_per_s), self.settings.decode_reserve_tokens
         )
 
@@ -284,7 +284,7 @@ class GpuScheduler:
             prefill_s=prefill_s,
             queued=len(self._queue),
         )
-        effects.append(Dispatch(request.id, request.model, engine.up.generation, reason))
+        effects.append(Dispatch(request.id, engine.up.key, reason))
 
     def _claim_tokens(self, request: Request) -> int:
         return request.prefill_tokens + min(self.settings.decode_reserve_tokens, request.max_new_tokens or 1 << 30)

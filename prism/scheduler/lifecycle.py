@@ -9,13 +9,14 @@ from dataclasses import dataclass
 from prism.core.effects import Activate, ClusterEffect, Deactivate, Route
 from prism.core.events import ActivationFinished, InstanceFound
 from prism.core.ids import DeviceId, Generation, ModelName
+from prism.core.instances import InstanceKey, devices_of, whole_model
 from prism.core.reasons import Number, Reason, ReasonCode, because
 from prism.core.settings import ClusterSettings
 from prism.core.specs import ModelSpec
 from prism.core.views import InstanceState
 from prism.policy.demand import ExpectedRates
 from prism.policy.pressure import Shard, least_kv_bytes
-from prism.scheduler.fleet import Fleet, Instance, InstanceKey, ModelState
+from prism.scheduler.fleet import Fleet, Instance, ModelState
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,16 +96,16 @@ class Lifecycle(ABC):
     def adopt(self, model: ModelState, found: InstanceFound, now_s: float) -> None:
         """Take over an instance that an earlier scheduler has started."""
         instance = Instance(
-            model=found.model,
-            generation=found.generation,
-            devices=found.devices,
+            model=found.key.model,
+            generation=found.key.generation,
+            devices=devices_of(found.parts),
             shard=Shard(0.0, model.spec.shard_weight_bytes, self.shard_kv_bytes(model.spec)),
             state=InstanceState.ACTIVE,
             since_s=now_s,
             reason=because(ReasonCode.DEMAND),
             served=True,
         )
-        self._next_generation = max(self._next_generation, found.generation + 1)
+        self._next_generation = max(self._next_generation, found.key.generation + 1)
         self._enter_books(model, instance)
         self.route(model)
         self.serves(model)
@@ -119,8 +120,8 @@ class Lifecycle(ABC):
         if instance.state is InstanceState.WAITING_FOR_ROOM and not instance.waits_for:
             instance.enter(InstanceState.ACTIVATING, now_s)
             self.held.pop(instance.key, None)
-            key, devices = instance.key, instance.devices
-            self._out.append(Activate(key[0], devices, key[1], instance.reason, instance.kv_cap_bytes))
+            parts = whole_model(instance.devices)
+            self._out.append(Activate(instance.key, parts, instance.reason, instance.kv_cap_bytes))
 
     def stop(self, instance: Instance, reason: Reason, now_s: float, carry: bool = False) -> None:
         """Let the instance leave. One that drains already is only hurried (``carry``)."""
@@ -138,7 +139,7 @@ class Lifecycle(ABC):
         instance.carried = carry
         if was_active:
             self.route(model)
-        self._out.append(Deactivate(instance.model, instance.devices, instance.generation, carry, reason))
+        self._out.append(Deactivate(instance.key, whole_model(instance.devices), carry, reason))
 
     def route(self, model: ModelState) -> None:
         devices = tuple(i.devices[0] for i in model.in_state(InstanceState.ACTIVE))
@@ -164,10 +165,10 @@ class Lifecycle(ABC):
         self.memory_freed(model, now_s)
 
     def _activation_finished(self, event: ActivationFinished, now_s: float) -> None:
-        instance = self.loaded.get((event.model, event.generation))
+        instance = self.loaded.get(event.key)
         if instance is None or instance.state is not InstanceState.ACTIVATING:
             return  # it was told to leave in the meantime
-        model = self.models[event.model]
+        model = self.models[instance.model]
         known_s = model.activation_s
         model.activation_s = event.seconds if known_s is None else 0.7 * known_s + 0.3 * event.seconds
         instance.enter(InstanceState.ACTIVE, now_s)

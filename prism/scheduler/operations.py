@@ -5,6 +5,7 @@ from __future__ import annotations
 from prism.core.effects import Deactivate
 from prism.core.events import ActivationError, DeviceReport, InstanceFound, OperatorDrain, OperatorLoad, OperatorUnload
 from prism.core.ids import DeviceId, ModelName
+from prism.core.instances import devices_of
 from prism.core.reasons import ReasonCode, because
 from prism.core.specs import ModelSpec
 from prism.core.views import InstanceState
@@ -29,8 +30,8 @@ class Operations(Wanting):
     def _device_report(self, event: DeviceReport, now_s: float) -> None:
         if not self.fleet.report(event, now_s):
             return
-        for load in event.models:
-            instance = self.loaded.get((load.model, load.generation))
+        for load in event.instances:
+            instance = self.loaded.get(load.key)
             if instance is None or instance.devices[0] != event.device:
                 continue
             instance.running, instance.waiting, instance.kv_bytes = load.running, load.waiting, load.kv_bytes
@@ -38,7 +39,7 @@ class Operations(Wanting):
                 continue
             rested = now_s - instance.since_s >= self.settings.min_residency_s
             instance.served = instance.served or load.served > 0 or load.running > 0 or rested
-            model = self.models[load.model]
+            model = self.models[instance.model]
             if instance.busy or model.waiting:
                 self.fleet.mark_busy(instance)
                 model.idle_since_s = None
@@ -75,13 +76,12 @@ class Operations(Wanting):
                 self._lost(instance, now_s)
 
     def _instance_found(self, event: InstanceFound, now_s: float) -> None:
-        model = self.models.get(event.model)
-        if (event.model, event.generation) in self.loaded:
+        model, devices = self.models.get(event.key.model), devices_of(event.parts)
+        if event.key in self.loaded:
             return
-        here = all(d in self.fleet.devices for d in event.devices)
-        if model is None or model.removed or not here or len(event.devices) != model.spec.tp:
-            reason = because(ReasonCode.STALE)
-            self._out.append(Deactivate(event.model, event.devices, event.generation, False, reason))
+        here = all(d in self.fleet.devices for d in devices)
+        if model is None or model.removed or not here or len(devices) != model.spec.tp:
+            self._out.append(Deactivate(event.key, event.parts, False, because(ReasonCode.STALE)))
             return
         self.adopt(model, event, now_s)
 

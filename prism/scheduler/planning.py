@@ -5,6 +5,7 @@ Nothing here changes the scheduler's state.
 
 from __future__ import annotations
 
+from prism.core.instances import whole_model
 from prism.core.reasons import Reason, ReasonCode, because
 from prism.core.views import ClusterView, DeviceView, InstanceState, InstanceView, ModelView, PlannedDecision
 from prism.policy.placement import Assignment
@@ -59,7 +60,7 @@ def _model_view(scheduler: ClusterScheduler, model: ModelState, now_s: float) ->
 def _instance_view(instance: Instance) -> InstanceView:
     return InstanceView(
         instance.generation,
-        instance.devices,
+        whole_model(instance.devices),
         instance.state,
         instance.running,
         instance.waiting,

@@ -10,6 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from prism.core.ids import DeviceId, ModelName
+from prism.core.instances import InstanceKey
 from prism.core.reasons import Reason, ReasonCode, because
 from prism.core.settings import ClusterSettings
 from prism.core.views import InstanceState
@@ -17,7 +18,7 @@ from prism.policy.demand import IdleIntervals
 from prism.policy.eviction import choose_from_ranked
 from prism.policy.pressure import Mask, Shard, least_kv_bytes
 from prism.scheduler.claims import Claims
-from prism.scheduler.fleet import Fleet, Instance, InstanceKey, ModelState
+from prism.scheduler.fleet import Fleet, Instance, ModelState
 from prism.scheduler.victims import Pressing, Victims
 
 _DEVICES_LOOKED_AT = 24
@@ -203,7 +204,7 @@ class RoomFinder:
             chosen = tuple(others) if most_bytes >= fleet.board.need_on(index, shard) else None
         if chosen is None:
             return None
-        victims = tuple(fleet.devices[device].instances[(c.model, c.generation)] for c in (*forced, *chosen))
+        victims = tuple(fleet.devices[device].instances[InstanceKey(c.model, c.generation)] for c in (*forced, *chosen))
         return Eviction(device, victims, sum(c.regret for c in chosen), self._kvpr_after(index, shard, victims))
 
     def _kvpr_after(self, index: int, shard: Shard, victims: tuple[Instance, ...]) -> float:

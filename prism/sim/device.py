@@ -25,6 +25,7 @@ from prism.core.events import (
     Tick,
 )
 from prism.core.ids import ModelName, RequestId
+from prism.core.instances import InstanceKey
 from prism.core.settings import Admission, GpuSettings
 from prism.core.specs import DeviceSpec
 from prism.scheduler.gpu import GpuScheduler
@@ -32,7 +33,7 @@ from prism.sim.account import Account
 from prism.sim.engine import Engine
 from prism.sim.gpus import Gpu
 from prism.sim.job import Job
-from prism.sim.reports import InstanceKey, Reports, Shard
+from prism.sim.reports import Reports, Shard
 from prism.sim.sharing import Pool
 
 if TYPE_CHECKING:
@@ -120,7 +121,7 @@ class Device:
             if isinstance(effect, Dispatch):
                 self._dequeued(job.model)
                 engine = self.engines.get(effect.model)
-                if engine is None or engine.generation != effect.generation:
+                if engine is None or engine.key != effect.key:
                     self._queued(job.model)
                     self.tell(DispatchRejected(effect.id))
                 else:
@@ -193,8 +194,7 @@ class Device:
         limits = engine.limits
         self.tell(
             EngineUp(
-                engine.model,
-                engine.generation,
+                engine.key,
                 engine.cost.prefill_tokens_per_s(min(2048, limits.chunk_tokens)),
                 bytes_per_token,
                 limits.max_running,
@@ -213,7 +213,7 @@ class Device:
     def drain(self, engine: Engine) -> None:
         """No new requests for ``engine``; :meth:`prism.sim.nodes.Nodes.drained` is called when it is empty."""
         self._draining[engine.model] = None
-        self.tell(EngineDraining(engine.model))
+        self.tell(EngineDraining(engine.key))
         if not self.has_work(engine):
             self.world.nodes.drained(self, engine)
 
@@ -224,7 +224,7 @@ class Device:
         self._stale.pop(engine, None)
         if self.engines.get(engine.model) is engine:
             del self.engines[engine.model]
-        self.tell(EngineDown(engine.model))
+        self.tell(EngineDown(engine.key))
         for job in lost:
             job.lost_times += 1
             if job.id in self.jobs:
@@ -271,5 +271,5 @@ class Device:
 
 def _engine_load(engine: Engine) -> EngineLoad:
     return EngineLoad(
-        engine.model, engine.running, len(engine.intake.waiting), engine.kv.spare_tokens(), engine.backlog_tokens
+        engine.key, engine.running, len(engine.intake.waiting), engine.kv.spare_tokens(), engine.backlog_tokens
     )

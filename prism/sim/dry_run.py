@@ -22,6 +22,7 @@ from prism.core.effects import Activate, Deactivate, Effect, RefuseWaiting
 from prism.core.errors import InvalidValue
 from prism.core.events import Arrivals, OperatorDrain, PinChanged
 from prism.core.ids import DeviceId, Generation, ModelName
+from prism.core.instances import InstanceKey
 from prism.core.settings import PolicySettings
 from prism.core.specs import ModelSpec
 from prism.core.views import InstanceState
@@ -226,7 +227,7 @@ def _adopt(snapshot: Snapshot, world: World, ours: dict[DeviceId, DeviceId], pin
         for instance in model.instances:
             if instance.state in SERVING:
                 devices = tuple(ours[d] for d in instance.devices)
-                world.nodes.adopt(model.name, Generation(instance.generation), devices)
+                world.nodes.adopt(InstanceKey(model.name, Generation(instance.generation)), devices)
     for name in dict.fromkeys([*pinned, *(m.name for m in snapshot.models if m.pinned and m.name in world.specs)]):
         world.control.tell(PinChanged(name, True))
     drained = tuple(ours[device.id] for device in snapshot.devices if device.draining)

@@ -15,7 +15,7 @@ from __future__ import annotations
 from enum import Enum
 from typing import Protocol
 
-from prism.core.ids import Generation, ModelName
+from prism.core.instances import InstanceKey
 from prism.sim.batch import DecodeBatch
 from prism.sim.intake import EngineLimits, Intake
 from prism.sim.job import Job
@@ -52,7 +52,7 @@ class Engine:
     def __init__(
         self,
         queue: EventQueue,
-        name: tuple[ModelName, Generation],
+        key: InstanceKey,
         cost: StepCost,
         kv: KvMemory,
         pools: tuple[Pool, ...],
@@ -60,7 +60,7 @@ class Engine:
         sink: EngineSink,
         weight_bytes: int = 0,
     ) -> None:
-        self.model, self.generation = name
+        self.key, self.model = key, key.model
         self.kv, self.cost, self.limits = kv, cost, limits
         self.batch = DecodeBatch()
         self.intake = Intake(limits, kv, self.batch)

@@ -110,7 +110,7 @@ class Faults:
         device = self._device(name)
         for engine in list(device.engines.values()):
             if engine.model == model:
-                self._world.nodes.lose((engine.model, engine.generation), tell=True)
+                self._world.nodes.lose(engine.key, tell=True)
 
     def _device(self, name: str) -> Device:
         """:mod:`prism.sim.fault_check` has seen that it is there."""

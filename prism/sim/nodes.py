@@ -16,13 +16,13 @@ from prism.core.events import (
     InstanceFound,
     InstanceLost,
 )
-from prism.core.ids import DeviceId, Generation, ModelName
+from prism.core.ids import DeviceId, ModelName
+from prism.core.instances import InstanceKey, whole_model
 from prism.core.specs import ModelSpec
 from prism.sim.activation import Activation
 from prism.sim.device import Device
 from prism.sim.engine import Engine
 from prism.sim.kv import KvMemory
-from prism.sim.reports import InstanceKey
 from prism.sim.roofline import StepCost
 
 if TYPE_CHECKING:
@@ -51,13 +51,13 @@ class Nodes:
 
     def activate(self, effect: Activate) -> None:
         """The command arrives at the agent(s)."""
-        key = (effect.model, effect.generation)
+        key = effect.key
         spec = self._world.specs[effect.model]
         error = self._take_memory(effect, spec)
         if error is not None:
-            self._world.control.tell(ActivationFailed(effect.model, effect.generation, error))
+            self._world.control.tell(ActivationFailed(key, error))
             return
-        self._world.control.tell(ActivationStarted(*key))
+        self._world.control.tell(ActivationStarted(key))
         self._world.recorder.activation_started(effect, self._world.queue.now_s)
         record = InstanceRecord(key, effect.devices, None)
         self.instances[key] = record
@@ -65,7 +65,7 @@ class Nodes:
 
     def deactivate(self, effect: Deactivate) -> None:
         """The command arrives at the agent(s)."""
-        record = self.instances.get((effect.model, effect.generation))
+        record = self.instances.get(effect.key)
         if record is None:
             return
         if record.engine is None:
@@ -80,7 +80,7 @@ class Nodes:
 
     def drained(self, device: Device, engine: Engine) -> None:
         """The last request of a draining engine is done."""
-        record = self.instances[(engine.model, engine.generation)]
+        record = self.instances[engine.key]
         device.end_engine(engine)
         self._remove(record)
 
@@ -96,13 +96,13 @@ class Nodes:
         world.queue.after(world.cluster.timing.unload, self._tell_gone, record.key)
 
     def _tell_gone(self, key: InstanceKey) -> None:
-        self._world.control.tell(DeactivationFinished(*key))
+        self._world.control.tell(DeactivationFinished(key))
 
     # --- an activation's steps ---
 
     def _take_memory(self, effect: Activate, spec: ModelSpec) -> ActivationError | None:
         devices = [self._world.devices.get(id) for id in effect.devices]
-        key = (effect.model, effect.generation)
+        key = effect.key
         held: list[Device] = []
         for rank, device in enumerate(devices):
             failed = device is None or device.gone or len(device.shards) >= self._most_engines()
@@ -136,28 +136,28 @@ class Nodes:
     def _ready(self, activation: Activation) -> None:
         """Weights and engine are there: the instance serves."""
         world, effect = self._world, activation.effect
-        record = self.instances[(effect.model, effect.generation)]
+        record = self.instances[effect.key]
         engine = self._make_engine(record, effect.kv_cap_bytes)
         world.recorder.ready(record.key, world.queue.now_s)
         self._serve(record, engine)
         seconds = world.queue.now_s - activation.started_s
-        world.control.tell(ActivationFinished(effect.model, effect.generation, seconds))
+        world.control.tell(ActivationFinished(effect.key, seconds))
 
-    def adopt(self, model: ModelName, generation: Generation, devices: tuple[DeviceId, ...]) -> None:
+    def adopt(self, key: InstanceKey, devices: tuple[DeviceId, ...]) -> None:
         """Let an instance that serves already be there. Raises :class:`InvalidValue` when it does not fit."""
-        spec, key = self._world.specs[model], (model, generation)
+        spec = self._world.specs[key.model]
         for rank, id in enumerate(devices):
             if self._world.devices[id].hold(key, spec.shard_weight_bytes, rank) is None:
-                raise InvalidValue("instance", model, f"its weights do not fit on {id}")
+                raise InvalidValue("instance", key.model, f"its weights do not fit on {id}")
             self._world.devices[id].parked -= int(self._world.settings.cluster.engine_pool)
         record = self.instances[key] = InstanceRecord(key, devices, None)
         engine = self._make_engine(record, None)
-        self._world.control.tell(InstanceFound(model, generation, devices))
+        self._world.control.tell(InstanceFound(key, whole_model(devices)))
         self._serve(record, engine)
 
     def _make_engine(self, record: InstanceRecord, kv_cap_bytes: int | None) -> Engine:
         """The engine of an instance whose weights are there."""
-        world, spec = self._world, self._world.specs[record.key[0]]
+        world, spec = self._world, self._world.specs[record.key.model]
         devices = [world.devices[id] for id in record.devices]
         accounts = [device.account for device in devices]
         kv = KvMemory(accounts, _token_bytes(spec, len(devices)), world.block_tokens, kv_cap_bytes)
@@ -177,7 +177,7 @@ class Nodes:
         devices = [self._world.devices[id] for id in record.devices]
         for device in devices:
             device.shards[record.key].engine = engine
-        spec = self._world.specs[record.key[0]]
+        spec = self._world.specs[record.key.model]
         devices[0].serve(engine, spec.context_tokens, _token_bytes(spec, len(devices)))
 
     def _cost(self, spec: ModelSpec, device: Device) -> StepCost:
@@ -208,7 +208,7 @@ class Nodes:
                 self._world.queue.after(self._world.cluster.timing.park, self._parked, device)
         self._world.recorder.left(key, self._world.queue.now_s)
         if tell:
-            self._world.control.tell(InstanceLost(*key))
+            self._world.control.tell(InstanceLost(key))
 
 
 def _token_bytes(spec: ModelSpec, tp: int) -> int:

@@ -8,8 +8,8 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from prism.core.effects import Activate, Dispatch, Effect, Route, decision_line
+from prism.core.instances import InstanceKey
 from prism.sim.job import Job
-from prism.sim.reports import InstanceKey
 from prism.trace.report import RequestRecord, Residence, Sample, Timeline
 
 if TYPE_CHECKING:
@@ -99,7 +99,7 @@ class Recorder:
     # --- residences ---
 
     def activation_started(self, effect: Activate, now_s: float) -> None:
-        self._residences[(effect.model, effect.generation)] = [
+        self._residences[effect.key] = [
             Residence(model=effect.model, device=device, start_s=now_s - self.offset_s, reason=effect.reason.code.value)
             for device in effect.devices
         ]

@@ -7,15 +7,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from prism.core.events import DeviceReport, ModelLoad
-from prism.core.ids import Generation, ModelName
+from prism.core.events import DeviceReport, InstanceLoad
+from prism.core.instances import InstanceKey
 from prism.scheduler.keepalive import due_in_s
 from prism.sim.engine import Engine
 
 if TYPE_CHECKING:
     from prism.sim.device import Device
-
-InstanceKey = tuple[ModelName, Generation]
 
 
 @dataclass(slots=True)
@@ -86,16 +84,14 @@ class Reports:
         device, specs = self._device, self._world.specs
         return [(device.idle_s(engine), specs[model].keep_alive_s) for model, engine in device.engines.items()]
 
-    def _model_load(self, shard: Shard) -> ModelLoad:
-        model, generation = shard.key
-        engine = shard.engine
+    def _model_load(self, shard: Shard) -> InstanceLoad:
+        model, engine = shard.key.model, shard.engine
         if engine is None:
-            return ModelLoad(model, generation, shard.weight_bytes, 0, 0, 0, 0)
+            return InstanceLoad(shard.key, shard.weight_bytes, 0, 0, 0, 0)
         rank0, device = shard.rank == 0, self._device
         running, waiting = (engine.jobs, device.waiting.get(model, 0)) if rank0 else (0, 0)
-        return ModelLoad(
-            model,
-            generation,
+        return InstanceLoad(
+            shard.key,
             shard.weight_bytes,
             engine.kv.busy_bytes(),
             engine.kv.idle_bytes(),

@@ -16,6 +16,7 @@ from prism.controller.transfers import Transfers
 from prism.core.effects import Activate
 from prism.core.events import DeviceReport, NodeJoined, NodeLost, OperatorDrain
 from prism.core.ids import DeviceId, Generation, ModelName, NodeId
+from prism.core.instances import InstanceKey, whole_model
 from prism.core.reasons import ReasonCode, because
 from prism.core.specs import ModelShape, ModelSpec
 from prism.engine.images import layout_name
@@ -67,7 +68,7 @@ def fleet(*reports: AgentReport) -> tuple[Nodes, Distribution]:
 
 def activate(node: str, generation: int) -> Activate:
     device = DeviceId(f"{node}/host:0")
-    return Activate(M, (device,), Generation(generation), because(ReasonCode.OPERATOR))
+    return Activate(InstanceKey(M, Generation(generation)), whole_model([device]), because(ReasonCode.OPERATOR))
 
 
 def parts(raw: tuple[bytes, ...]) -> list[NodePlan]:

@@ -25,6 +25,7 @@ from prism.core.events import (
     NodeLost,
 )
 from prism.core.ids import DeviceId, Generation, ModelName, NodeId
+from prism.core.instances import InstanceKey, whole_model
 from prism.core.reasons import ReasonCode, because
 from prism.core.specs import ModelShape, ModelSpec
 from prism.store.connect import open_store
@@ -60,6 +61,10 @@ def instance(state: str, generation: int = 1) -> InstanceReport:
     return InstanceReport(model=M, generation=generation, devices=[D], state=state, weight_bytes=100, running=2)
 
 
+def key(generation: int) -> InstanceKey:
+    return InstanceKey(M, Generation(generation))
+
+
 def kinds(events: list) -> list[type]:
     return [type(e) for e in events]
 
@@ -67,8 +72,8 @@ def kinds(events: list) -> list[type]:
 def test_a_new_node_joins_with_what_it_serves() -> None:
     events = Nodes().report(report(instance("active"), instance("activating", 2)), 0.0)
     assert kinds(events) == [NodeJoined, InstanceFound, DeviceReport]
-    loads = events[-1].models
-    assert [(x.generation, x.running) for x in loads] == [(1, 2), (2, 2)]
+    loads = events[-1].instances
+    assert [(x.key.generation, x.running) for x in loads] == [(1, 2), (2, 2)]
     assert (events[-1].free_bytes, events[-1].memory_short_s) == (600, 0.3)
 
 
@@ -82,9 +87,9 @@ def test_an_instance_that_vanishes_from_the_reports_is_lost_once() -> None:
 def test_an_instance_that_dies_between_the_answer_and_the_next_report_is_lost() -> None:
     nodes = Nodes()
     nodes.report(report(instance("activating")), 0.0)
-    nodes.answered(M, Generation(1), [D])
+    nodes.answered(key(1), [D])
     assert kinds(nodes.report(report(), 1.0)) == [InstanceLost, DeviceReport]
-    nodes.answered(M, Generation(2), [D])
+    nodes.answered(key(2), [D])
     assert kinds(nodes.report(report(instance("active", 2)), 2.0)) == [DeviceReport], "the answer has said so"
     assert kinds(nodes.report(report(instance("draining", 2)), 3.0)) == [DeviceReport]
     assert kinds(nodes.report(report(), 4.0)) == [DeviceReport], "it left"
@@ -128,7 +133,7 @@ async def test_a_lease_that_ended_unnoticed_is_taken_again_unless_another_had_it
     controller._holder = await controller._lease()
     publishing = asyncio.create_task(controller.placement.publish(lambda: controller._holder))
     await store.release_lease(controller._holder)  # as if it had run out
-    controller.placement.note(InstanceFound(M, Generation(1), (D,)), 0.0)
+    controller.placement.note(InstanceFound(key(1), whole_model([D])), 0.0)
     await asyncio.sleep(0)
     await controller._keep_lease()
     await controller.placement.published()
@@ -148,14 +153,14 @@ async def test_a_lease_that_ended_unnoticed_is_taken_again_unless_another_had_it
 def test_orders_are_repeated_until_answered_and_answered_once() -> None:
     outbox = NotedOutbox()
     orders = Orders(outbox, "ipc:///c")  # type: ignore[arg-type]
-    orders.send(Activate(M, (D,), Generation(4), REASON), SPEC, "ipc:///a", 0.0)
+    orders.send(Activate(key(4), whole_model([D]), REASON), SPEC, "ipc:///a", 0.0)
     orders.repeat(REPEAT_S / 2)
     assert len(outbox.sent) == 1
     orders.repeat(REPEAT_S)
     (_, first), (_, second) = outbox.sent
     assert first == second
     result = CommandResult(command=first.command, ok=True, phases={"total": 0.2})  # type: ignore[attr-defined]
-    assert orders.answer(result, 1.0) == (ActivationFinished(M, Generation(4), 0.2), result)
+    assert orders.answer(result, 1.0) == (ActivationFinished(key(4), 0.2), result)
     assert orders.answer(result, 1.0) is None
     orders.repeat(100.0)
     assert len(outbox.sent) == 2
@@ -165,16 +170,16 @@ def test_answers_say_why_an_activation_failed() -> None:
     outbox = NotedOutbox()
     orders = Orders(outbox, "ipc:///c")  # type: ignore[arg-type]
     for error, expected in (("no_memory", ActivationError.NO_MEMORY), ("internal", ActivationError.ENGINE_DIED)):
-        orders.send(Activate(M, (D,), Generation(1), REASON), SPEC, "ipc:///a", 0.0)
+        orders.send(Activate(key(1), whole_model([D]), REASON), SPEC, "ipc:///a", 0.0)
         command = outbox.sent[-1][1].command  # type: ignore[attr-defined]
         answer = orders.answer(CommandResult(command=command, ok=False, error=error, detail={"detail": "x"}), 1.0)
-        assert answer is not None and answer[0] == ActivationFailed(M, Generation(1), expected, "x")
+        assert answer is not None and answer[0] == ActivationFailed(key(1), expected, "x")
 
 
 def test_orders_to_a_lost_node_end() -> None:
     outbox = NotedOutbox()
     orders = Orders(outbox, "ipc:///c")  # type: ignore[arg-type]
-    orders.send(Deactivate(M, (D,), Generation(1), False, REASON), None, "ipc:///a", 0.0)
+    orders.send(Deactivate(key(1), whole_model([D]), False, REASON), None, "ipc:///a", 0.0)
     orders.node_lost(NodeId("n1"))
     orders.repeat(100.0)
     assert len(outbox.sent) == 1
@@ -260,21 +265,21 @@ def submission(id: str, arrival_s: float = 5.0) -> Submission:
 
 def test_only_routed_instances_are_published_as_ready() -> None:
     placement = Placement(open_store("memory://"))
-    placement.ordered(Activate(M, (D,), Generation(1), REASON), 0.0)
+    placement.ordered(Activate(key(1), whole_model([D]), REASON), 0.0)
     assert [r.state for r in placement.replicas(M)] == ["loading"]
-    placement.note(ActivationFinished(M, Generation(1), 0.1), 1.0)
+    placement.note(ActivationFinished(key(1), 0.1), 1.0)
     assert [r.state for r in placement.replicas(M)] == ["draining"], "no route yet"
     placement.route(M, (D,), 1.0)
     assert [r.state for r in placement.replicas(M)] == ["ready"]
-    placement.ordered(Deactivate(M, (D,), Generation(1), False, REASON), 2.0)
-    assert placement.expects(InstanceLost(M, Generation(1)))
-    placement.note(DeactivationFinished(M, Generation(1)), 3.0)
+    placement.ordered(Deactivate(key(1), whole_model([D]), False, REASON), 2.0)
+    assert placement.expects(InstanceLost(key(1)))
+    placement.note(DeactivationFinished(key(1)), 3.0)
     assert placement.replicas(M) == []
 
 
 def test_a_lost_node_takes_its_instances_along() -> None:
     placement = Placement(open_store("memory://"))
-    placement.note(InstanceFound(M, Generation(1), (D,)), 0.0)
-    placement.note(InstanceFound(M, Generation(2), (DeviceId("n2/host:0"),)), 0.0)
+    placement.note(InstanceFound(key(1), whole_model([D])), 0.0)
+    placement.note(InstanceFound(key(2), whole_model([DeviceId("n2/host:0")])), 0.0)
     placement.note(NodeLost(NodeId("n1")), 1.0)
     assert [r.generation for r in placement.replicas(M)] == [2]

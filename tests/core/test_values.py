@@ -10,6 +10,7 @@ from prism.core.effects import Activate, Dispatch, Route, decision_line
 from prism.core.errors import InvalidValue
 from prism.core.events import ActivationError
 from prism.core.ids import DeviceId, Generation, ModelName, RequestId
+from prism.core.instances import InstanceKey, whole_model
 from prism.core.reasons import Reason, ReasonCode, because
 from prism.core.request import Request
 from prism.core.settings import Admission, PolicyName, PolicySettings
@@ -34,7 +35,7 @@ def test_reasons_read_well() -> None:
 
 def test_decision_lines_are_stable_json() -> None:
     reason = because(ReasonCode.DEMAND, waiting=2, waited_s=0.1 + 0.2)
-    effect = Activate(ModelName("m"), (DeviceId("n/host:0"),), Generation(3), reason)
+    effect = Activate(InstanceKey(ModelName("m"), Generation(3)), whole_model([DeviceId("n/host:0")]), reason)
     line = decision_line(effect, 1.0000000001)
     assert line == (
         '{"at_s":1.0,"do":"Activate","model":"m","devices":["n/host:0"],"generation":3,'
@@ -43,7 +44,7 @@ def test_decision_lines_are_stable_json() -> None:
     assert json.loads(decision_line(effect, 1795248661.123456))["at_s"] == 1795248661.123456
     assert json.loads(decision_line(Route(ModelName("m"), ()), 2.0))["devices"] == []
     late = because(ReasonCode.LATE, slack_s=float("-inf"))
-    assert "-inf" in decision_line(Dispatch(RequestId("r"), ModelName("m"), Generation(1), late), 0.0)
+    assert "-inf" in decision_line(Dispatch(RequestId("r"), InstanceKey(ModelName("m"), Generation(1)), late), 0.0)
 
 
 def test_only_broken_models_fail_for_good() -> None:

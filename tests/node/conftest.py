@@ -10,6 +10,7 @@ import pytest
 
 from prism.core.events import EngineUp, MemoryReport
 from prism.core.ids import DeviceId, Generation, ModelName
+from prism.core.instances import InstanceKey
 from prism.core.settings import GpuSettings
 from prism.engine.api import Work
 from prism.engine.errors import EngineGone
@@ -82,8 +83,8 @@ class Bench:
 
     def engine_up(self, model: str = "m", generation: int = 1) -> Engine:
         engine = Engine()
-        up = EngineUp(ModelName(model), Generation(generation), 1e6, 1000, 8)
-        self.shell.engine_up(Generation(generation), engine, up)  # type: ignore[arg-type]
+        up = EngineUp(InstanceKey(ModelName(model), Generation(generation)), 1e6, 1000, 8)
+        self.shell.engine_up(engine, up)  # type: ignore[arg-type]
         self.shell.feed(MemoryReport(self.free_bytes))
         return engine
 

@@ -6,13 +6,15 @@ from pathlib import Path
 
 from prism.core.effects import Activate, decision_line
 from prism.core.ids import DeviceId, Generation, ModelName
+from prism.core.instances import InstanceKey, whole_model
 from prism.core.reasons import ReasonCode, because
 from prism.obs.decisions import DecisionLog, read_decisions
 from prism.obs.metrics import Metrics, render
 
 
 def effect(i: int) -> Activate:
-    return Activate(ModelName(f"m{i}"), (DeviceId("n/host:0"),), Generation(i), because(ReasonCode.DEMAND, waiting=i))
+    key = InstanceKey(ModelName(f"m{i}"), Generation(i))
+    return Activate(key, whole_model([DeviceId("n/host:0")]), because(ReasonCode.DEMAND, waiting=i))
 
 
 def test_committed_decisions_are_logged_and_counted(tmp_path: Path) -> None:

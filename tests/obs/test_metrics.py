@@ -11,6 +11,7 @@ import pytest
 
 from prism.core.effects import Activate, Deactivate, Dispatch, Effect, Route
 from prism.core.ids import DeviceId, Generation, ModelName, RequestId
+from prism.core.instances import InstanceKey, whole_model
 from prism.core.reasons import ReasonCode, because
 from prism.obs import names
 from prism.obs.definition import Kind
@@ -18,6 +19,7 @@ from prism.obs.metrics import Metrics, prepare_directory, render
 
 ROOT = Path(__file__).parents[2]
 MODEL, DEVICE = ModelName("m"), DeviceId("n/host:0")
+KEY = InstanceKey(MODEL, Generation(1))
 
 
 def test_names_follow_the_conventions() -> None:
@@ -50,15 +52,20 @@ def test_wrong_labels_are_errors() -> None:
     ("effect", "expected"),
     [
         (
-            Dispatch(RequestId("r"), MODEL, Generation(1), because(ReasonCode.RESUMED)),
+            Dispatch(RequestId("r"), KEY, because(ReasonCode.RESUMED)),
             ['prism_decisions_total{action="Dispatch",reason="resumed",scheduler="device"} 1.0'],
         ),
         (
-            Activate(MODEL, (DEVICE,), Generation(1), because(ReasonCode.MIGRATION)),
+            Activate(KEY, whole_model([DEVICE]), because(ReasonCode.MIGRATION)),
             ['prism_migrations_total{model="m"} 1.0', 'reason="migration",scheduler="cluster"} 1.0'],
         ),
         (
-            Deactivate(MODEL, (DEVICE,), Generation(1), True, because(ReasonCode.MAKE_ROOM, need_bytes=3)),
+            Deactivate(
+                InstanceKey(MODEL, Generation(1)),
+                whole_model([DEVICE]),
+                True,
+                because(ReasonCode.MAKE_ROOM, need_bytes=3),
+            ),
             ['prism_evictions_total{device="n/host:0",model="m",reason="make_room"} 1.0'],
         ),
         (Route(MODEL, ()), ['action="Route",reason="route",scheduler="cluster"} 1.0']),

@@ -17,13 +17,14 @@ from prism.core.events import (
     ClusterEvent,
     DeactivationFinished,
     DeviceReport,
-    ModelLoad,
+    InstanceLoad,
     NodeJoined,
     NodeLost,
     Tick,
     WaitingRequests,
 )
-from prism.core.ids import DeviceId, Generation, ModelName, NodeId
+from prism.core.ids import DeviceId, ModelName, NodeId
+from prism.core.instances import InstanceKey
 from prism.core.reasons import ReasonCode
 from prism.core.settings import ClusterSettings
 from prism.core.specs import DeviceSpec, ModelShape, ModelSpec
@@ -32,7 +33,6 @@ from tests.scheduler.exchange import exchange
 
 SHAPE = ModelShape(0, 64, 4, 2, 16, 128, 100)  # no layers: its KV costs nothing, min_kv_bytes counts
 EVICTIONS = {ReasonCode.MAKE_ROOM, ReasonCode.STARVATION, ReasonCode.KEEP_ALIVE, ReasonCode.SWAP}
-Key = tuple[ModelName, Generation]
 
 
 def model_spec(name: str, weight: int, tp: int = 1, **more: object) -> ModelSpec:
@@ -75,8 +75,8 @@ class World:
         self.devices: dict[DeviceId, DeviceSpec] = {}
         self.drained: set[DeviceId] = set()
         self.pinned = {s.name for s in catalog if s.pinned}
-        self.live: dict[Key, Live] = {}
-        self.ever: set[Key] = set()
+        self.live: dict[InstanceKey, Live] = {}
+        self.ever: set[InstanceKey] = set()
         self.inactive: dict[ModelName, list[float]] = {}
         self.routes: dict[ModelName, tuple[DeviceId, ...]] = {}
         self.finished = 0
@@ -110,7 +110,7 @@ class World:
         return []
 
     def _activate(self, effect: Activate) -> None:
-        key = (effect.model, effect.generation)
+        key = effect.key
         spec = self.specs[effect.model]
         assert key not in self.ever, "a generation was used twice"
         self.ever.add(key)
@@ -129,7 +129,7 @@ class World:
         return sum(i.weight for i in self.live.values() if device in i.devices)
 
     def _deactivate(self, effect: Deactivate) -> list[ClusterEvent]:
-        key = (effect.model, effect.generation)
+        key = effect.key
         instance = self.live[key]
         assert instance.devices == effect.devices
         code = effect.reason.code
@@ -205,23 +205,23 @@ class World:
             for event in self._to_inactive(model, [self.now] * count):
                 self.send(event)
 
-    def activated(self, key: Key, seconds: float = 0.5) -> None:
+    def activated(self, key: InstanceKey, seconds: float = 0.5) -> None:
         instance = self.live[key]
         if instance.state == "activating":
             instance.state, instance.since_s, instance.used_s = "active", self.now, self.now
-            self.send(ActivationFinished(*key, seconds))
+            self.send(ActivationFinished(key, seconds))
 
-    def failed(self, key: Key, error: ActivationError) -> None:
+    def failed(self, key: InstanceKey, error: ActivationError) -> None:
         del self.live[key]
-        self.send(ActivationFailed(*key, error))
+        self.send(ActivationFailed(key, error))
 
-    def gone(self, key: Key) -> None:
+    def gone(self, key: InstanceKey) -> None:
         """A drain ends once nothing runs; what is left in the queue goes back."""
         instance = self.live.pop(key)
         self.finished += len(instance.running)
-        self.send(DeactivationFinished(*key))
+        self.send(DeactivationFinished(key))
 
-    def serve(self, key: Key) -> None:
+    def serve(self, key: InstanceKey) -> None:
         instance = self.live[key]
         self.finished += len(instance.running)
         instance.served += len(instance.running)
@@ -230,7 +230,7 @@ class World:
 
     def report(self, device: DeviceId) -> None:
         loads = tuple(
-            ModelLoad(k[0], k[1], i.weight, 10, 0 if i.running else 10, *_split(len(i.running)), i.served,
+            InstanceLoad(k, i.weight, 10, 0 if i.running else 10, *_split(len(i.running)), i.served,
                       0.0 if i.running else self.now - i.used_s)
             for k, i in self.live.items()
             if device in i.devices and i.state != "activating"

@@ -21,12 +21,13 @@ from prism.core.events import (
     ClusterEvent,
     DeactivationFinished,
     DeviceReport,
-    ModelLoad,
+    InstanceLoad,
     NodeJoined,
     Tick,
     WaitingRequests,
 )
-from prism.core.ids import DeviceId, Generation, ModelName, NodeId
+from prism.core.ids import DeviceId, ModelName, NodeId
+from prism.core.instances import InstanceKey
 from prism.core.settings import ClusterSettings
 from prism.core.specs import ModelSpec
 from prism.scheduler import cluster_scheduler
@@ -34,7 +35,6 @@ from tests.scheduler.exchange import exchange, node_devices
 
 PAGE = 20
 ROOM_WAIT_S = 5.0
-Key = tuple[ModelName, Generation]
 
 
 @dataclass(frozen=True)
@@ -89,7 +89,7 @@ class PagedWorld:
         self.chance = random.Random(seed)
         self.now = 0.0
         self.memory_pages = memory // PAGE
-        self.live: dict[Key, Instance] = {}
+        self.live: dict[InstanceKey, Instance] = {}
         self.inactive: dict[ModelName, list[Ask]] = {}
         self.routes: dict[ModelName, tuple[DeviceId, ...]] = {}
         self.waits_s: list[float] = []
@@ -100,7 +100,7 @@ class PagedWorld:
         self._told: set[DeviceId] = set()
         devices = [replace(d, page_bytes=PAGE, weight_page_bytes=PAGE) for d in node_devices("n", 2, memory)]
         self.devices = [d.id for d in devices]
-        self._short: dict[DeviceId, list[Key]] = {d: [] for d in self.devices}
+        self._short: dict[DeviceId, list[InstanceKey]] = {d: [] for d in self.devices}
         """Activations that wait for memory."""
         self.tell(NodeJoined(NodeId("n"), tuple(devices)))
 
@@ -177,7 +177,7 @@ class PagedWorld:
                 self.at(ask.left_s, lambda key=key, ask=ask, at=self.now: self._finish(key, ask, at))  # type: ignore[misc]
         self._soon(device)
 
-    def _finish(self, key: Key, ask: Ask, began_s: float) -> None:
+    def _finish(self, key: InstanceKey, ask: Ask, began_s: float) -> None:
         instance = self.live.get(key)
         if instance is None or ask not in instance.running or ask.began_s != began_s:
             return  # it was carried over
@@ -188,22 +188,22 @@ class PagedWorld:
         self._begin(instance.devices[0])
         self._maybe_gone(key)
 
-    def _maybe_gone(self, key: Key) -> None:
+    def _maybe_gone(self, key: InstanceKey) -> None:
         instance = self.live[key]
         if instance.state == "draining" and not instance.running:
             self.at(self.chance.uniform(0.005, 0.05), lambda: self._gone(key))
             instance.state = "leaving"
 
-    def _gone(self, key: Key) -> None:
+    def _gone(self, key: InstanceKey) -> None:
         device = self.live.pop(key).devices[0]
-        self.tell(DeactivationFinished(*key))
+        self.tell(DeactivationFinished(key))
         self._begin(device)
 
-    def _loaded(self, key: Key, seconds: float) -> None:
+    def _loaded(self, key: InstanceKey, seconds: float) -> None:
         instance = self.live[key]
         if instance.state == "activating":
             instance.state, instance.used_s = "active", self.now
-            self.tell(ActivationFinished(*key, seconds))
+            self.tell(ActivationFinished(key, seconds))
             self._soon(instance.devices[0])
         else:
             self._maybe_gone(key)
@@ -218,7 +218,7 @@ class PagedWorld:
     def _tell_report(self, device: DeviceId) -> None:
         self._told.discard(device)
         loads = tuple(
-            ModelLoad(k[0], k[1], i.pages * PAGE, max(1, len(i.running)) * PAGE, 0 if i.running else PAGE,
+            InstanceLoad(k, i.pages * PAGE, max(1, len(i.running)) * PAGE, 0 if i.running else PAGE,
                       len(i.running), len(i.queue), i.served,
                       0.0 if i.running or i.queue else self.now - i.used_s)
             for k, i in self.live.items()
@@ -235,10 +235,10 @@ class PagedWorld:
     def _do(self, effect: ClusterEffect) -> list[ClusterEvent]:
         self.log.append((self.now, effect))
         match effect:
-            case Activate(model, devices, generation):
-                return self._activate((model, generation), devices)
-            case Deactivate(model, _, generation, carry):
-                return self._deactivate((model, generation), carry)
+            case Activate(key):
+                return self._activate(key, effect.devices)
+            case Deactivate(key, _, carry):
+                return self._deactivate(key, carry)
             case Route(model, devices):
                 return self._route(model, devices)
             case RefuseWaiting(model):
@@ -249,7 +249,7 @@ class PagedWorld:
                 return [self._state(model)]
         return []
 
-    def _activate(self, key: Key, devices: tuple[DeviceId, ...]) -> list[ClusterEvent]:
+    def _activate(self, key: InstanceKey, devices: tuple[DeviceId, ...]) -> list[ClusterEvent]:
         """An activation waits a while for memory that requests took between two reports; they get no more meanwhile."""
         self._short[devices[0]].append(key)
         self._feed(devices[0])
@@ -266,17 +266,17 @@ class PagedWorld:
                 seconds = self.chance.uniform(0.08, 0.4)
                 self.at(seconds, lambda key=key, seconds=seconds: self._loaded(key, seconds))  # type: ignore[misc]
 
-    def _give_up(self, key: Key, device: DeviceId) -> None:
+    def _give_up(self, key: InstanceKey, device: DeviceId) -> None:
         if key in self._short[device]:
             self._short[device].remove(key)
             self.failures += 1
-            self.tell(ActivationFailed(*key, ActivationError.NO_MEMORY))
+            self.tell(ActivationFailed(key, ActivationError.NO_MEMORY))
 
-    def _deactivate(self, key: Key, carry: bool) -> list[ClusterEvent]:
+    def _deactivate(self, key: InstanceKey, carry: bool) -> list[ClusterEvent]:
         if key not in self.live:  # it still waits for its memory
             device = next(d for d, keys in self._short.items() if key in keys)
             self._short[device].remove(key)
-            return [DeactivationFinished(*key)]
+            return [DeactivationFinished(key)]
         instance = self.live[key]
         back, instance.queue = instance.queue, []
         if carry and instance.state != "leaving":

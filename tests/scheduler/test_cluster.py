@@ -17,6 +17,7 @@ from prism.core.events import (
     WaitingRequests,
 )
 from prism.core.ids import DeviceId, Generation, ModelName, NodeId
+from prism.core.instances import InstanceKey, whole_model
 from prism.core.reasons import ReasonCode
 from prism.core.settings import ClusterSettings
 from tests.scheduler.cluster_world import model_spec
@@ -224,8 +225,10 @@ def test_operators_load_and_unload() -> None:
 
 def test_a_new_scheduler_takes_over_what_runs_and_sends_away_what_nobody_knows() -> None:
     w = world(model_spec("a", 300))
-    w.scheduler.on_event(InstanceFound(A, Generation(7), (GB0,)), 1.0)
-    effects = w.scheduler.on_event(InstanceFound(ModelName("ghost"), Generation(8), (GB0,)), 1.0)
+    w.scheduler.on_event(InstanceFound(InstanceKey(A, Generation(7)), whole_model([GB0])), 1.0)
+    effects = w.scheduler.on_event(
+        InstanceFound(InstanceKey(ModelName("ghost"), Generation(8)), whole_model([GB0])), 1.0
+    )
     assert [e.reason.code for e in effects if isinstance(e, Deactivate)] == [ReasonCode.STALE]
     effects = w.scheduler.on_event(WaitingRequests(A, 1, 1.0), 1.0)
     assert effects == [Route(A, (GB0,))]

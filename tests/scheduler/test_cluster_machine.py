@@ -78,7 +78,7 @@ class ClusterMachine(RuleBasedStateMachine):
     def engine_dies(self, data: st.DataObject) -> None:
         key = data.draw(st.sampled_from(sorted(self.w.live)))
         instance = self.w.live.pop(key)
-        events = [InstanceLost(*key), *self.w._to_inactive(key[0], instance.running)]
+        events = [InstanceLost(key), *self.w._to_inactive(key[0], instance.running)]
         for event in events:
             self.w.send(event)
 

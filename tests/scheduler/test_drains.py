@@ -13,9 +13,10 @@ from prism.core.events import (
     OperatorUnload,
 )
 from prism.core.ids import DeviceId, Generation, NodeId
+from prism.core.instances import InstanceKey, whole_model
 from prism.core.reasons import ReasonCode
 from prism.core.settings import ClusterSettings
-from tests.scheduler.cluster_world import Key, Live, World, model_spec
+from tests.scheduler.cluster_world import Live, World, model_spec
 from tests.scheduler.exchange import node_devices
 from tests.scheduler.small_world import GB0, GB1, QUIET, A, B, C, on, reasons, serve, world
 
@@ -67,7 +68,7 @@ def drain(w: World, *devices: DeviceId, carry: bool = False) -> None:
     w.send(OperatorDrain(devices, carry=carry))
 
 
-def coming(w: World) -> dict[Key, tuple[DeviceId, ...]]:
+def coming(w: World) -> dict[InstanceKey, tuple[DeviceId, ...]]:
     return {key: i.devices for key, i in w.live.items() if i.state == "activating"}
 
 
@@ -129,10 +130,10 @@ def test_what_is_found_on_a_device_that_is_to_be_empty_moves_too() -> None:
     """Its activation ended well although the controller that ordered it is gone."""
     w = world(model_spec("a", 300), devices=2)
     drain(w, GB1)
-    found = (A, Generation(7))
+    found = InstanceKey(A, Generation(7))
     w.ever.add(found)
     w.live[found] = Live((GB1,), 300, "active", w.now)
-    w.send(InstanceFound(*found, (GB1,)))
+    w.send(InstanceFound(found, whole_model([GB1])))
     w.arrive(A)
     w.report(GB1)
     assert coming(w) == {(A, Generation(8)): (GB0,)}
@@ -144,7 +145,7 @@ def test_requests_are_carried_over_once_the_new_place_serves() -> None:
     drain(w, GB0, carry=True)
     w.activated((A, Generation(2)))
     w.report(GB0)
-    assert [(e.generation, e.carry) for _, e in w.log if isinstance(e, Deactivate)][-1] == (Generation(1), True)
+    assert [(e.key.generation, e.carry) for _, e in w.log if isinstance(e, Deactivate)][-1] == (Generation(1), True)
     w.report(GB0)
     assert len([e for _, e in w.log if isinstance(e, Deactivate) and e.carry]) == 1, "said once"
 

@@ -12,6 +12,7 @@ import pytest
 from prism.core.effects import Dispatch, decision_line
 from prism.core.events import EngineUp, Finished, FirstToken, MemoryReport, RequestArrived
 from prism.core.ids import DeviceId, Generation, ModelName, RequestId
+from prism.core.instances import InstanceKey
 from prism.core.request import Request
 from prism.core.settings import (
     Admission,
@@ -88,7 +89,7 @@ def test_dispatch_decisions(admission: Admission) -> None:
     scheduler = GpuScheduler(DeviceId("n/host:0"), GpuSettings(admission, 1000, decode_reserve_tokens=16))
     models = [ModelName("chat"), ModelName("long")]
     for generation, model in enumerate(models, 1):
-        scheduler.on_event(EngineUp(model, Generation(generation), 2000.0, 1, 4, 1024), 0.0)
+        scheduler.on_event(EngineUp(InstanceKey(model, Generation(generation)), 2000.0, 1, 4, 1024), 0.0)
     scheduler.on_event(MemoryReport(6000), 0.0)
     uniform, lines, ends = numbers(3), [], []
     arrivals = []

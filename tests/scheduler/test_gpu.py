@@ -16,6 +16,7 @@ from prism.core.events import (
     Tick,
 )
 from prism.core.ids import DeviceId, Generation, ModelName, RequestId
+from prism.core.instances import InstanceKey
 from prism.core.reasons import ReasonCode
 from prism.core.request import Request
 from prism.core.settings import Admission, GpuSettings
@@ -23,6 +24,7 @@ from prism.core.specs import LatePolicy
 from prism.scheduler.gpu import GpuScheduler
 
 A, B = ModelName("a"), ModelName("b")
+A1, B2 = InstanceKey(A, Generation(1)), InstanceKey(B, Generation(2))
 
 
 def scheduler(
@@ -31,7 +33,7 @@ def scheduler(
     """Two engines of 1,000 tokens/s, one byte of KV per token."""
     s = GpuScheduler(DeviceId("n/host:0"), GpuSettings(admission, 100, decode_reserve_tokens=0))
     for generation, model in enumerate((A, B), 1):
-        s.on_event(EngineUp(model, Generation(generation), 1000.0, 1, max_running, **engine), 0.0)  # type: ignore[arg-type]
+        s.on_event(EngineUp(InstanceKey(model, Generation(generation)), 1000.0, 1, max_running, **engine), 0.0)  # type: ignore[arg-type]
     s.on_event(MemoryReport(free), 0.0)
     return s
 
@@ -147,9 +149,9 @@ def test_a_queue_inside_the_engine_stops_dispatching() -> None:
     s = scheduler(max_running=10)
     arrive(s, "one", 100, 5.0)
     s.on_event(FirstToken(RequestId("one")), 0.1)
-    s.on_event(EngineLoad(A, 0, 1, 0), 0.1)  # "one" was retracted
+    s.on_event(EngineLoad(A1, 0, 1, 0), 0.1)  # "one" was retracted
     assert not arrive(s, "two", 100, 5.0, at=0.2)
-    assert dispatched(s.on_event(EngineLoad(A, 1, 0, 0), 0.3)) == [("two", ReasonCode.ON_TIME)]
+    assert dispatched(s.on_event(EngineLoad(A1, 1, 0, 0), 0.3)) == [("two", ReasonCode.ON_TIME)]
 
 
 def test_who_lacks_memory_is_not_overtaken_by_smaller_ones_but_others_use_what_is_theirs() -> None:
@@ -159,7 +161,7 @@ def test_who_lacks_memory_is_not_overtaken_by_smaller_ones_but_others_use_what_i
     s.on_event(MemoryReport(400), 0.1)
     assert not arrive(s, "large", 700, 2.0, at=0.2)
     assert not arrive(s, "small", 100, 9.0, at=0.2, model=B), "the free 400 are kept for the large one"
-    effects = s.on_event(EngineLoad(B, 0, 0, 150), 0.3)
+    effects = s.on_event(EngineLoad(B2, 0, 0, 150), 0.3)
     assert dispatched(effects) == [("small", ReasonCode.ON_TIME)], "b's own free slots are nobody else's"
     s.on_event(Finished(RequestId("running")), 1.0)
     assert dispatched(s.on_event(MemoryReport(1000), 1.0)) == [("large", ReasonCode.ON_TIME)]
@@ -173,7 +175,7 @@ def test_between_reports_dispatched_requests_count_as_taken() -> None:
 
 def test_what_an_engine_caches_is_free_memory_of_the_device_and_counts_once() -> None:
     s = scheduler(max_running=10, free=500)
-    s.on_event(EngineLoad(A, 0, 0, 520, cached_kv_tokens=500), 0.0)  # 20 free slots; the device's 500 are A's cache
+    s.on_event(EngineLoad(A1, 0, 0, 520, cached_kv_tokens=500), 0.0)  # 20 free slots; the device's 500 are A's cache
     assert not arrive(s, "huge", 600, 9.0), "not 520 slots and 500 bytes more"
     s.on_event(RequestCancelled(RequestId("huge")), 0.0)
     assert dispatched(arrive(s, "one", 400, 9.0))
@@ -183,7 +185,7 @@ def test_what_an_engine_caches_is_free_memory_of_the_device_and_counts_once() ->
 
 def test_what_a_fixed_share_caches_is_its_own() -> None:
     s = scheduler(max_running=10, free=0, elastic=False)
-    s.on_event(EngineLoad(A, 0, 0, 100, cached_kv_tokens=100), 0.0)
+    s.on_event(EngineLoad(A1, 0, 0, 100, cached_kv_tokens=100), 0.0)
     assert dispatched(arrive(s, "one", 100, 1.0))
 
 
@@ -204,8 +206,8 @@ def test_a_prompt_beyond_the_engines_bound_is_refused_at_once() -> None:
 
 def test_a_fixed_share_bounds_only_its_own_engine() -> None:
     s = scheduler(max_running=10, elastic=False)
-    s.on_event(EngineLoad(A, 0, 0, 100), 0.0)
-    s.on_event(EngineLoad(B, 0, 0, 100), 0.0)
+    s.on_event(EngineLoad(A1, 0, 0, 100), 0.0)
+    s.on_event(EngineLoad(B2, 0, 0, 100), 0.0)
     assert not arrive(s, "large", 200, 1.0)
     assert dispatched(arrive(s, "other", 50, 1.0, model=B)) == [("other", ReasonCode.ON_TIME)]
 
@@ -215,15 +217,15 @@ def test_lost_attempts_come_first_where_the_model_still_serves_and_go_back_where
     arrive(s, "one", 100, 5.0)
     arrive(s, "two", 100, 5.0)
     arrive(s, "three", 100, 1.0)
-    effects = s.on_event(EngineDown(A), 1.0)
+    effects = s.on_event(EngineDown(A1), 1.0)
     assert {e.id for e in effects if isinstance(e, SendBack)} == {"two", "three"}
-    s.on_event(EngineUp(A, Generation(9), 1000.0, 1, 1), 2.0)
+    s.on_event(EngineUp(InstanceKey(A, Generation(9)), 1000.0, 1, 1), 2.0)
     arrive(s, "four", 100, 5.0, at=2.0)
     s.on_event(AttemptLost(RequestId("one"), 5), 2.0)
     (effect,) = finish(s, "four", 3.0)
     assert dispatched([effect]) == [("one", ReasonCode.RESUMED)]
-    assert isinstance(effect, Dispatch) and effect.generation == 9
-    s.on_event(EngineDown(A), 4.0)
+    assert isinstance(effect, Dispatch) and effect.key.generation == 9
+    s.on_event(EngineDown(InstanceKey(A, Generation(9))), 4.0)
     assert isinstance(s.on_event(AttemptLost(RequestId("one"), 8), 4.0)[0], SendBack)
 
 

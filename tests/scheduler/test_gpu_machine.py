@@ -26,6 +26,7 @@ from prism.core.events import (
     Tick,
 )
 from prism.core.ids import DeviceId, Generation, ModelName, RequestId
+from prism.core.instances import InstanceKey
 from prism.core.request import Request
 from prism.core.settings import Admission, GpuSettings
 from prism.core.specs import LatePolicy
@@ -53,6 +54,7 @@ class GpuMachine(RuleBasedStateMachine):
         self.now = 0.0
         self.count = 0
         self.generation = 0
+        self.keys: dict[ModelName, InstanceKey] = {}
         self.engines: dict[ModelName, bool] = {}  # value: draining
         self.max_running: dict[ModelName, int] = {}
         self.waiting: dict[RequestId, Request] = {}
@@ -129,7 +131,8 @@ class GpuMachine(RuleBasedStateMachine):
         if model not in self.engines:
             self.generation += 1
             self.engines[model], self.max_running[model] = False, max_running
-            up = EngineUp(model, Generation(self.generation), 100.0, 1, max_running, chunk)
+            self.keys[model] = InstanceKey(model, Generation(self.generation))
+            up = EngineUp(self.keys[model], 100.0, 1, max_running, chunk)
             self.send(up)
 
     @precondition(lambda self: self.engines)
@@ -137,7 +140,7 @@ class GpuMachine(RuleBasedStateMachine):
     def engine_draining(self, data: st.DataObject) -> None:
         model = data.draw(st.sampled_from(sorted(self.engines)))
         self.engines[model] = True
-        self.send(EngineDraining(model))
+        self.send(EngineDraining(self.keys[model]))
         assert not [r for r in self.waiting.values() if r.model == model]
 
     @precondition(lambda self: self.engines)
@@ -148,7 +151,7 @@ class GpuMachine(RuleBasedStateMachine):
         for id, running in list(self.running.items()):
             if running.request.model == model:
                 self.orphans[id] = self.running.pop(id).request
-        self.send(EngineDown(model))
+        self.send(EngineDown(self.keys[model]))
         assert not [r for r in self.waiting.values() if r.model == model]
         self.report_memory()
 
@@ -199,7 +202,7 @@ class GpuMachine(RuleBasedStateMachine):
         model = data.draw(st.sampled_from(sorted(self.engines)))
         mine = [r for r in self.running.values() if r.request.model == model]
         begun = sum(r.has_token for r in mine)
-        self.send(EngineLoad(model, begun, len(mine) - begun, 0))
+        self.send(EngineLoad(self.keys[model], begun, len(mine) - begun, 0))
         self.report_memory()
 
     # --- what must hold ---
@@ -220,7 +223,8 @@ class GpuMachine(RuleBasedStateMachine):
             for id, running in list(self.running.items()):
                 if running.request.model == model:
                     self.orphans[id] = self.running.pop(id).request
-            self.send(EngineUp(model, Generation(self.generation), 100.0, 1, 4))
+            self.keys[model] = InstanceKey(model, Generation(self.generation))
+            self.send(EngineUp(self.keys[model], 100.0, 1, 4))
         for id in list(self.orphans):
             self.waiting[id] = self.orphans.pop(id)
             self.send(AttemptLost(id, 0))

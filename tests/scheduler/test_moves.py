@@ -9,7 +9,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from prism.core.effects import Activate, Deactivate
-from prism.core.events import DeviceReport, ModelLoad
+from prism.core.events import DeviceReport, InstanceLoad
 from prism.core.ids import DeviceId, ModelName
 from prism.core.reasons import ReasonCode
 from prism.core.settings import ClusterSettings, MigrationTest
@@ -66,12 +66,12 @@ def _report(
     w: World, neighbour_kv_bytes: int, waiting: dict[ModelName, int], short_s: tuple[float, float] = (0.0, 0.0)
 ) -> None:
     pressed, neighbour = [], []
-    for (model, generation), instance in w.live.items():
-        if model == C:
+    for key, instance in w.live.items():
+        if key.model == C:
             runs = 5 if neighbour_kv_bytes else 0
-            neighbour.append(ModelLoad(model, generation, 100, neighbour_kv_bytes, 0, runs, 0, 9))
+            neighbour.append(InstanceLoad(key, 100, neighbour_kv_bytes, 0, runs, 0, 9))
         elif instance.devices == (HERE,):
-            pressed.append(ModelLoad(model, generation, 200, KV_BYTES, 0, 5, waiting[model], 9))
+            pressed.append(InstanceLoad(key, 200, KV_BYTES, 0, 5, waiting[key.model], 9))
     w.send(DeviceReport(HERE, 1000, 100, tuple(pressed), short_s[0]))
     w.send(DeviceReport(THERE, 1000, 100, tuple(neighbour), short_s[1]))
 
@@ -127,8 +127,8 @@ def _alone(kv_bytes: int, short_s: float) -> list[DeviceId]:
     w.join(*node_devices("x", 1, memory=2000))
     for _ in range(40):
         w.arrive(A, 3)
-        (generation,) = (k[1] for k, i in w.live.items() if k[0] == A and i.devices == (HERE,))
-        w.send(DeviceReport(HERE, 1000, 0, (ModelLoad(A, generation, 200, kv_bytes, 0, 5, 3, 9),), short_s))
+        (key,) = (k for k, i in w.live.items() if k[0] == A and i.devices == (HERE,))
+        w.send(DeviceReport(HERE, 1000, 0, (InstanceLoad(key, 200, kv_bytes, 0, 5, 3, 9),), short_s))
         if found := moves(w):
             return list(found[0].devices)
         w.pass_time(0.5)
@@ -161,8 +161,8 @@ def test_what_a_moved_model_still_runs_gives_way_to_those_who_wait_for_memory(
     (left_s, left), *hurried = [(at, e) for at, e in w.log if isinstance(e, Deactivate) and e.model == move.model]
     assert left.reason.code is ReasonCode.MIGRATED
     assert not left.carry
-    assert [(e.generation, e.carry, e.reason.code) for _, e in hurried] == [
-        (left.generation, True, ReasonCode.KV_PRESSURE)
+    assert [(e.key.generation, e.carry, e.reason.code) for _, e in hurried] == [
+        (left.key.generation, True, ReasonCode.KV_PRESSURE)
     ] * carried
     assert all(at_s - left_s >= 0.25 for at_s, _ in hurried)
     w.check()

@@ -11,10 +11,11 @@ from prism.core.events import (
     ActivationError,
     Arrivals,
     DeviceReport,
-    ModelLoad,
+    InstanceLoad,
     WaitingRequests,
 )
 from prism.core.ids import DeviceId, Generation, ModelName
+from prism.core.instances import InstanceKey
 from prism.core.reasons import ReasonCode
 from prism.core.settings import ClusterSettings, MigrationTest
 from prism.scheduler.planning import plan
@@ -62,7 +63,7 @@ def test_a_pressed_device_sheds_a_model_to_an_empty_one() -> None:
     for _ in range(60):
         w.arrive(A, 3)
         w.arrive(B, 2)
-        loads = tuple(ModelLoad(k[0], k[1], 300, 180, 0, 5, 3, 9) for k in w.live if w.live[k].devices == (GB0,))
+        loads = tuple(InstanceLoad(k, 300, 180, 0, 5, 3, 9) for k in w.live if w.live[k].devices == (GB0,))
         w.send(DeviceReport(GB0, 1000, 100, loads))
         w.pass_time(0.5)
         for key, instance in list(w.live.items()):
@@ -93,8 +94,8 @@ def test_idle_neighbours_leave_as_soon_as_requests_wait_for_memory(short_s: floa
     serve(w, B)
     serve(w, A)
     w.pass_time(30.0)
-    a, b = (A, Generation(2)), (B, Generation(1))
-    loads = (ModelLoad(*a, 300, 390, 0, 9, 4, 9), ModelLoad(*b, 300, 0, 0, 0, 0, 1, w.now))
+    a, b = InstanceKey(A, Generation(2)), InstanceKey(B, Generation(1))
+    loads = (InstanceLoad(a, 300, 390, 0, 9, 4, 9), InstanceLoad(b, 300, 0, 0, 0, 0, 1, w.now))
     w.send(DeviceReport(GB0, 1000, 10, loads, short_s))
     assert reasons(w, Deactivate) == [(model, ReasonCode.KV_PRESSURE) for model in leave]
 
@@ -106,10 +107,11 @@ def test_a_model_that_has_a_request_several_times_a_second_does_not_leave_betwee
     for _ in range(3):  # long pauses, so that a pause is believed to be long
         w.pass_time(30.0)
         serve(w, B)
-    loads = (ModelLoad(A, Generation(1), 300, 390, 0, 9, 4, 9), ModelLoad(B, Generation(2), 300, 0, 0, 0, 0, 9, 0.3))
+    a, b = InstanceKey(A, Generation(1)), InstanceKey(B, Generation(2))
+    loads = (InstanceLoad(a, 300, 390, 0, 9, 4, 9), InstanceLoad(b, 300, 0, 0, 0, 0, 9, 0.3))
     w.send(DeviceReport(GB0, 1000, 10, loads, 1.0))
     assert not reasons(w, Deactivate)
-    loads = (loads[0], ModelLoad(B, Generation(2), 300, 0, 0, 0, 0, 9, 0.6))
+    loads = (loads[0], InstanceLoad(b, 300, 0, 0, 0, 0, 9, 0.6))
     w.send(DeviceReport(GB0, 1000, 10, loads, 1.0))
     assert reasons(w, Deactivate) == [("b", ReasonCode.KV_PRESSURE)]
 
@@ -121,11 +123,11 @@ def test_neighbours_leave_one_after_the_other() -> None:
     serve(w, ModelName("c"))
     serve(w, A)
     w.pass_time(30.0)
-    idle = [(B, Generation(1)), (ModelName("c"), Generation(2))]
+    idle = [InstanceKey(B, Generation(1)), InstanceKey(ModelName("c"), Generation(2))]
     for _ in range(3):
         loads = (
-            ModelLoad(A, Generation(3), 300, 390, 0, 9, 4, 9),
-            *(ModelLoad(*i, 200, 0, 0, 0, 0, 1, w.now) for i in idle),
+            InstanceLoad(InstanceKey(A, Generation(3)), 300, 390, 0, 9, 4, 9),
+            *(InstanceLoad(i, 200, 0, 0, 0, 0, 1, w.now) for i in idle),
         )
         w.send(DeviceReport(GB0, 1000, 10, loads, 0.5))
     assert len(reasons(w, Deactivate)) == 1
@@ -137,7 +139,7 @@ def _load(w: World, model: ModelName, running: int, waiting: int) -> None:
     w.send(Arrivals(model, 4))
     for key, instance in list(w.live.items()):
         if instance.state == "active" and key[0] == model:
-            load = ModelLoad(model, key[1], 300, 100, 0, running, waiting, 9)
+            load = InstanceLoad(key, 300, 100, 0, running, waiting, 9)
             w.send(DeviceReport(instance.devices[0], 1000, 500, (load,)))
 
 
@@ -188,12 +190,12 @@ def test_an_idle_model_leaves_when_a_request_finds_no_room_beside_its_weights() 
     w = world(model_spec("a", 300), model_spec("b", 300), devices=1)
     serve(w, B)
     serve(w, A)
-    a, b = (A, Generation(2)), (B, Generation(1))
+    a, b = InstanceKey(A, Generation(2)), InstanceKey(B, Generation(1))
     w.pass_time(60.0)
     began_s = w.now
     for _ in range(8):
         w.pass_time(1.0)
-        loads = (ModelLoad(*a, 300, 0, 0, 1, 0, 9), ModelLoad(*b, 300, 0, 0, 0, 0, 1, w.now))
+        loads = (InstanceLoad(a, 300, 0, 0, 1, 0, 9), InstanceLoad(b, 300, 0, 0, 0, 0, 1, w.now))
         here = loads if b in w.live and w.live[b].state == "active" else loads[:1]
         w.send(DeviceReport(GB0, 1000, 400, here, w.now - began_s if len(here) > 1 else 0.0))
     assert reasons(w, Deactivate) == [("b", ReasonCode.KV_PRESSURE)]
@@ -239,7 +241,7 @@ def test_a_drain_that_a_starving_model_waits_for_is_hurried() -> None:
     serve(w, A)
     w.pass_time(30.0)
     w.arrive(B)  # a is idle and told to leave, but a request has just reached it
-    w.live[(A, Generation(1))].running.append(w.now)
+    w.live[A, Generation(1)].running.append(w.now)
     w.arrived += 1
     w.pass_time(9.0)
     assert [e.carry for _, e in w.log if isinstance(e, Deactivate)] == [False]

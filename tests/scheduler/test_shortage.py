@@ -18,6 +18,7 @@ from prism.core.events import (
     RequestCancelled,
 )
 from prism.core.ids import DeviceId, Generation, ModelName, RequestId
+from prism.core.instances import InstanceKey
 from prism.core.request import Request
 from prism.core.settings import Admission, GpuSettings
 from prism.scheduler.gpu import GpuScheduler
@@ -32,9 +33,11 @@ def scheduler(free_bytes: int, page_bytes: int = 1, max_running: int = 8, elasti
     """Two engines, one byte of KV per token."""
     s = GpuScheduler(DeviceId("n/host:0"), GpuSettings(Admission.MOORE_HODGSON, 100, decode_reserve_tokens=0))
     for generation, model in enumerate((A, B), 1):
-        up = EngineUp(model, Generation(generation), 1e6, 1, max_running, elastic=elastic, kv_page_bytes=page_bytes)
+        up = EngineUp(
+            InstanceKey(model, Generation(generation)), 1e6, 1, max_running, elastic=elastic, kv_page_bytes=page_bytes
+        )
         s.on_event(up, 0.0)
-        s.on_event(EngineLoad(model, 0, 0, 0), 0.0)
+        s.on_event(EngineLoad(up.key, 0, 0, 0), 0.0)
     s.on_event(MemoryReport(free_bytes), 0.0)
     return s
 
@@ -93,7 +96,7 @@ def test_when_a_model_has_left_its_memory_is_tried_first() -> None:
     s = scheduler(100)
     arrive(s, "first", 80, 0.0)
     arrive(s, "second", 50, 0.0)
-    s.on_event(EngineDown(B), 0.3)
+    s.on_event(EngineDown(InstanceKey(B, Generation(2))), 0.3)
     assert s.shortage.age_s(0.3) == 0.0
     assert s.shortage.age_s(0.4) == pytest.approx(0.1)
 
@@ -155,12 +158,12 @@ def test_short_answers_need_less_kept_for_them() -> None:
     """Ten tokens of an answer of twenty, sixty-four of a long one or one without a bound."""
     for most, left in ((20, 90), (1000, 36), (0, 36)):
         s = GpuScheduler(DeviceId("n/host:0"), GpuSettings(Admission.MOORE_HODGSON, 100))
-        s.on_event(EngineUp(A, Generation(1), 1e6, 1, 8), 0.0)
+        s.on_event(EngineUp(InstanceKey(A, Generation(1)), 1e6, 1, 8), 0.0)
         s.on_event(MemoryReport(1000), 0.0)
         first = Request(RequestId("first"), A, 0.0, 100, SLO_S, 60.0, max_new_tokens=most)
         s.on_event(RequestArrived(first), 0.0)
         s.on_event(FirstToken(first.id), 0.1)
-        s.on_event(EngineLoad(A, 1, 0, 0), 0.2)
+        s.on_event(EngineLoad(InstanceKey(A, Generation(1)), 1, 0, 0), 0.2)
         s.on_event(MemoryReport(100), 0.2)
         fits = Request(RequestId("fits"), A, 0.3, left - 1, SLO_S, 60.0, max_new_tokens=1)
         too_large = Request(RequestId("large"), A, 0.3, left, SLO_S, 60.0, max_new_tokens=1)

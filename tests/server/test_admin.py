@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +12,7 @@ from fastapi.routing import APIRoute
 
 import prism.cli
 from prism.core.ids import DeviceId, Generation, ModelName, NodeId
+from prism.core.instances import whole_model
 from prism.core.views import ClusterView, DeviceView, InstanceState, InstanceView, ModelView
 from prism.server.admin import admin_router
 from prism.sim.dry_run import Snapshot
@@ -118,10 +118,12 @@ def test_views_join_catalog_and_cluster(live: LiveFront) -> None:
 
 
 def test_a_snapshot_is_what_a_dry_run_starts_from(live: LiveFront) -> None:
-    instance = InstanceView(Generation(3), (DeviceId("local/host:0"),), InstanceState.ACTIVE, 1, 2, 100, 5.0, None)
+    instance = InstanceView(
+        Generation(3), whole_model([DeviceId("local/host:0")]), InstanceState.ACTIVE, 1, 2, 100, 5.0, None
+    )
     device = DeviceView(DeviceId("local/host:0"), NodeId("local"), "", 1000, 400, True, 500, 5.0)
     model = ModelView(ModelName("fast"), 2.0, 0.5, 500, 0, 1, True, 4, 0.1, 1.0, (instance,))
-    live.run(live.store.put_doc("cluster", json.dumps(asdict(ClusterView(1.0, "prism", (device,), (model,))))))
+    live.run(live.store.put_doc("cluster", json.dumps(ClusterView(1.0, "prism", (device,), (model,)).as_dict())))
     found = live.http.get("/admin/snapshot", headers=AUTH)
     assert found.status_code == 200
     snapshot = msgspec.json.decode(found.content, type=Snapshot)
