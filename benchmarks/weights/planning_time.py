@@ -16,7 +16,6 @@ from functools import partial
 from prism.policy.multicast.estimate import Link
 from prism.policy.multicast.planner import Request, plan
 from prism.transfer.session import node_plans
-from prism.weights.packs.format import PackKey
 
 REPS = 5
 
@@ -44,7 +43,7 @@ def main() -> None:
         ms = best_ms(partial(plan, free))
         print(f"{ms:8.1f} ms  {count} nodes, three link speeds, blocks chosen: {plan(free).schedule.blocks}")
         addresses = dict.fromkeys(chosen.nodes, "10.0.0.1:1")
-        ms = best_ms(partial(node_plans, chosen, "session", PackKey("m"), addresses))
+        ms = best_ms(partial(node_plans, chosen, "session", "weights/m/raw", addresses))
         print(f"{ms:8.1f} ms  {count} nodes: parts for every node")
 
 

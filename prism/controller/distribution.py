@@ -24,6 +24,7 @@ from prism.engine.images import image_keys
 from prism.engine.sglang_args import server_arguments
 from prism.policy.multicast.planner import Request, plan
 from prism.transfer.session import NodePlan, node_plans
+from prism.weights.exchange.pack_windows import window_name
 from prism.weights.packs.format import PackKey
 from prism.weights.store.whereabouts import Rates, Tier, Whereabouts
 from prism.wire.messages import Distribute, PackReport
@@ -124,7 +125,7 @@ class Distribution:
         nbytes = max(pack.nbytes for pack in held.values())
         chosen = plan(Request(tuple(map(str, sources)), tuple(map(str, receivers)), nbytes))
         addresses = {str(n.id): n.weights for n in nodes.values()}
-        parts = node_plans(chosen, uuid.uuid4().hex[:12], key, addresses)
+        parts = node_plans(chosen, uuid.uuid4().hex[:12], window_name(key), addresses)
         self._running[key] = _Running(parts, {n: addresses[n] for n in parts}, now_s, set(map(str, receivers)))
         sends = [
             (nodes[NodeId(n)].mailbox, Distribute(part=msgspec.msgpack.encode(part)))
@@ -142,7 +143,7 @@ class Distribution:
         running.receivers.add(str(node.id))
         return NodePlan(
             session=any_part.session,
-            key=key,
+            window=window_name(key),
             node=str(node.id),
             addresses=dict(running.addresses),
             sources=any_part.sources,

@@ -25,6 +25,7 @@ from prism.node.device import DeviceShell
 from prism.node.measures import NodeMeasures
 from prism.node.weights import NodeWeights, Prepared
 from prism.scheduler import keepalive
+from prism.transfer.errors import TransferError
 from prism.weights.errors import WeightsError
 from prism.wire.messages import Activate, CommandResult, Deactivate, InstanceReport
 
@@ -144,7 +145,7 @@ class Instances:
         except Exception as error:
             self._remove(instance)
             self._measures.activation(model, devices, "none", {}, "failed")
-            if isinstance(error, WeightsError):
+            if isinstance(error, WeightsError | TransferError):
                 log.warning("%s: %s", model, error)
                 return _failed(message.command, Cause.WEIGHTS_MISSING, str(error))
             if not isinstance(error, ActivationError):

@@ -1,7 +1,7 @@
 """A machine's weights as its agent handles them: what is here, what comes from other machines, what others may have.
 
 Before an activation the agent makes sure that the weights are here or on their way: an engine uses blocks as they
-arrive, so nothing waits for the last one. Receiving and serving run in threads of :mod:`prism.weights`; this class
+arrive, so nothing waits for the last one. Receiving and serving run in threads of :mod:`prism.transfer`; this class
 belongs to the agent's loop.
 """
 
@@ -17,12 +17,14 @@ from typing import Final
 
 import msgspec
 
+from prism.transfer.errors import SourceLost, TransferError
 from prism.transfer.one_sided_networks import find_networks
-from prism.transfer.server import WeightServer
+from prism.transfer.server import ServerOptions, TransferServer
 from prism.transfer.session import NodePlan
-from prism.weights.errors import SourceLost, WeightsError
-from prism.weights.exchange.model_folders import Folders, borrow_folder, pack_elsewhere
+from prism.weights.errors import WeightsError
+from prism.weights.exchange.borrowed_folders import OfferedFolders, borrow_folder, pack_elsewhere
 from prism.weights.exchange.pack_fetch import PackFetch
+from prism.weights.exchange.pack_windows import PackWindows, window_name
 from prism.weights.packs.format import PackKey
 from prism.weights.store.disk_rate import read_rate
 from prism.weights.store.host_copy import open_copy
@@ -32,6 +34,7 @@ from prism.wire.messages import Activate, ArrivalReport, PackReport
 
 log = logging.getLogger(__name__)
 
+FAILURES: Final = (WeightsError, TransferError, OSError)
 LOOK_S: Final = 2.0
 """How often the store is looked through."""
 SHOWN_S: Final = 10.0
@@ -50,7 +53,7 @@ class _Arriving:
     ended_s: float | None = None
 
     def report(self) -> ArrivalReport:
-        progress, key = self.fetch.progress, self.plan.key
+        progress, key = self.fetch.progress, self.fetch.key
         pieces = progress.pieces_by_source
         return ArrivalReport(
             session=self.plan.session,
@@ -92,7 +95,8 @@ class NodeWeights:
         changed: Callable[[], None],
     ) -> None:
         self._store, self._models_dir, self._secret, self._node = store, models_dir, secret, node
-        self.server = WeightServer(store, bind, secret, node, find_networks(node), folders=Folders(store))
+        options = ServerOptions(find_networks(node), OfferedFolders(store).answerers())
+        self.server = TransferServer(PackWindows(store), bind, secret, node, options)
         self.changed = changed
         self.packs: list[PackReport] = []
         self.disk_bytes_s = self.link_bytes_s = 0.0
@@ -164,7 +168,7 @@ class NodeWeights:
         source, header = found
         plan = NodePlan(
             session=f"files-{order.command}",
-            key=header.key,
+            window=window_name(header.key),
             node=self._node,
             addresses={**order.peers, self._node: self.server.address},
             sources=(source,),
@@ -176,11 +180,11 @@ class NodeWeights:
         """Begins to receive; False when that is not possible (the engine then looks for itself)."""
         if plan.session in self._arriving:
             return True
-        if self.server.movers:  # used with those who offer the same; the others send over TCP
-            plan = msgspec.structs.replace(plan, mover=next(iter(self.server.movers)))
+        if self.server.networks:  # used with those who offer the same; the others send over TCP
+            plan = msgspec.structs.replace(plan, network=next(iter(self.server.networks)))
         try:
-            fetch = await asyncio.to_thread(PackFetch, self.server, plan)
-        except (WeightsError, OSError) as error:
+            fetch = await asyncio.to_thread(PackFetch, self._store, self.server, plan)
+        except FAILURES as error:
             log.warning("%s does not come from another machine: %s", model, error)
             return False
         arriving = self._arriving[plan.session] = _Arriving(model, plan, fetch)
@@ -189,10 +193,10 @@ class NodeWeights:
         return True
 
     async def _receive(self, arriving: _Arriving) -> None:
-        key, session = arriving.plan.key, arriving.plan.session
+        key, session = arriving.fetch.key, arriving.plan.session
         try:
             await asyncio.to_thread(arriving.fetch.wait)
-        except (WeightsError, OSError) as error:
+        except FAILURES as error:
             arriving.error = str(error)
             log.error("%s did not arrive: %s", arriving.model, error)
             self._store.rm(key, (Tier.HOST,))  # what came of it would keep the next activation waiting
@@ -206,23 +210,23 @@ class NodeWeights:
         arriving.ended_s = time.monotonic()
         self.changed()
         await asyncio.sleep(KEPT_S)
-        self.server.leave(session)
+        self.server.leave_session(session)
         del self._arriving[session]
 
     async def _keep(self, model: str, key: PackKey) -> None:
         try:
             await asyncio.to_thread(self._store.keep_on_disk, key)
-        except (WeightsError, OSError, KeyError) as error:
+        except (*FAILURES, KeyError) as error:
             log.warning("%s stays in memory only: %s", model, error)
 
     async def _join(self, plan: NodePlan) -> None:
         try:
-            await asyncio.to_thread(self.server.join, plan)
-        except (WeightsError, OSError) as error:
-            log.warning("cannot serve %s: %s", plan.key, error)
+            await asyncio.to_thread(self.server.join_session, plan)
+        except FAILURES as error:
+            log.warning("cannot serve %s: %s", plan.window, error)
             return
         await asyncio.sleep(KEPT_S + plan.piece_s * plan.pieces * len(plan.addresses))
-        self.server.leave(plan.session)
+        self.server.leave_session(plan.session)
 
     def _start(self, work: Coroutine[None, None, None]) -> None:
         task = asyncio.get_running_loop().create_task(work)
@@ -258,6 +262,6 @@ class NodeWeights:
                 finally:
                     copy.close()
                 self._complete.add(mark)
-        except (OSError, WeightsError):
+        except FAILURES:
             return False
         return True

@@ -1,4 +1,4 @@
-"""What two machines say to each other about weights, and how it is framed on a TCP connection.
+"""What two machines say to each other about windows, and how it is framed on a TCP connection.
 
 A frame is a 4-byte little-endian length and a MessagePack body. One connection carries one question at a time::
 
@@ -7,21 +7,21 @@ A frame is a 4-byte little-endian length and a MessagePack body. One connection 
            <------------------------------ Challenge
     Proof ------------------------------>
            <------------------------------ Welcome
-    GetHeader / GetArrival / GetFiles -->
-           <------------------------------ Header / Arrival / Files
-    PackFolder ------------------------->
-           <------------------------------ Queued         while the folder is read
-           <------------------------------ Header
+    Describe / GetArrival -------------->
+           <------------------------------ Described / Arrival
+    Ask -------------------------------->                 a question of the windows' owner
+           <------------------------------ Queued         while the answer is made
+           <------------------------------ Answer
     Warm ------------------------------>
            <------------------------------ Data, raw bytes
     Get -------------------------------->
            <------------------------------ Queued         every 100 ms while another transfer has the link
-           <------------------------------ Data, raw bytes (or, for a one-sided mover, Data with a descriptor); again
+           <------------------------------ Data, raw bytes (or, for a one-sided network, Data with a descriptor); again
                                            while the rest arrives at the server, with Queued in between
     Done ------------------------------->             the bytes are here: the server may start its next transfer
 
 Closing the connection withdraws whatever was asked. Nothing is encrypted: the secret keeps strangers out, it does not
-hide weights from the network.
+hide bytes from the network.
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ from typing import Final, TypeVar
 
 import msgspec
 
-from prism.weights.errors import PeerError
-from prism.weights.packs.format import PackKey
+from prism.transfer.errors import PeerError
 
+PROTOCOL_VERSION: Final = 2
 MAX_FRAME_BYTES: Final = 64 << 20
 _LENGTH: Final = struct.Struct("<I")
 
@@ -47,6 +47,7 @@ class Hello(Frame):
     node: str
     nonce: bytes
     version: int = 1
+    """Always sent as :data:`PROTOCOL_VERSION`; version 1 left it out."""
 
 
 class Challenge(Frame):
@@ -60,23 +61,22 @@ class Proof(Frame):
 
 class Welcome(Frame):
     node: str
-    movers: tuple[str, ...]
+    networks: tuple[str, ...]
     """Ways to move data that the server offers: ``tcp`` always, perhaps ``nixl``."""
 
 
-class GetHeader(Frame):
-    key: PackKey
+class Describe(Frame):
+    window: str
 
 
-class Header(Frame):
-    """``raw`` is the pack's header as :func:`prism.weights.packs.format.encode_header` makes it; empty: no such pack
-    here."""
+class Described(Frame):
+    """``raw`` as in :class:`prism.transfer.windows.Description`; empty: no such window here."""
 
     raw: bytes
 
 
 class GetArrival(Frame):
-    key: PackKey
+    window: str
 
 
 class Arrival(Frame):
@@ -88,16 +88,16 @@ class Arrival(Frame):
 
 
 class Get(Frame):
-    """Bytes ``offset .. offset + nbytes`` of the pack's data area; ``piece`` is their number in the session's cut."""
+    """Bytes ``offset .. offset + nbytes`` of the window; ``piece`` is their number in the session's cut."""
 
     session: str
-    key: PackKey
+    window: str
     piece: int
     offset: int
     nbytes: int
     node: str
     """Who asks, by the name that the session's plan uses."""
-    mover: str = "tcp"
+    network: str = "tcp"
     scheduled: bool = True
     """False: the plan does not foresee this transfer (its sender failed, or the node joined later)."""
 
@@ -116,8 +116,8 @@ class Queued(Frame):
 
 
 class Data(Frame):
-    """``nbytes`` raw bytes follow, the next of those asked for; or none, and ``descriptor`` tells a one-sided mover
-    where to read."""
+    """``nbytes`` raw bytes follow, the next of those asked for; or none, and ``descriptor`` tells a one-sided
+    network where to read."""
 
     nbytes: int
     descriptor: bytes = b""
@@ -131,25 +131,16 @@ class Refused(Frame):
     reason: str
 
 
-class GetFiles(Frame):
-    """The small files of the model folder at ``path``, if its weights have the fingerprint ``mark``."""
+class Ask(Frame):
+    """A question that the server has an answerer for (:class:`prism.transfer.server.TransferServer`); answered by
+    :class:`Queued` while the answer is made, then :class:`Answer` or :class:`Refused`."""
 
-    path: str
-    mark: str
-
-
-class Files(Frame):
-    """Names and contents; empty: no such folder here."""
-
-    files: list[tuple[str, bytes]]
+    topic: str
+    body: bytes
 
 
-class PackFolder(Frame):
-    """Pack that folder, so that it can be pulled; answered by :class:`Queued` while that takes, then :class:`Header`
-    (an empty one: no such folder here)."""
-
-    path: str
-    mark: str
+class Answer(Frame):
+    body: bytes
 
 
 AnyFrame = (
@@ -157,8 +148,8 @@ AnyFrame = (
     | Challenge
     | Proof
     | Welcome
-    | GetHeader
-    | Header
+    | Describe
+    | Described
     | GetArrival
     | Arrival
     | Get
@@ -166,9 +157,8 @@ AnyFrame = (
     | Data
     | Done
     | Refused
-    | GetFiles
-    | Files
-    | PackFolder
+    | Ask
+    | Answer
     | Warm
 )
 _encoder = msgspec.msgpack.Encoder()

@@ -120,7 +120,7 @@ class Grants:
         if who not in self._slow or not self._durations:
             self._durations.append(took_s)
 
-    def next(self, now_s: float) -> Pull | None:
+    def grant_next(self, now_s: float) -> Pull | None:
         """The pull that may start now, if any; it counts as under way from here on."""
         limit_s = self.slow_s * len(self._active)
         self._slow.update(who for (who, _), since in self._active.items() if now_s - since >= limit_s)
@@ -143,8 +143,8 @@ class Grants:
         return self._aside_s + ASIDE_EVERY * self._typical_s() if others_wait or self._active else float("-inf")
 
     def quiet_s(self, now_s: float) -> float:
-        """How long :meth:`next` keeps saying no unless something is asked for, ends or arrives; infinite if only that
-        can change it."""
+        """How long :meth:`grant_next` keeps saying no unless something is asked for, ends or arrives; infinite if only
+        that can change it."""
         ready = [pull for pull in self._asked if self._holds(pull[1])]
         if not ready:
             return float("inf")

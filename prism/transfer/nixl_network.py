@@ -1,4 +1,4 @@
-"""Moving weights with NIXL (UCX underneath: RDMA, NVLink, shared memory, TCP). Optional: ``pip install nixl``.
+"""Moving bytes with NIXL (UCX underneath: RDMA, NVLink, shared memory, TCP). Optional: ``pip install nixl``.
 
 Two agents per process, one that is read from and one that reads, or pulls queue behind data that flows the other way.
 No progress thread (it would burn a core): the thread that waits for a transfer drives its agent, on both sides, since
@@ -16,9 +16,8 @@ from collections.abc import Callable
 from typing import Any, Final
 
 import msgspec
-import numpy as np
 
-from prism.weights.store.host_copy import HostCopy
+from prism.transfer.windows import MemorySpan
 
 _POLL_S: Final = 0.0003
 _SEGMENT: Final = "256k"
@@ -53,32 +52,34 @@ class NixlNetwork:
         self._registered: dict[tuple[str, int], Any] = {}
         self._known: dict[str, bytes] = {}
 
-    def offer(self, copy: HostCopy, offset: int) -> bytes:
+    def offer(self, memory: MemorySpan, offset: int) -> bytes:
         with self._serving:
-            self._register("s", self._server, copy)
+            self._register("s", self._server, memory)
             metadata = self._server.get_agent_metadata()
-        return msgspec.msgpack.encode(Descriptor(self._server_name, metadata, copy.address + offset))
+        return msgspec.msgpack.encode(Descriptor(self._server_name, metadata, memory.address + offset))
 
-    def progress(self) -> None:
+    def make_progress(self) -> None:
         with self._serving:
             self._server.get_new_notifs()
 
-    def read(self, descriptor: bytes, copy: HostCopy, offset: int, nbytes: int, alive: Callable[[], None]) -> None:
+    def read(
+        self, descriptor: bytes, memory: MemorySpan, offset: int, nbytes: int, raise_if_dead: Callable[[], None]
+    ) -> None:
         source = msgspec.msgpack.decode(descriptor, type=Descriptor)
         with self._reading:
-            self._register("c", self._client, copy)
+            self._register("c", self._client, memory)
             self._meet(source)
-            handle = self._post(source, copy.address + offset, nbytes)
+            handle = self._post(source, memory.address + offset, nbytes)
         try:
-            self._complete(handle, alive)
+            self._complete(handle, raise_if_dead)
         finally:
             with self._reading:
                 self._client.release_xfer_handle(handle)
 
-    def forget(self, copy: HostCopy) -> None:
+    def forget(self, memory: MemorySpan) -> None:
         for side, agent, lock in (("s", self._server, self._serving), ("c", self._client, self._reading)):
             with lock:
-                known = self._registered.pop((side, copy.address), None)
+                known = self._registered.pop((side, memory.address), None)
                 if known is not None:
                     agent.deregister_memory(known)
 
@@ -91,7 +92,7 @@ class NixlNetwork:
             raise EOFError(f"NIXL cannot read from {source.agent}")
         return handle
 
-    def _complete(self, handle: Any, alive: Callable[[], None]) -> None:
+    def _complete(self, handle: Any, raise_if_dead: Callable[[], None]) -> None:
         while True:
             with self._reading:
                 try:
@@ -102,13 +103,13 @@ class NixlNetwork:
                 return
             if state == "ERR":
                 raise EOFError("NIXL reports a failed transfer")
-            alive()
+            raise_if_dead()
             time.sleep(_POLL_S)
 
-    def _register(self, side: str, agent: Any, copy: HostCopy) -> None:
-        if (side, copy.address) not in self._registered:
-            whole = np.frombuffer(copy.data, dtype=np.uint8)
-            self._registered[side, copy.address] = agent.register_memory([(copy.address, whole.nbytes, 0, "")], "DRAM")
+    def _register(self, side: str, agent: Any, memory: MemorySpan) -> None:
+        if (side, memory.address) not in self._registered:
+            everything = [(memory.address, memory.nbytes, 0, "")]
+            self._registered[side, memory.address] = agent.register_memory(everything, "DRAM")
 
     def _meet(self, source: Descriptor) -> None:
         """Learns the server's memory; again whenever it has registered more."""

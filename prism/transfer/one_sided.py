@@ -10,28 +10,31 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Protocol
 
-from prism.weights.store.host_copy import HostCopy
+from prism.transfer.windows import MemorySpan
 
 
 class OneSidedNetwork(Protocol):
-    """One-sided reads of host copies. One object per process serves and pulls; thread-safe."""
+    """One-sided reads of windows' memory. One object per process serves and pulls; thread-safe."""
 
     name: str
     """As in :class:`~prism.transfer.frames.Welcome`."""
 
-    def offer(self, copy: HostCopy, offset: int) -> bytes:
-        """Makes ``copy`` readable for others; what a puller needs to know to read it from byte ``offset`` on."""
+    def offer(self, memory: MemorySpan, offset: int) -> bytes:
+        """Makes ``memory`` readable for others; what a puller needs to know to read it from byte ``offset`` on."""
         ...
 
-    def progress(self) -> None:
+    def make_progress(self) -> None:
         """Keeps transfers out of this process's memory going; called often while one is granted."""
         ...
 
-    def read(self, descriptor: bytes, copy: HostCopy, offset: int, nbytes: int, alive: Callable[[], None]) -> None:
-        """Reads ``nbytes`` that the server offered with ``descriptor`` into ``copy`` at ``offset``. Calls ``alive`` all
-        the while, which raises when the transfer is to be given up. Raises ``EOFError`` when the server is gone."""
+    def read(
+        self, descriptor: bytes, memory: MemorySpan, offset: int, nbytes: int, raise_if_dead: Callable[[], None]
+    ) -> None:
+        """Reads ``nbytes`` that the server offered with ``descriptor`` into ``memory`` at ``offset``. Calls
+        ``raise_if_dead`` all the while, which raises when the transfer is to be given up. Raises ``EOFError`` when the
+        server is gone."""
         ...
 
-    def forget(self, copy: HostCopy) -> None:
-        """``copy`` is about to be unmapped."""
+    def forget(self, memory: MemorySpan) -> None:
+        """``memory`` is about to be unmapped."""
         ...

@@ -1,4 +1,4 @@
-"""Which ways beside TCP this machine has to move weights."""
+"""Which ways beside TCP this machine has to move bytes."""
 
 from __future__ import annotations
 
@@ -21,5 +21,5 @@ def find_networks(node: str, devices: Path = RDMA_DEVICES) -> list[OneSidedNetwo
 
         return [NixlNetwork(node)]
     except ImportError:
-        logger.info("weights go over TCP: there is an RDMA device, but NIXL is not installed")
+        logger.info("windows go over TCP: there is an RDMA device, but NIXL is not installed")
         return []

@@ -11,10 +11,8 @@ from typing import Final
 from prism.transfer.frames import Get
 from prism.transfer.grants import Grants, Pull
 from prism.transfer.one_sided import OneSidedNetwork
-from prism.transfer.session import NodePlan, cut
-from prism.weights.errors import PeerError
-from prism.weights.store.host_copy import HostCopy, open_copy
-from prism.weights.store.resident import ResidentPack
+from prism.transfer.session import NodePlan, cut_pieces
+from prism.transfer.windows import PinnedMemory, Window
 
 _WAKE_S: Final = 0.05
 """Longest sleep of a pull that waits: bounds how late it is noticed that its puller has gone."""
@@ -32,19 +30,19 @@ class _Turn:
 
 
 class OutgoingSession:
-    """Thread-safe. ``packed`` is this machine's copy, perhaps still arriving."""
+    """Thread-safe. ``window`` is this machine's, called ``name``, perhaps still arriving."""
 
-    def __init__(self, packed: ResidentPack) -> None:
-        self.packed = packed
+    def __init__(self, name: str, window: Window) -> None:
+        self.name, self.window = name, window
         self.touched_s = time.monotonic()
         self._guard = threading.Lock()
         self._came = threading.Condition(self._guard)
-        self._told = packed.complete
-        """Whether :meth:`arrived` says so when bytes come (or none will)."""
+        self._told = window.complete
+        """Whether :meth:`on_arrived` says so when bytes come (or none will)."""
         self._ranges: dict[int, range] = {}
         self._grants = Grants(self._holds)
         self._turns: dict[Pull, _Turn] = {}
-        self._open: HostCopy | None = None
+        self._pinned: PinnedMemory | None = None
 
     @property
     def waiting(self) -> int:
@@ -55,14 +53,14 @@ class OutgoingSession:
         return self._grants.slow
 
     def follow(self, plan: NodePlan, told: bool = False) -> None:
-        """Keep to this node's part of ``plan`` from now on. ``told``: :meth:`arrived` will be called."""
+        """Keep to this node's part of ``plan`` from now on. ``told``: :meth:`on_arrived` will be called."""
         with self._guard:
             self._told = self._told or told
-            self._ranges = dict(enumerate(cut(self.packed.header, plan.pieces)))
+            self._ranges = dict(enumerate(cut_pieces(self.window.cut, plan.pieces)))
             self._grants.follow(plan.sends, plan.piece_s)
             self._pump()
 
-    def arrived(self) -> None:
+    def on_arrived(self) -> None:
         """Leaves have arrived on this machine."""
         with self._guard:
             self._pump()
@@ -80,31 +78,28 @@ class OutgoingSession:
         return there
 
     def _there(self, offset: int, end: int) -> int:
-        size = self.packed.header.leaf_bytes
-        while offset < end and self.packed.has_bytes(offset, 1):
+        size = self.window.cut.leaf_bytes
+        while offset < end and self.window.has(range(offset // size, offset // size + 1)):
             offset = min(end, (offset // size + 1) * size)
         return offset
 
-    def offer(self, mover: OneSidedNetwork, offset: int) -> bytes:
-        """Opens the copy to one-sided reads. They need a writable mapping: some networks register no other."""
+    def offer(self, network: OneSidedNetwork, offset: int) -> bytes:
+        """Opens the window to one-sided reads."""
         with self._guard:
-            if self._open is None:
-                self._open = open_copy(self.packed.path, writable=True)
-            if self._open is None:
-                raise PeerError("", f"{self.packed.path} was removed")
-            return mover.offer(self._open, offset)
+            self._pinned = self._pinned or self.window.pin()
+            return network.offer(self._pinned.span, offset)
 
-    def close(self, movers: Iterable[OneSidedNetwork]) -> None:
+    def close(self, networks: Iterable[OneSidedNetwork]) -> None:
         """Nobody pulls any more."""
         with self._guard:
-            if self._open is not None:
-                for mover in movers:
-                    mover.forget(self._open)
-                self._open.close()
-                self._open = None
+            if self._pinned is not None:
+                for network in networks:
+                    network.forget(self._pinned.span)
+                self._pinned.close()
+                self._pinned = None
 
     def holds(self, get: Get) -> bool:
-        return self.packed.has_bytes(get.offset, get.nbytes)
+        return self.window.has(self.window.cut.holding(get.offset, get.offset + get.nbytes))
 
     @contextmanager
     def turn(self, get: Get, waiting: Callable[[], None]) -> Iterator[Callable[[], None]]:
@@ -134,9 +129,8 @@ class OutgoingSession:
         """Queues a pull. One that asks again on a new connection has given up the old one."""
         with self._guard:
             now_s = self.touched_s = time.monotonic()
-            header = self.packed.header
-            last = get.offset + max(get.nbytes, 1) - 1
-            self._ranges.setdefault(get.piece, range(get.offset // header.leaf_bytes, last // header.leaf_bytes + 1))
+            leaves = self.window.cut.holding(get.offset, get.offset + max(get.nbytes, 1))
+            self._ranges.setdefault(get.piece, leaves)
             before = self._turns.pop(pull, None)
             if before is not None:
                 before.withdrawn = True
@@ -168,11 +162,11 @@ class OutgoingSession:
         """Whether a transfer of the piece may start: it is here, or all but its last leaf, which will be here before
         its turn comes. So what a piece costs between its last byte and the next node's first adds up for no hop."""
         leaves = self._ranges.get(piece)
-        return leaves is not None and self.packed.has(leaves[:-1] if len(leaves) > 1 else leaves)
+        return leaves is not None and self.window.has(leaves[:-1] if len(leaves) > 1 else leaves)
 
     def _pump(self) -> None:
         """Lets through what may start now. Call with ``_guard`` held."""
-        while (pull := self._grants.next(time.monotonic())) is not None:
+        while (pull := self._grants.grant_next(time.monotonic())) is not None:
             turn = self._turns[pull]
             turn.granted = True
             turn.changed.notify_all()

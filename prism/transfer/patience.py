@@ -58,7 +58,7 @@ class Patience:
 
     # --- the plan's time ---
 
-    def begin(self, now_s: float) -> None:
+    def begin_pulling(self, now_s: float) -> None:
         """Pulling begins."""
         self._step_zero_s = now_s
 
@@ -67,7 +67,7 @@ class Patience:
         """What one piece takes; 0: unknown."""
         return median(self._durations) if len(self._durations) >= 2 else self._piece_s
 
-    def came(self, piece: int, source: str, nbytes: int, took_s: float, now_s: float) -> None:
+    def on_piece(self, piece: int, source: str, nbytes: int, took_s: float, now_s: float) -> None:
         """A whole piece, of which ``nbytes`` came from ``source`` in ``took_s``."""
         self._durations.append(took_s)
         self._rate(source, nbytes, took_s)

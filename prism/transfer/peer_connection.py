@@ -10,17 +10,17 @@ from dataclasses import dataclass
 from typing import Final
 
 from prism.transfer.auth import prove_to_server
+from prism.transfer.errors import PeerError
 from prism.transfer.frames import (
+    Answer,
     Arrival,
+    Ask,
     Data,
+    Describe,
+    Described,
     Done,
-    Files,
     Get,
     GetArrival,
-    GetFiles,
-    GetHeader,
-    Header,
-    PackFolder,
     Queued,
     Refused,
     Warm,
@@ -30,8 +30,6 @@ from prism.transfer.frames import (
     recv_frame,
     send_frame,
 )
-from prism.weights.errors import BadPack, PeerError
-from prism.weights.packs.format import PREFIX, PackHeader, PackKey, decode_header, decode_prefix
 
 NEARLY_BYTES: Final = 256 << 10
 """With this much of a transfer left (a sixteenth of a small one) the next one is asked for and the source may go on to
@@ -59,8 +57,8 @@ class TooSlow(PeerError):
 
 
 @dataclass(frozen=True, slots=True)
-class Pull:
-    """One transfer at the puller."""
+class PullTerms:
+    """One transfer at the puller: where it goes, and how long it may take."""
 
     into: memoryview
     to_leaf_end: int
@@ -72,9 +70,9 @@ class Pull:
     half_s: float
     """:class:`TooSlow` when less than half was here this long after its start, or not all after twice as long, time in
     which the source itself waited for the bytes not counted."""
-    nearly: Callable[[], None]
+    on_nearly: Callable[[], None]
     """Called once, when little or nothing is left."""
-    got: Callable[[int], None]
+    on_bytes: Callable[[int], None]
     """Called with the number of bytes that came."""
     read: Callable[[bytes, Callable[[], None]], None] | None = None
     """Carries out a one-sided read, given the server's descriptor."""
@@ -95,7 +93,7 @@ class PeerConnection:
         self._wake_at(1)
         try:
             self._sock.settimeout(dead_s)
-            self.movers = prove_to_server(self._sock, secret, me).movers
+            self.networks = prove_to_server(self._sock, secret, me).networks
         except BaseException:
             self._sock.close()
             raise
@@ -103,54 +101,40 @@ class PeerConnection:
     def close(self) -> None:
         self._sock.close()
 
-    def header(self, key: PackKey) -> PackHeader | None:
-        """The pack's header, None if the peer does not have the pack. Raises :class:`BadPack` for a broken one."""
-        send_frame(self._sock, GetHeader(key=key))
-        header = self._header(expect(self._sock, Header).raw)
-        if header is not None and header.key != key:
-            raise BadPack(self.node, f"is {header.key}, asked for {key}")
-        return header
+    def describe(self, window: str) -> bytes:
+        """See :class:`prism.transfer.windows.Description`; empty if the peer does not have the window."""
+        send_frame(self._sock, Describe(window=window))
+        return expect(self._sock, Described).raw
 
-    def _header(self, raw: bytes) -> PackHeader | None:
-        if not raw:
-            return None
-        header_bytes, checksum = decode_prefix(raw, self.node)
-        return decode_header(raw[PREFIX.size : PREFIX.size + header_bytes], checksum, self.node)
-
-    def small_files(self, path: str, mark: str) -> list[tuple[str, bytes]]:
-        """See :meth:`prism.weights.exchange.model_folders.Folders.small_files`."""
-        send_frame(self._sock, GetFiles(path=path, mark=mark))
-        return expect(self._sock, Files).files
-
-    def packed_folder(self, path: str, mark: str, timeout_s: float) -> PackHeader | None:
-        """See :meth:`prism.weights.exchange.model_folders.Folders.packed`. Raises :class:`PeerError` after
+    def ask(self, topic: str, body: bytes, timeout_s: float) -> bytes:
+        """The answer to a question of the windows' owner. Raises :class:`PeerError` for a refusal and after
         ``timeout_s``."""
-        send_frame(self._sock, PackFolder(path=path, mark=mark))
+        send_frame(self._sock, Ask(topic=topic, body=body))
         give_up_s = time.monotonic() + timeout_s
         while time.monotonic() < give_up_s:
             match recv_frame(self._sock):
                 case Queued():
                     continue
-                case Header(raw=raw):
-                    return self._header(raw)
+                case Answer(body=answer):
+                    return answer
                 case Refused(reason=reason):
                     raise PeerError(self.node, f"refused: {reason}")
                 case frame:
-                    raise PeerError(self.node, f"sent {type(frame).__name__} instead of a header")
-        raise PeerError(self.node, f"has not packed {path} after {timeout_s:.0f} s")
+                    raise PeerError(self.node, f"sent {type(frame).__name__} instead of an answer")
+        raise PeerError(self.node, f"has not answered {topic!r} after {timeout_s:.0f} s")
 
-    def arrival(self, key: PackKey) -> Arrival:
+    def arrival(self, window: str) -> Arrival:
         """Which leaves the peer holds, and how many pulls wait for its link."""
-        send_frame(self._sock, GetArrival(key=key))
+        send_frame(self._sock, GetArrival(window=window))
         return expect(self._sock, Arrival)
 
-    def ask_arrival(self, key: PackKey) -> None:
-        """Asks as :meth:`arrival` does; :meth:`answered` takes the answer. Nothing else may be asked in between."""
+    def ask_arrival(self, window: str) -> None:
+        """Asks as :meth:`arrival` does; :meth:`take_arrival` takes the answer. Nothing else may be asked in between."""
         if self.asked_s is None:
             self.asked_s = time.monotonic()
-            send_frame(self._sock, GetArrival(key=key))
+            send_frame(self._sock, GetArrival(window=window))
 
-    def answered(self) -> Arrival:
+    def take_arrival(self) -> Arrival:
         """Takes the answer to :meth:`ask_arrival`."""
         arrival = expect(self._sock, Arrival)
         self.asked_s = None
@@ -159,19 +143,19 @@ class PeerConnection:
     def fileno(self) -> int:
         return self._sock.fileno()
 
-    def warm(self, nbytes: int) -> None:
-        """Opens TCP's windows ahead of the first transfer."""
+    def open_windows(self, nbytes: int) -> None:
+        """Opens TCP's windows ahead of the first transfer, by ``nbytes`` of no meaning."""
         send_frame(self._sock, Warm(nbytes=nbytes))
         recv_exactly(self._sock, expect(self._sock, Data).nbytes)
 
-    def ask(self, get: Get) -> None:
+    def request(self, get: Get) -> None:
         """Sends the request for a transfer; :meth:`receive` takes it."""
         send_frame(self._sock, get)
 
-    def receive(self, pull: Pull) -> float:
+    def receive(self, pull: PullTerms) -> float:
         """Takes the transfer asked for; seconds from its first byte to its last. Raises :class:`TooLate`,
-        :class:`TooSlow` (see :class:`Pull`), and ``OSError`` or ``EOFError`` for a dead peer. The connection is of no
-        more use after any of these."""
+        :class:`TooSlow` (see :class:`PullTerms`), and ``OSError`` or ``EOFError`` for a dead peer. The connection is of
+        no more use after any of these."""
         nbytes = pull.into.nbytes
         data = self._await_data(nbytes, pull.overdue)
         start_s = time.monotonic()
@@ -181,7 +165,7 @@ class PeerConnection:
             self._read_stream(pull, data.nbytes, start_s)
         return time.monotonic() - start_s
 
-    def _read_stream(self, pull: Pull, announced: int, start_s: float) -> None:
+    def _read_stream(self, pull: PullTerms, announced: int, start_s: float) -> None:
         """Reads the parts, of which ``announced`` bytes are the first."""
         into = pull.into
         done, told, nearly_at = 0, False, into.nbytes - min(NEARLY_BYTES, into.nbytes // 16)
@@ -198,7 +182,7 @@ class PeerConnection:
             stop = min(announced, leaf_end, into.nbytes if told else nearly_at)
             self._wake_at(min(self._worth_waking(done, start_s), stop - done))
             done += (count := self._recv(into[done:stop]))
-            pull.got(count)
+            pull.on_bytes(count)
             self._check_pace(pull, done, start_s)
         self._wake_at(1)
         if not told:
@@ -224,7 +208,7 @@ class PeerConnection:
             raise EOFError(f"{self.node} closed the connection")
         return count
 
-    def _read_one_sided(self, pull: Pull, descriptor: bytes, start_s: float) -> None:
+    def _read_one_sided(self, pull: PullTerms, descriptor: bytes, start_s: float) -> None:
         assert pull.read is not None
         heard_s = time.monotonic()
 
@@ -238,14 +222,14 @@ class PeerConnection:
             self._check_pace(pull, pull.into.nbytes // 2, start_s)  # how much came only the network knows
 
         pull.read(descriptor, alive)
-        pull.got(pull.into.nbytes)
+        pull.on_bytes(pull.into.nbytes)
         self._done(pull)
 
-    def _done(self, pull: Pull) -> None:
+    def _done(self, pull: PullTerms) -> None:
         send_frame(self._sock, Done())
-        pull.nearly()
+        pull.on_nearly()
 
-    def _check_pace(self, pull: Pull, done: int, start_s: float) -> None:
+    def _check_pace(self, pull: PullTerms, done: int, start_s: float) -> None:
         took_s = time.monotonic() - start_s
         if done < pull.into.nbytes and took_s > (1 if done < pull.into.nbytes // 2 else 2) * pull.half_s:
             raise TooSlow(self.node, done, took_s)

@@ -8,10 +8,9 @@ import time
 from collections.abc import Iterable
 from typing import Final
 
+from prism.transfer.errors import PeerError
 from prism.transfer.frames import Arrival
 from prism.transfer.peer_connection import PeerConnection
-from prism.weights.errors import PeerError
-from prism.weights.packs.format import PackKey
 
 ANSWER_S: Final = 0.02
 """Who has not said by then what it holds is left out, if others have: a slow node's link has a queue of its own."""
@@ -35,9 +34,9 @@ class PeerPool:
         """Whether a connection to ``node`` is open."""
         return node in self._open
 
-    def arrivals(self, nodes: Iterable[str], key: PackKey) -> tuple[dict[str, Arrival], dict[str, str]]:
-        """What ``nodes`` hold, and why those that failed did. One that does not answer at once is not waited for while
-        others have; its answer is taken the next time."""
+    def arrivals(self, nodes: Iterable[str], window: str) -> tuple[dict[str, Arrival], dict[str, str]]:
+        """What ``nodes`` hold of a window, and why those that failed did. One that does not answer at once is not
+        waited for while others have; its answer is taken the next time."""
         found: dict[str, Arrival] = {}
         failed: dict[str, str] = {}
         asked: dict[str, PeerConnection] = {}
@@ -47,7 +46,7 @@ class PeerPool:
                 asked[node] = self.get(node)
                 if asked[node].asked_s is not None:
                     tardy.add(node)
-                asked[node].ask_arrival(key)
+                asked[node].ask_arrival(window)
             except (OSError, EOFError, PeerError) as error:
                 asked.pop(node, None)
                 failed[node] = f"unreachable: {error}"
@@ -56,7 +55,7 @@ class PeerPool:
             left_s = max(until_s - time.monotonic(), 0.001)
             for peer in select.select(list(asked.values()), [], [], left_s)[0]:
                 try:
-                    found[peer.node] = peer.answered()
+                    found[peer.node] = peer.take_arrival()
                 except (OSError, EOFError, PeerError) as error:
                     failed[peer.node] = f"unreachable: {error}"
                 del asked[peer.node]

@@ -31,7 +31,7 @@ class Offer:
     source: bool = False
 
 
-def choose(
+def choose_piece(
     wanted: Sequence[int],
     offers: Iterable[Offer],
     turn: int,

@@ -1,4 +1,4 @@
-"""Receiving one pack by multicast: pulls in the plan's order, verifies, passes on, and routes around what fails.
+"""Receiving one window by multicast: pulls in the plan's order, verifies, passes on, and routes around what fails.
 
 Two lanes pull. The first follows the plan, one transfer at a time, each asked for while its predecessor's last bytes
 arrive. The second fetches pieces that have lost their sender - dead (silent for ``dead_s``) or far slower than others.
@@ -22,13 +22,14 @@ from typing import Final
 
 import msgspec
 
+from prism.transfer.errors import PeerError, SourceLost
 from prism.transfer.frames import Arrival, Get
 from prism.transfer.one_sided import OneSidedNetwork
-from prism.transfer.peer_connection import Pull, TooLate, TooSlow
+from prism.transfer.peer_connection import PullTerms, TooLate, TooSlow
 from prism.transfer.peer_pool import PeerPool
-from prism.transfer.piece_choice import Offer, choose
+from prism.transfer.piece_choice import Offer, choose_piece
 from prism.transfer.reception import Reception
-from prism.weights.errors import PeerError, SourceLost
+from prism.transfer.windows import THERE
 
 DEAD_S: Final = 0.5
 GIVE_UP_S: Final = 15.0
@@ -43,13 +44,13 @@ logger = logging.getLogger(__name__)
 
 
 class PullLanes:
-    """The pulling threads of one reception. ``start`` them, then watch ``reception``. Bytes come over ``mover`` from
-    every peer that offers the same, over TCP from the others."""
+    """The pulling threads of one reception. Start them (:meth:`start_threads`), then watch ``reception``. Bytes come
+    over ``network`` from every peer that offers the same, over TCP from the others."""
 
     def __init__(
-        self, reception: Reception, secret: bytes, dead_s: float = DEAD_S, mover: OneSidedNetwork | None = None
+        self, reception: Reception, secret: bytes, dead_s: float = DEAD_S, network: OneSidedNetwork | None = None
     ) -> None:
-        self._mover = mover
+        self._network = network
         self.reception, self.plan = reception, reception.plan
         self._secret, self._dead_s = secret, dead_s
         self._mark = zlib.crc32(self.plan.node.encode())
@@ -59,15 +60,15 @@ class PullLanes:
         self.connected, self.go = threading.Event(), threading.Event()
         """Connections are open; pulling may begin."""
 
-    def start(self) -> None:
+    def start_threads(self) -> None:
         planned = {piece for _, piece in self.plan.receives}
-        self.reception.orphan(p for p in range(self.plan.pieces) if p not in planned)
-        for work in (self._follow_plan, self._second):
-            thread = threading.Thread(target=self._run, args=(work,), name=f"weights-{work.__name__}", daemon=True)
+        self.reception.orphan_pieces(p for p in range(self.plan.pieces) if p not in planned)
+        for work in (self._follow_plan, self._fetch_rest):
+            thread = threading.Thread(target=self._run, args=(work,), name=f"transfer-{work.__name__}", daemon=True)
             self._threads.append(thread)
             thread.start()
 
-    def join(self) -> None:
+    def join_threads(self) -> None:
         for thread in self._threads:
             thread.join()
 
@@ -81,7 +82,7 @@ class PullLanes:
         finally:
             peers.close()
 
-    def _second(self, peers: PeerPool) -> None:
+    def _fetch_rest(self, peers: PeerPool) -> None:
         for node in self._asked(trusted=True):
             if self.go.is_set():
                 break
@@ -97,7 +98,7 @@ class PullLanes:
             self._connect(peers, source)
         self.connected.set()
         self.go.wait()
-        self.reception.begin()
+        self.reception.begin_pulling()
         current = self._ask_next(peers)
         while current is not None and not self.reception.over:
             current = self._take(peers, *current)
@@ -109,12 +110,12 @@ class PullLanes:
         try:
             peer = peers.get(source)
             if not self.go.is_set():
-                peer.warm(WARM_BYTES)
+                peer.open_windows(WARM_BYTES)
         except (OSError, EOFError, PeerError) as error:
             self._blame(peers, source, f"unreachable: {error}")
 
     def _ask_next(self, peers: PeerPool) -> tuple[str, int] | None:
-        while (following := self.reception.next_planned()) is not None:
+        while (following := self.reception.claim_next_planned()) is not None:
             if self._ask(peers, *following, scheduled=True):
                 return following
         return None
@@ -127,18 +128,18 @@ class PullLanes:
         if reason is not None and following and following[0] is not None and following[0][0] == source:
             lost = following.pop()
             assert lost is not None
-            self.reception.put_back(lost[1])  # it was asked for on the connection that broke
+            self.reception.put_back_piece(lost[1])  # it was asked for on the connection that broke
         return following[0] if following else self._ask_next(peers)
 
     # --- both lanes ---
 
     def _ask(self, peers: PeerPool, source: str, piece: int, scheduled: bool) -> bool:
         """Sends the request for a claimed piece; False (and the piece orphaned) if the source is gone."""
-        offset, window = self.reception.window(piece)
-        self.reception.copy.populate(offset, window.nbytes)
+        offset, window = self.reception.missing_of(piece)
+        self.reception.landing.populate(offset, window.nbytes)
         get = Get(
             session=self.plan.session,
-            key=self.plan.key,
+            window=self.plan.window,
             piece=piece,
             offset=offset,
             nbytes=window.nbytes,
@@ -147,10 +148,10 @@ class PullLanes:
         )
         try:
             peer = peers.get(source)
-            usable = self._mover is not None and self._mover.name in peer.movers
-            peer.ask(msgspec.structs.replace(get, mover=self._mover.name) if self._mover and usable else get)
+            usable = self._network is not None and self._network.name in peer.networks
+            peer.request(msgspec.structs.replace(get, network=self._network.name) if self._network and usable else get)
         except (OSError, EOFError, PeerError) as error:
-            self.reception.give_up(piece, source, f"unreachable: {error}")
+            self.reception.give_up_piece(piece, source, f"unreachable: {error}")
             self._blame(peers, source, f"unreachable: {error}")
             return False
         return True
@@ -160,14 +161,14 @@ class PullLanes:
         peers: PeerPool,
         source: str,
         piece: int,
-        nearly: Callable[[], None],
+        on_nearly: Callable[[], None],
         repair: bool = False,
         sole: bool = False,
     ) -> str | None:
         """Receives a piece asked for; None, or the reason why it did not come (the piece is an orphan then). One for
         ``repair`` soon looks whether somebody else has the piece by now; from its ``sole`` holder any rate will do."""
         reception = self.reception
-        pull = self._pull(source, piece, nearly, repair, sole)
+        pull = self._pull(source, piece, on_nearly, repair, sole)
         try:
             took_s = peers.get(source).receive(pull)
         except TooLate:
@@ -175,7 +176,7 @@ class PullLanes:
             self._unfinished.add((source, piece))
             reason = "late"
             if repair:
-                reception.put_back(piece)
+                reception.put_back_piece(piece)
                 return reason
         except TooSlow as error:
             reason = "slow"
@@ -184,41 +185,41 @@ class PullLanes:
             reason = f"dead: {error}"
             self._blame(peers, source, reason)
         else:
-            if reception.finish(piece, source, took_s, pull.into.nbytes):
+            if reception.finish_piece(piece, source, took_s, pull.into.nbytes):
                 return None
             logger.warning("%s: piece %d from %s is corrupt", self.plan.node, piece, source)
             reason = "corrupt"
             self._blame(peers, source, reason)
-        reception.give_up(piece, source, reason)
+        reception.give_up_piece(piece, source, reason)
         return reason
 
-    def _pull(self, source: str, piece: int, nearly: Callable[[], None], repair: bool, sole: bool) -> Pull:
+    def _pull(self, source: str, piece: int, on_nearly: Callable[[], None], repair: bool, sole: bool) -> PullTerms:
         reception = self.reception
-        offset, window = reception.window(piece)
-        leaf_bytes = reception.copy.header.leaf_bytes
-        return Pull(
+        offset, window = reception.missing_of(piece)
+        leaf_bytes = reception.cut.leaf_bytes
+        return PullTerms(
             into=window,
             to_leaf_end=leaf_bytes - offset % leaf_bytes,
             leaf_bytes=leaf_bytes,
             overdue=lambda waited_s: (repair or reception.slipped) and waited_s > reception.turn_s(),
             half_s=float("inf") if sole else (1 + repair) * reception.half_s(source, window.nbytes),
-            nearly=nearly,
-            got=lambda nbytes: reception.got(piece, nbytes),
+            on_nearly=on_nearly,
+            on_bytes=lambda nbytes: reception.on_bytes(piece, nbytes),
             read=self._one_sided(offset, window.nbytes),
         )
 
     def _one_sided(self, offset: int, nbytes: int) -> Callable[[bytes, Callable[[], None]], None] | None:
-        mover, copy = self._mover, self.reception.copy
-        if mover is None:
+        network, memory = self._network, self.reception.landing.span
+        if network is None:
             return None
-        return lambda descriptor, alive: mover.read(descriptor, copy, offset, nbytes, alive)
+        return lambda descriptor, raise_if_dead: network.read(descriptor, memory, offset, nbytes, raise_if_dead)
 
     def _blame(self, peers: PeerPool, source: str, reason: str, nbytes: int = 0, took_s: float = 0.0) -> None:
         """``source`` failed: everything the plan still expects from it comes from elsewhere."""
         peers.drop(source)
         logger.warning("%s: routes around %s (%s)", self.plan.node, source, reason)
-        self.reception.blame(source, nbytes, took_s)
-        self.reception.lose(source)
+        self.reception.blame_source(source, nbytes, took_s)
+        self.reception.lose_source(source)
 
     # --- what the plan does not bring ---
 
@@ -226,7 +227,7 @@ class PullLanes:
         """Fetches orphans until the session is over. Raises :class:`SourceLost`."""
         nobody_since_s: float | None = None
         while not self.reception.over:
-            wanted = self.reception.wanted(timeout_s=0.2)
+            wanted = self.reception.await_orphans(timeout_s=0.2)
             if not wanted:
                 continue
             chosen = self._choose(peers, wanted, trusted=True) or self._choose(peers, wanted, trusted=False)
@@ -239,7 +240,7 @@ class PullLanes:
                 continue
             nobody_since_s = None
             source, piece, sole = chosen
-            if self.reception.claim(piece) and self._ask(peers, source, piece, scheduled=False):
+            if self.reception.claim_piece(piece) and self._ask(peers, source, piece, scheduled=False):
                 self._receive(peers, source, piece, lambda: None, repair=True, sole=sole)
 
     def _choose(self, peers: PeerPool, wanted: list[int], trusted: bool) -> tuple[str, int, bool] | None:
@@ -247,13 +248,13 @@ class PullLanes:
         nodes = self._asked(trusted)
         fresh = [node for node in nodes if not peers.known(node)]
         asked = [node for node in nodes if node not in fresh[_FRESH_NODES:]]
-        found, failed = peers.arrivals(asked, self.plan.key)
+        found, failed = peers.arrivals(asked, self.plan.window)
         for node, reason in failed.items():
             self._blame(peers, node, reason)
         offers = [self._offer(node, arrival, wanted) for node, arrival in found.items()]
         slow = frozenset(node for arrival in found.values() for node in arrival.slow)
         planned = {piece: source for source, piece in self.plan.receives if self.reception.trusts(source)}
-        chosen = choose(wanted, offers, self._mark, slow, self.plan.node in slow, planned)
+        chosen = choose_piece(wanted, offers, self._mark, slow, self.plan.node in slow, planned)
         if chosen is None:
             return None
         others = any(chosen[1] in offer.pieces for offer in offers if offer.node != chosen[0])
@@ -261,7 +262,7 @@ class PullLanes:
 
     def _offer(self, node: str, arrival: Arrival, wanted: list[int]) -> Offer:
         pieces = ((piece, self.reception.pieces[piece]) for piece in wanted)
-        missing = ((p, len(at) - arrival.leaves.count(b"\1", at.start, at.stop), len(at)) for p, at in pieces)
+        missing = ((p, len(at) - arrival.leaves.count(THERE, at.start, at.stop), len(at)) for p, at in pieces)
         held = frozenset(
             piece
             for piece, lacks, leaves in missing

@@ -10,57 +10,30 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
 
 from prism.transfer.patience import Patience
-from prism.transfer.session import NodePlan, cut, piece_bytes
-from prism.weights.store.host_copy import ARRIVED, HostCopy
-
-
-@dataclass(frozen=True, slots=True)
-class Reroute:
-    """A transfer the plan foresaw and that was given up: why, and when (seconds after the start)."""
-
-    piece: int
-    source: str
-    reason: str
-    at_s: float
-
-
-@dataclass(slots=True)
-class Progress:
-    """Where a reception stands; shown by ``prism ps`` and counted in the metrics."""
-
-    bytes_all: int
-    pieces_all: int
-    bytes_done: int = 0
-    pieces_done: int = 0
-    by_source: dict[str, tuple[int, float]] = field(default_factory=dict)
-    """Bytes and seconds of transfer per sending node: the rate of each link."""
-    pieces_by_source: dict[str, int] = field(default_factory=dict)
-    reroutes: list[Reroute] = field(default_factory=list)
-    took_s: float | None = None
-    """Set when the last piece arrived."""
+from prism.transfer.progress import ReceptionProgress, Reroute
+from prism.transfer.session import NodePlan, cut_pieces, piece_bytes
+from prism.transfer.windows import Landing
 
 
 class Reception:
-    """Thread-safe. ``arrived`` is called, without locks held, after a piece has been verified."""
+    """Thread-safe. ``on_arrived`` is called, without locks held, after leaves have been verified."""
 
-    def __init__(self, plan: NodePlan, copy: HostCopy, arrived: Callable[[], None]) -> None:
-        self.plan, self.copy, self._arrived = plan, copy, arrived
-        self.pieces = cut(copy.header, plan.pieces)
+    def __init__(self, plan: NodePlan, landing: Landing, on_arrived: Callable[[], None]) -> None:
+        self.plan, self.landing, self._on_arrived = plan, landing, on_arrived
+        self.cut = landing.cut
+        self.pieces = cut_pieces(self.cut, plan.pieces)
         guard = threading.RLock()
         self.changed, self._came = threading.Condition(guard), threading.Condition(guard)
         self._wanted = -1
         """The leaf that :meth:`await_leaf` waits for."""
         self.start_s = time.monotonic()
-        self.progress = Progress(copy.header.data_bytes, plan.pieces)
+        self.progress = ReceptionProgress(self.cut.nbytes, plan.pieces)
         self.failed: BaseException | None = None
         self.stopped = False
         steps = {piece: step for (_, piece), step in zip(plan.receives, plan.steps, strict=False)}
-        self.patience = Patience(
-            steps, plan.piece_s, copy.header.data_bytes / max(plan.pieces, 1), len(plan.addresses) - 1
-        )
+        self.patience = Patience(steps, plan.piece_s, self.cut.nbytes / max(plan.pieces, 1), len(plan.addresses) - 1)
         """Used with ``changed`` held."""
         self.slipped = not plan.receives
         """The plan is no longer followed."""
@@ -73,7 +46,7 @@ class Reception:
         self._bad: dict[int, int] = {}
         """Pieces whose bytes are not right, and the first leaf of each that is not."""
         self._claimed: set[int] = set()
-        self._held = {i for i, leaves in enumerate(self.pieces) if self._verified(leaves)}
+        self._held = {i for i, leaves in enumerate(self.pieces) if landing.has(leaves)}
         self._orphans: deque[int] = deque()
         self.progress.pieces_done = len(self._held)
 
@@ -85,7 +58,7 @@ class Reception:
     def over(self) -> bool:
         return self.complete or self.stopped or self.failed is not None
 
-    def claim(self, piece: int) -> bool:
+    def claim_piece(self, piece: int) -> bool:
         """Takes an open piece for the calling lane; False if it is held or another lane has it."""
         with self.changed:
             if piece in self._held or piece in self._claimed:
@@ -93,22 +66,22 @@ class Reception:
             self._claimed.add(piece)
             return True
 
-    def window(self, piece: int) -> tuple[int, memoryview]:
-        """Offset in the data area and memory of what is still missing of a claimed piece."""
-        offset, nbytes = piece_bytes(self.copy.header, self.pieces[piece])
+    def missing_of(self, piece: int) -> tuple[int, memoryview]:
+        """Offset in the window and memory of what is still missing of a claimed piece."""
+        offset, nbytes = piece_bytes(self.cut, self.pieces[piece])
         kept = self._kept[piece]
-        return offset + kept, self.copy.data[offset + kept : offset + nbytes]
+        return offset + kept, self.landing.view(offset + kept, offset + nbytes)
 
-    def got(self, piece: int, nbytes: int) -> None:
+    def on_bytes(self, piece: int, nbytes: int) -> None:
         """More bytes of a claimed piece are in place: leaves that are whole now are verified, and passed on."""
         self._kept[piece] += nbytes
         self.progress.bytes_done += nbytes
-        reached = piece_bytes(self.copy.header, self.pieces[piece])[0] + self._kept[piece]
+        reached = piece_bytes(self.cut, self.pieces[piece])[0] + self._kept[piece]
         good = False
         while (leaf := self._next_leaf[piece]) < self.pieces[piece].stop:
-            if self.copy.header.leaf_range(leaf)[1] > reached:
+            if self.cut.bounds(leaf)[1] > reached:
                 break
-            if self.copy.accept(leaf):
+            if self.landing.accept(leaf):
                 good = True
                 if leaf == self._wanted:
                     with self.changed:
@@ -117,17 +90,17 @@ class Reception:
                 self._bad.setdefault(piece, leaf)
             self._next_leaf[piece] = leaf + 1
         if good:
-            self._arrived()
+            self._on_arrived()
 
     def await_leaf(self, leaf: int, timeout_s: float) -> None:
         """Blocks until ``leaf`` is here and verified, the reception has ended, or ``timeout_s`` are over. For one
         thread, which is not woken for any other leaf."""
         with self.changed:
             self._wanted = leaf
-            if self.copy.arrival[leaf] != ARRIVED and not self.over:
+            if not self.landing.has(range(leaf, leaf + 1)) and not self.over:
                 self._came.wait(timeout_s)
 
-    def finish(self, piece: int, source: str, took_s: float, nbytes: int) -> bool:
+    def finish_piece(self, piece: int, source: str, took_s: float, nbytes: int) -> bool:
         """All bytes of a claimed piece are in place. False if they are not what the header promises; the piece is open
         again then and will be fetched anew from its first bad leaf on."""
         good = piece not in self._bad
@@ -135,11 +108,9 @@ class Reception:
             self._claimed.discard(piece)
             if good:
                 self._held.add(piece)
-                self.patience.came(piece, source, nbytes, took_s, time.monotonic())
+                self.patience.on_piece(piece, source, nbytes, took_s, time.monotonic())
                 self.patience.forgive_if_equal(source)
-                had = self.progress.by_source.get(source, (0, 0.0))
-                self.progress.by_source[source] = (had[0] + nbytes, had[1] + took_s)
-                self.progress.pieces_by_source[source] = self.progress.pieces_by_source.get(source, 0) + 1
+                self.progress.add_piece(source, nbytes, took_s)
                 self.progress.pieces_done = len(self._held)
                 self.arrived_s[piece] = time.monotonic()
                 if self.complete:
@@ -148,36 +119,36 @@ class Reception:
                 self._begin_again(piece)
             self.changed.notify_all()
         if good:
-            self._arrived()
+            self._on_arrived()
         return good
 
     def _begin_again(self, piece: int) -> None:
         leaf = self._bad.pop(piece)
-        kept = self.copy.header.leaf_range(leaf)[0] - piece_bytes(self.copy.header, self.pieces[piece])[0]
+        kept = self.cut.bounds(leaf)[0] - piece_bytes(self.cut, self.pieces[piece])[0]
         self.progress.bytes_done -= self._kept[piece] - kept
         self._kept[piece], self._next_leaf[piece] = kept, leaf
 
-    def give_up(self, piece: int, source: str, reason: str) -> None:
+    def give_up_piece(self, piece: int, source: str, reason: str) -> None:
         """A claimed piece will not come from ``source``: it is an orphan now."""
         with self.changed:
             self._claimed.discard(piece)
             self.progress.reroutes.append(Reroute(piece, source, reason, time.monotonic() - self.start_s))
-        self.orphan([piece])
+        self.orphan_pieces([piece])
 
     # --- the plan, until it slips ---
 
-    def begin(self) -> None:
+    def begin_pulling(self) -> None:
         """Pulling begins."""
         with self.changed:
-            self.patience.begin(time.monotonic())
+            self.patience.begin_pulling(time.monotonic())
             self.changed.notify_all()
 
-    def next_planned(self) -> tuple[str, int] | None:
+    def claim_next_planned(self) -> tuple[str, int] | None:
         """(from whom, which piece) comes next by the plan, claimed; None when there is no more, or the plan slipped."""
         with self.changed:
             while self._queue and not self.over and not self.slipped:
                 source, piece = self._queue.popleft()
-                if self.claim(piece):
+                if self.claim_piece(piece):
                     return source, piece
         return None
 
@@ -193,25 +164,25 @@ class Reception:
             self.slipped = True
             owed = [piece for _, piece in self._queue]
             self._queue.clear()
-        self.orphan(owed)
+        self.orphan_pieces(owed)
 
-    def lose(self, source: str) -> None:
+    def lose_source(self, source: str) -> None:
         """``source`` failed: everything the plan still expects from it comes from elsewhere."""
         with self.changed:
             owed = [item for item in self._queue if item[0] == source]
             for item in owed:
                 self._queue.remove(item)
-        self.orphan(piece for _, piece in owed)
+        self.orphan_pieces(piece for _, piece in owed)
 
     # --- what comes from elsewhere ---
 
-    def orphan(self, pieces: Iterable[int]) -> None:
+    def orphan_pieces(self, pieces: Iterable[int]) -> None:
         """These pieces have no sender in the plan any more."""
         with self.changed:
             self._orphans.extend(p for p in pieces if p not in self._held and p not in self._orphans)
             self.changed.notify_all()
 
-    def wanted(self, timeout_s: float) -> list[int]:
+    def await_orphans(self, timeout_s: float) -> list[int]:
         """Orphans that no lane has claimed, oldest first; waits for some, at most ``timeout_s``. Leaves the plan when
         it slips meanwhile."""
         deadline_s = time.monotonic() + timeout_s
@@ -232,11 +203,11 @@ class Reception:
                 self.changed.wait(left_s)
         return []
 
-    def put_back(self, piece: int) -> None:
+    def put_back_piece(self, piece: int) -> None:
         """A claimed orphan that nobody could give yet."""
         with self.changed:
             self._claimed.discard(piece)
-        self.orphan([piece])
+        self.orphan_pieces([piece])
 
     def stop(self, error: BaseException | None = None) -> None:
         with self.changed:
@@ -257,14 +228,13 @@ class Reception:
         with self.changed:
             return self.patience.turn_s()
 
-    def blame(self, source: str, nbytes: int = 0, took_s: float = 0.0) -> None:
+    def blame_source(self, source: str, nbytes: int = 0, took_s: float = 0.0) -> None:
         """See :meth:`~prism.transfer.patience.Patience.blame`."""
         with self.changed:
+            if took_s > 0:
+                self.progress.add_timed(source, nbytes, took_s)
             self.patience.blame(source, time.monotonic(), nbytes, took_s)
 
     def trusts(self, source: str) -> bool:
         with self.changed:
             return self.patience.trusts(source, time.monotonic())
-
-    def _verified(self, leaves: range) -> bool:
-        return bool((self.copy.arrival[leaves.start : leaves.stop] == ARRIVED).all())

@@ -1,4 +1,5 @@
-"""Serving this machine's packs to others: accepts connections, proves, answers, lets pulls through in the plan's order.
+"""Offering this machine's windows to others: accepts connections, proves, answers, lets pulls through in the plan's
+order.
 
 One thread per connection; the node that pulls decides what it wants, this side only when
 (:mod:`prism.transfer.grants`).
@@ -12,23 +13,25 @@ import select
 import socket
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
-from typing import Final, Protocol
+from dataclasses import dataclass, field
+from typing import Final
 
+from prism.core.errors import PrismError
 from prism.transfer.auth import admit_client
+from prism.transfer.errors import PeerError
 from prism.transfer.frames import (
+    Answer,
     AnyFrame,
     Arrival,
+    Ask,
     Data,
+    Describe,
+    Described,
     Done,
-    Files,
     Get,
     GetArrival,
-    GetFiles,
-    GetHeader,
-    Header,
-    PackFolder,
     Queued,
     Refused,
     Warm,
@@ -39,10 +42,7 @@ from prism.transfer.frames import (
 from prism.transfer.one_sided import OneSidedNetwork
 from prism.transfer.outgoing import OutgoingSession
 from prism.transfer.session import NodePlan
-from prism.weights.errors import PeerError, WeightsError
-from prism.weights.packs.format import PackHeader, PackKey, encode_header
-from prism.weights.store.resident import ResidentPack
-from prism.weights.store.weight_store import WeightStore
+from prism.transfer.windows import THERE, Window, WindowSource
 
 PING_S: Final = 0.1
 SEND_TIMEOUT_S: Final = 5.0
@@ -53,71 +53,63 @@ MOST_WARM_BYTES: Final = 4 << 20
 logger = logging.getLogger(__name__)
 
 
-class SmallFile(Protocol):
-    """One file of a model's folder."""
-
-    @property
-    def name(self) -> str: ...
-    @property
-    def data(self) -> bytes: ...
+Answerer = Callable[[bytes], bytes]
+"""Answers a question of the windows' owner, in a thread of its own and for as long as it takes. What it raises (a
+:class:`PrismError`, ``OSError``) is told to the asker."""
 
 
-class FolderOffer(Protocol):
-    """See :class:`prism.weights.exchange.model_folders.Folders`."""
+@dataclass(frozen=True, slots=True)
+class ServerOptions:
+    """What a server offers beside windows over TCP."""
 
-    def small_files(self, path: str, mark: str) -> Sequence[SmallFile]: ...
-    def packed(self, path: str, mark: str) -> PackHeader | None: ...
+    networks: Sequence[OneSidedNetwork] = ()
+    answerers: Mapping[str, Answerer] = field(default_factory=dict)
+    """By topic (:class:`prism.transfer.frames.Ask`)."""
 
 
-class WeightServer:
-    """Serves ``store`` at ``bind`` (``HOST:PORT``; port 0 picks one) until :meth:`close`. ``node`` names this machine;
-    only peers that know ``secret`` are answered. ``movers`` are networks to offer beside TCP. ``sent_bytes`` counts
-    per receiving node."""
+class TransferServer:
+    """Offers the windows of ``source`` at ``bind`` (``HOST:PORT``; port 0 picks one) until :meth:`close`. ``node``
+    names this machine; only peers that know ``secret`` are answered. ``sent_bytes`` counts per receiving node."""
 
     def __init__(
-        self,
-        store: WeightStore,
-        bind: str,
-        secret: bytes,
-        node: str,
-        movers: Sequence[OneSidedNetwork] = (),
-        folders: FolderOffer | None = None,
+        self, source: WindowSource, bind: str, secret: bytes, node: str, options: ServerOptions | None = None
     ) -> None:
-        """``folders`` are the model folders that others may ask for."""
-        self.store, self.node, self.secret, self._folders = store, node, secret, folders
-        self.movers = {mover.name: mover for mover in movers}
+        options = options or ServerOptions()
+        self.node, self.secret, self._source = node, secret, source
+        self.networks = {network.name: network for network in options.networks}
+        self._answerers = dict(options.answerers)
         host, _, port = bind.rpartition(":")
         self._listener = socket.create_server((host, int(port)), backlog=256)
         self.address = "{}:{}".format(*self._listener.getsockname()[:2])
         self.sent_bytes: dict[str, int] = {}
         self._sessions: dict[str, OutgoingSession] = {}
-        self._packs: dict[PackKey, ResidentPack] = {}
+        self._windows: dict[str, Window] = {}
         self._guard = threading.Lock()
         self._sockets: set[socket.socket] = set()
         self._closed = False
-        threading.Thread(target=self._accept, name="weights-accept", daemon=True).start()
+        threading.Thread(target=self._accept_all, name="transfer-accept", daemon=True).start()
 
-    def join(self, plan: NodePlan, told: bool = False) -> None:
-        """From now on pulls of this session go in the plan's order. Sources call this; a receiver's fetch does it
-        itself (``told``: and calls :meth:`arrived`). Raises :class:`PeerError` when the pack is not here."""
-        self._serving(plan.session, plan.key).follow(plan, told)
+    def join_session(self, plan: NodePlan, told: bool = False) -> None:
+        """From now on pulls of this session go in the plan's order. Sources call this; a reception does it
+        itself (``told``: and calls :meth:`on_arrived`). Raises :class:`PeerError` when the window is not here."""
+        self._session(plan.session, plan.window).follow(plan, told)
 
-    def arrived(self, session: str) -> None:
-        """Pieces of the session's pack arrived here: pulls that wait for them may go on."""
-        serving = self._sessions.get(session)
-        if serving is not None:
-            serving.arrived()
+    def on_arrived(self, session: str) -> None:
+        """Leaves of the session's window arrived here: pulls that wait for them may go on."""
+        outgoing = self._sessions.get(session)
+        if outgoing is not None:
+            outgoing.on_arrived()
 
-    def leave(self, session: str) -> None:
-        """Forgets a session; its pack may be reclaimed again."""
+    def leave_session(self, session: str) -> None:
+        """Forgets a session; its window may be closed."""
         with self._guard:
             gone = [s for s in (self._sessions.pop(session, None),) if s is not None]
-            used = {s.packed.key for s in self._sessions.values()}
-            unused = [self._packs.pop(key) for key in list(self._packs) if key not in used]
-        for packed in unused:
-            packed.close()
-        for serving in gone:
-            serving.close(self.movers.values())
+            used = {s.name for s in self._sessions.values()}
+            unused = [self._windows.pop(name) for name in list(self._windows) if name not in used]
+        for window in unused:
+            window.close()
+        for outgoing in gone:
+            outgoing.close(self.networks.values())
 
     def close(self) -> None:
         """Stops listening and drops every connection."""
@@ -131,15 +123,15 @@ class WeightServer:
                     sock.shutdown(socket.SHUT_RDWR)
             sessions = list(self._sessions)
         for session in sessions:
-            self.leave(session)
+            self.leave_session(session)
 
-    def _accept(self) -> None:
+    def _accept_all(self) -> None:
         while not self._closed:
             try:
                 sock, _ = self._listener.accept()
             except OSError:
                 return
-            threading.Thread(target=self._connection, args=(sock,), name="weights-serve", daemon=True).start()
+            threading.Thread(target=self._connection, args=(sock,), name="transfer-serve", daemon=True).start()
 
     def _connection(self, sock: socket.socket) -> None:
         with self._guard:
@@ -149,7 +141,7 @@ class WeightServer:
             with sock:
                 sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
                 sock.settimeout(SEND_TIMEOUT_S)
-                peer = admit_client(sock, self.secret, self.node, ("tcp", *self.movers))
+                peer = admit_client(sock, self.secret, self.node, ("tcp", *self.networks))
                 while True:
                     sock.settimeout(None)  # an idle puller may keep its connection
                     question = recv_frame(sock)
@@ -157,7 +149,7 @@ class WeightServer:
                     self._answer(sock, question)
         except (OSError, EOFError):
             logger.debug("%s: connection of %s ended", self.node, peer)
-        except WeightsError as error:
+        except PrismError as error:
             logger.warning("%s: dropped %s: %s", self.node, peer, error)
         finally:
             with self._guard:
@@ -165,57 +157,55 @@ class WeightServer:
 
     def _answer(self, sock: socket.socket, question: AnyFrame) -> None:
         match question:
-            case GetHeader(key=key):
-                header = self.store.header(key)
-                send_frame(sock, Header(raw=encode_header(header) if header else b""))
-            case GetArrival(key=key):
-                send_frame(sock, self._arrival(key))
+            case Describe(window=name):
+                description = self._source.describe(name)
+                send_frame(sock, Described(raw=description.raw if description else b""))
+            case GetArrival(window=name):
+                send_frame(sock, self._arrival(name))
             case Get():
                 self._send(sock, question)
             case Warm(nbytes=nbytes):
                 _warm(sock, min(max(nbytes, 0), MOST_WARM_BYTES))
-            case GetFiles(path=path, mark=mark):
-                found = self._folders.small_files(path, mark) if self._folders is not None else []
-                send_frame(sock, Files(files=[(file.name, file.data) for file in found]))
-            case PackFolder():
-                self._pack(sock, question)
+            case Ask():
+                self._answer_owner(sock, question)
             case _:
                 raise PeerError(self.node, f"was sent {type(question).__name__}, which is no question")
 
-    def _pack(self, sock: socket.socket, question: PackFolder) -> None:
-        """Packs a folder, saying all the while that this machine lives."""
-        if self._folders is None:
-            send_frame(sock, Header(raw=b""))
+    def _answer_owner(self, sock: socket.socket, question: Ask) -> None:
+        """Has a question answered, saying all the while that this machine lives."""
+        answerer = self._answerers.get(question.topic)
+        if answerer is None:
+            send_frame(sock, Refused(reason=f"knows nothing of {question.topic!r}"))
             return
-        with ThreadPoolExecutor(1, thread_name_prefix="weights-pack") as thread:
-            header = thread.submit(self._folders.packed, question.path, question.mark)
-            while not wait([header], PING_S).done:
+        with ThreadPoolExecutor(1, thread_name_prefix="transfer-answer") as thread:
+            answer = thread.submit(answerer, question.body)
+            while not wait([answer], PING_S).done:
                 send_frame(sock, Queued(held=False))
         try:
-            found = header.result()
-        except (OSError, WeightsError) as error:
+            body = answer.result()
+        except (OSError, PrismError) as error:
             send_frame(sock, Refused(reason=str(error)))
             return
-        send_frame(sock, Header(raw=encode_header(found) if found else b""))
+        send_frame(sock, Answer(body=body))
 
-    def _arrival(self, key: PackKey) -> Arrival:
+    def _arrival(self, name: str) -> Arrival:
         with self._guard:
-            packed = self._packs.get(key)
+            window = self._windows.get(name)
             waiting = sum(s.waiting for s in self._sessions.values())
             slow = tuple(frozenset().union(*(s.slow for s in self._sessions.values())))
-        if packed is not None:
-            return Arrival(leaves=packed.arrival_bytes(), waiting=waiting, slow=slow)
-        header = self.store.header(key)  # here, but not in use: reading it into memory begins with the first pull
-        return Arrival(leaves=b"\1" * header.leaves if header else b"", waiting=waiting)
+        if window is not None:
+            return Arrival(leaves=window.arrival_map(), waiting=waiting, slow=slow)
+        description = self._source.describe(name)  # here, but not in use: it is opened with the first pull
+        return Arrival(leaves=bytes([THERE]) * (description.leaves if description else 0), waiting=waiting)
 
     def _send(self, sock: socket.socket, get: Get) -> None:
         try:
-            serving = self._await_serving(sock, get)
+            outgoing = self._await_session(sock, get)
         except PeerError as error:
             send_frame(sock, Refused(reason=str(error)))
             return
-        if get.offset < 0 or get.nbytes < 0 or get.offset + get.nbytes > serving.packed.header.data_bytes:
-            send_frame(sock, Refused(reason=f"bytes {get.offset}..{get.offset + get.nbytes} are outside the pack"))
+        if get.offset < 0 or get.nbytes < 0 or get.offset + get.nbytes > outgoing.window.cut.nbytes:
+            send_frame(sock, Refused(reason=f"bytes {get.offset}..{get.offset + get.nbytes} are outside the window"))
             return
         pinged_s = time.monotonic()
 
@@ -224,42 +214,42 @@ class WeightServer:
             now_s = time.monotonic()
             if now_s - pinged_s >= PING_S:
                 pinged_s = now_s
-                send_frame(sock, Queued(held=serving.holds(get)))
+                send_frame(sock, Queued(held=outgoing.holds(get)))
             _raise_if_closed(sock)
 
-        with serving.turn(get, waiting) as completed:
-            mover = self.movers.get(get.mover)
-            if mover is None:
-                self._stream(sock, serving, get, waiting)
+        with outgoing.turn(get, waiting) as completed:
+            network = self.networks.get(get.network)
+            if network is None:
+                self._stream(sock, outgoing, get, waiting)
             else:
                 at, end = get.offset, get.offset + get.nbytes
                 while at < end:  # a one-sided read takes no notice of what is not here yet
-                    at = serving.await_bytes(at, end, waiting)
-                send_frame(sock, Data(nbytes=get.nbytes, descriptor=serving.offer(mover, get.offset)))
-                _drive(sock, mover)
+                    at = outgoing.await_bytes(at, end, waiting)
+                send_frame(sock, Data(nbytes=get.nbytes, descriptor=outgoing.offer(network, get.offset)))
+                _drive(sock, network)
             expect(sock, Done)
             completed()
         self.sent_bytes[get.node] = self.sent_bytes.get(get.node, 0) + get.nbytes
 
-    def _stream(self, sock: socket.socket, serving: OutgoingSession, get: Get, waiting: Callable[[], None]) -> None:
+    def _stream(self, sock: socket.socket, outgoing: OutgoingSession, get: Get, waiting: Callable[[], None]) -> None:
         """Sends what is here and the rest as it arrives, each part announced: in between there is room to say that this
         node is alive."""
         at, end = get.offset, get.offset + get.nbytes
         while True:
-            there = serving.await_bytes(at, end, waiting)
+            there = outgoing.await_bytes(at, end, waiting)
             send_frame(sock, Data(nbytes=there - at))
-            serving.packed.send(sock, at, there)
+            outgoing.window.send(sock, at, there)
             at = there
             if at == end:
                 return
 
-    def _await_serving(self, sock: socket.socket, get: Get) -> OutgoingSession:
-        """The session's serving. A puller may be quicker than this node's own part of the session, so a pack that is
+    def _await_session(self, sock: socket.socket, get: Get) -> OutgoingSession:
+        """The session of a pull. A puller may be quicker than this node's own part of the session, so a window that is
         not here yet is waited for."""
         give_up_s = time.monotonic() + JOIN_WAIT_S
         while True:
             try:
-                return self._serving(get.session, get.key)
+                return self._session(get.session, get.window)
             except PeerError:
                 if time.monotonic() > give_up_s:
                     raise
@@ -267,17 +257,17 @@ class WeightServer:
             _raise_if_closed(sock)
             time.sleep(PING_S / 5)
 
-    def _serving(self, session: str, key: PackKey) -> OutgoingSession:
+    def _session(self, session: str, name: str) -> OutgoingSession:
         with self._guard:
-            serving = self._sessions.get(session)
-            if serving is not None:
-                return serving
-            packed = self._packs.get(key) or self.store.get(key)
-            if packed is None:
-                raise PeerError(self.node, f"does not have {key.model} {key.layout}")
-            self._packs[key] = packed
-            serving = self._sessions[session] = OutgoingSession(packed)
-            return serving
+            outgoing = self._sessions.get(session)
+            if outgoing is not None:
+                return outgoing
+            window = self._windows.get(name) or self._source.open(name)
+            if window is None:
+                raise PeerError(self.node, f"does not have {name}")
+            self._windows[name] = window
+            outgoing = self._sessions[session] = OutgoingSession(name, window)
+            return outgoing
 
 
 def _warm(sock: socket.socket, nbytes: int) -> None:
@@ -285,11 +275,11 @@ def _warm(sock: socket.socket, nbytes: int) -> None:
     sock.sendall(bytes(nbytes))
 
 
-def _drive(sock: socket.socket, mover: OneSidedNetwork) -> None:
+def _drive(sock: socket.socket, network: OneSidedNetwork) -> None:
     """Keeps a one-sided transfer going until its puller says something, telling it all the while that we are alive."""
     pinged_s = time.monotonic()
     while not select.select([sock], [], [], DRIVE_S)[0]:
-        mover.progress()
+        network.make_progress()
         if time.monotonic() - pinged_s >= PING_S:
             pinged_s = time.monotonic()
             send_frame(sock, Queued(held=True))

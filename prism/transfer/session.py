@@ -5,14 +5,15 @@ from __future__ import annotations
 import msgspec
 
 from prism.policy.multicast.planner import Plan
-from prism.weights.packs.format import PackHeader, PackKey
+from prism.transfer.windows import LeafCut
 
 
 class NodePlan(msgspec.Struct, frozen=True, kw_only=True):
     """What one node does in a session. The controller makes one per node (:func:`node_plans`) and sends them out."""
 
     session: str
-    key: PackKey
+    window: str
+    """What is sent: the window's name, the same on every node."""
     node: str
     """Whose part this is."""
     addresses: dict[str, str]
@@ -28,7 +29,8 @@ class NodePlan(msgspec.Struct, frozen=True, kw_only=True):
     """The plan's step of each of ``receives``."""
     piece_s: float = 0.0
     """What the planner expects one piece to take on a link; 0: unknown."""
-    mover: str = "tcp"
+    network: str = "tcp"
+    """``tcp``, or a one-sided network to be used with the peers that offer it."""
 
     @property
     def first_step(self) -> int:
@@ -37,7 +39,7 @@ class NodePlan(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def node_plans(
-    plan: Plan, session: str, key: PackKey, addresses: dict[str, str], mover: str = "tcp"
+    plan: Plan, session: str, window: str, addresses: dict[str, str], network: str = "tcp"
 ) -> dict[str, NodePlan]:
     """Every node's part of ``plan``. ``addresses`` has every node of the plan."""
     schedule, names = plan.schedule, plan.nodes
@@ -54,7 +56,7 @@ def node_plans(
     return {
         name: NodePlan(
             session=session,
-            key=key,
+            window=window,
             node=name,
             addresses=known,
             sources=names[: schedule.sources],
@@ -63,21 +65,21 @@ def node_plans(
             sends=tuple(sends[name]),
             steps=tuple(steps[name]),
             piece_s=piece_s,
-            mover=mover,
+            network=network,
         )
         for name in names
     }
 
 
-def cut(header: PackHeader, pieces: int) -> list[range]:
+def cut_pieces(cut: LeafCut, pieces: int) -> list[range]:
     """The leaves of each piece: ``pieces`` contiguous runs of nearly equal length, in order. With fewer leaves than
     pieces some are empty (and need no transfer)."""
-    return [range(header.leaves * i // pieces, header.leaves * (i + 1) // pieces) for i in range(pieces)]
+    return [range(cut.leaves * i // pieces, cut.leaves * (i + 1) // pieces) for i in range(pieces)]
 
 
-def piece_bytes(header: PackHeader, leaves: range) -> tuple[int, int]:
-    """Offset and length of a piece in the data area."""
+def piece_bytes(cut: LeafCut, leaves: range) -> tuple[int, int]:
+    """Offset and length of a piece in the window."""
     if not leaves:
         return 0, 0
-    first = header.leaf_range(leaves[0])[0]
-    return first, header.leaf_range(leaves[-1])[1] - first
+    first = cut.bounds(leaves[0])[0]
+    return first, cut.bounds(leaves[-1])[1] - first

@@ -9,7 +9,8 @@ from prism.core.errors import PrismError
 
 
 class WeightsError(PrismError):
-    """Base of all errors about packed weights and their transfer."""
+    """Base of all errors about packed weights. What goes wrong between machines is a
+    :class:`~prism.transfer.errors.TransferError`."""
 
 
 class BadPack(WeightsError):
@@ -77,16 +78,3 @@ class LoadCancelled(WeightsError):
     def __init__(self, blocks_done: int, blocks: int) -> None:
         self.blocks_done, self.blocks = blocks_done, blocks
         super().__init__(f"load cancelled after {blocks_done} of {blocks} blocks")
-
-
-class SourceLost(WeightsError):
-    """Blocks that were on their way stopped coming: the process that filled the shared copy is gone and nobody could
-    take over, or every node that holds a block is unreachable."""
-
-
-class PeerError(WeightsError):
-    """Another machine answered with something that is not the protocol, or refused."""
-
-    def __init__(self, peer: str, why: str) -> None:
-        self.peer, self.why = peer, why
-        super().__init__(f"{peer}: {why}")

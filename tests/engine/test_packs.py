@@ -8,9 +8,10 @@ from pathlib import Path
 import pytest
 
 from prism.engine.handle import EngineHandle
-from prism.transfer.server import WeightServer
+from prism.transfer.server import TransferServer
 from prism.transfer.session import NodePlan
-from prism.weights.exchange.pack_fetch import fetch
+from prism.weights.exchange.pack_fetch import fetch_pack
+from prism.weights.exchange.pack_windows import PackWindows, window_name
 from prism.weights.folders.pack_folder import pack_folder
 from prism.weights.packs.format import PackHeader
 from prism.weights.store.weight_store import WeightStore
@@ -51,13 +52,15 @@ async def test_from_another_machines_memory(rig: Rig, tmp_path: Path) -> None:
     name = "demo-stablelm"
     there = WeightStore(tmp_path / "there", host_directory=tmp_path / "host")
     store = WeightStore(rig.folder / "store")
-    servers = [WeightServer(s, "127.0.0.1:0", SECRET, n) for s, n in ((there, "there"), (store, "here"))]
+    servers = [TransferServer(PackWindows(s), "127.0.0.1:0", SECRET, n) for s, n in ((there, "there"), (store, "here"))]
     try:
         header = pack_folder(there, rig.models / name)
         addresses = {server.node: server.address for server in servers}
-        plan = NodePlan(session="s", key=header.key, node="here", addresses=addresses, sources=("there",), pieces=4)
-        fetch(servers[1], plan).close()
-        servers[1].leave("s")
+        plan = NodePlan(
+            session="s", window=window_name(header.key), node="here", addresses=addresses, sources=("there",), pieces=4
+        )
+        fetch_pack(store, servers[1], plan).close()
+        servers[1].leave_session("s")
     finally:
         for server in servers:
             server.close()

@@ -19,6 +19,7 @@ import msgspec
 from prism.policy.multicast.estimate import Link
 from prism.policy.multicast.planner import ALGORITHMS, Plan, Request, build_schedule, plan
 from prism.transfer.session import NodePlan, node_plans
+from prism.weights.exchange.pack_windows import window_name
 from prism.weights.packs.format import PackKey
 from tests.net.netns import Hosts
 from tests.patience import PATIENCE_S
@@ -141,8 +142,8 @@ class Cluster:
         start that many seconds later, without a part in the plan.
         """
         self._sessions += 1
-        session, key = f"s{self._sessions}", PackKey(model)
-        parts = node_plans(chosen, session, key, self.addresses, mover)
+        session, window = f"s{self._sessions}", window_name(PackKey(model))
+        parts = node_plans(chosen, session, window, self.addresses, mover)
         sources = chosen.nodes[: chosen.schedule.sources]
         for name in sources:
             self.nodes[name].call(do="join", plan=_json(parts[name]))
@@ -153,7 +154,7 @@ class Cluster:
         for name, later_s in (joiners or {}).items():
             part = NodePlan(
                 session=session,
-                key=key,
+                window=window,
                 node=name,
                 addresses={**parts[sources[0]].addresses, name: self.addresses[name]},
                 sources=tuple(sources),

@@ -20,9 +20,12 @@ import msgspec
 import numpy as np
 import xxhash
 
-from prism.transfer.server import WeightServer
+from prism.transfer.incoming import PullOptions
+from prism.transfer.one_sided import OneSidedNetwork
+from prism.transfer.server import ServerOptions, TransferServer
 from prism.transfer.session import NodePlan
 from prism.weights.exchange.pack_fetch import PackFetch
+from prism.weights.exchange.pack_windows import PackWindows
 from prism.weights.packs.blocks import TensorPlan, plan_blocks
 from prism.weights.packs.format import PackKey
 from prism.weights.store.resident import ResidentPack
@@ -35,12 +38,12 @@ class Worker:
     def __init__(self, name: str, ip: str, folder: Path, host_folder: Path, offered: list[str]) -> None:
         self.name, self.folders = name, (folder, host_folder)
         self.store = WeightStore(folder, host_directory=host_folder)
-        movers = []
+        networks: list[OneSidedNetwork] = []
         if "nixl" in offered:
             from prism.transfer.nixl_network import NixlNetwork
 
-            movers.append(NixlNetwork(name))
-        self.server = WeightServer(self.store, f"{ip}:0", SECRET, name, movers)
+            networks.append(NixlNetwork(name))
+        self.server = TransferServer(PackWindows(self.store), f"{ip}:0", SECRET, name, ServerOptions(networks))
         self.held: list[Any] = []
         self.fetched: ResidentPack | None = None
 
@@ -60,7 +63,7 @@ class Worker:
         return {"nbytes": packed.header.data_bytes, "digest": xxhash.xxh3_128_hexdigest(packed.data)}
 
     def join(self, plan: str) -> dict[str, Any]:
-        self.server.join(msgspec.json.decode(plan, type=NodePlan))
+        self.server.join_session(msgspec.json.decode(plan, type=NodePlan))
         return {}
 
     def fetch(self, plan: str, at_s: float, dead_s: float, ready: bool) -> dict[str, Any]:
@@ -72,11 +75,11 @@ class Worker:
         try:
             if not ready:
                 time.sleep(max(0.0, at_s - time.monotonic()))
-            fetch = PackFetch(self.server, decoded, dead_s=dead_s, hold=ready)
+            fetch = PackFetch(self.store, self.server, decoded, PullOptions(dead_s=dead_s, hold=ready))
             spare_s = at_s - time.monotonic()
             time.sleep(max(0.0, spare_s))
             before_s = _cpu_s()
-            fetch.start()
+            fetch.start_pulling()
             packed = fetch.wait(lambda index, block: blocks.append(time.monotonic()))
         except Exception as error:
             return {"error": f"{type(error).__name__}: {error}"}
@@ -102,7 +105,7 @@ class Worker:
         return {"digest": digest}
 
     def drop(self, model: str, session: str) -> dict[str, Any]:
-        self.server.leave(session)
+        self.server.leave_session(session)
         self.store.rm(PackKey(model))
         return {}
 

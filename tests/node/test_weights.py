@@ -15,9 +15,10 @@ from prism.core.ids import ModelName
 from prism.core.specs import ModelShape, ModelSpec
 from prism.node.weights import NodeWeights
 from prism.policy.multicast.planner import Request, plan
+from prism.transfer.errors import PeerError, SourceLost
 from prism.transfer.session import node_plans
-from prism.weights.errors import PeerError, SourceLost
-from prism.weights.exchange.model_folders import Folders, SmallFile, _lay_out, borrow_folder, pack_elsewhere
+from prism.weights.exchange.borrowed_folders import OfferedFolders, SmallFile, _lay_out, borrow_folder, pack_elsewhere
+from prism.weights.exchange.pack_windows import window_name
 from prism.weights.folders.fingerprint import fingerprint
 from prism.weights.packs.blocks import TensorPlan, plan_blocks
 from prism.weights.packs.format import PackKey
@@ -93,7 +94,7 @@ async def pair(tmp_path: Path) -> AsyncIterator[Pair]:
 
 async def test_an_image_arrives_while_the_activation_goes_on(pair: Pair) -> None:
     pair.image()
-    parts = node_plans(plan(Request(("a",), ("b",), 1 << 20)), "s", pair.key, pair.addresses)
+    parts = node_plans(plan(Request(("a",), ("b",), 1 << 20)), "s", window_name(pair.key), pair.addresses)
     pair.sides["a"].distribute(msgspec.msgpack.encode(parts["a"]))
     ready = await pair.sides["b"].prepare(pair.order(pair.model, msgspec.msgpack.encode(parts["b"])))
     assert ready.remote and ready.folder == str(pair.model) and ready.mark == ""
@@ -113,7 +114,7 @@ async def test_without_a_plan_a_folder_that_is_here_is_used(pair: Pair) -> None:
 
 async def test_a_source_that_is_gone_leaves_the_folder(pair: Pair) -> None:
     pair.image()
-    parts = node_plans(plan(Request(("a",), ("b",), 1 << 20)), "s", pair.key, pair.addresses)
+    parts = node_plans(plan(Request(("a",), ("b",), 1 << 20)), "s", window_name(pair.key), pair.addresses)
     pair.sides["a"].close()
     ready = await pair.sides["b"].prepare(pair.order(pair.model, msgspec.msgpack.encode(parts["b"])))
     assert not ready.remote and not pair.sides["b"].arriving()
@@ -142,7 +143,7 @@ async def test_files_that_nobody_packed_are_packed_by_who_has_them(pair: Pair) -
 
 
 def test_what_is_sent_of_a_folder_is_bounded_and_names_are_no_paths(tmp_path: Path) -> None:
-    folders = Folders(WeightStore(tmp_path / "s", host_directory=tmp_path / "h"))
+    folders = OfferedFolders(WeightStore(tmp_path / "s", host_directory=tmp_path / "h"))
     assert folders.small_files("relative", "x") == folders.small_files(str(tmp_path), "x") == []
     for name in ("../config.json", "/etc/x", ".hidden"):
         with pytest.raises(PeerError, match="a file called"):

@@ -12,9 +12,8 @@ from dataclasses import dataclass, field
 from prism.policy.multicast.planner import Plan
 from prism.transfer.grants import Grants
 from prism.transfer.patience import Patience
-from prism.transfer.piece_choice import Offer, choose
+from prism.transfer.piece_choice import Offer, choose_piece
 from prism.transfer.session import NodePlan, node_plans
-from prism.weights.packs.format import PackKey
 
 PIECE_S = 0.1
 """What a piece takes on a link of rate 1."""
@@ -52,7 +51,7 @@ class Node:
         self.grants = Grants(lambda piece: self.done.get(piece, 0.0) >= 1.0, part.piece_s, part.sends)
         steps = {piece: step for (_, piece), step in zip(part.receives, part.steps, strict=True)}
         self.patience = Patience(steps, part.piece_s, PIECE_BYTES, len(part.addresses) - 1)
-        self.patience.begin(0.0)
+        self.patience.begin_pulling(0.0)
         self.queue = list(part.receives)
         self.orphans: list[int] = []
         self.at_hand: int | None = None
@@ -71,7 +70,7 @@ class Model:
     no longer than ``limit_s``."""
 
     def __init__(self, plan: Plan, slow: dict[str, float] | None = None, true_s: float = PIECE_S) -> None:
-        parts = node_plans(plan, "s", PackKey("m"), dict.fromkeys(plan.nodes, ""))
+        parts = node_plans(plan, "s", "weights/m/raw", dict.fromkeys(plan.nodes, ""))
         rate = PIECE_S / true_s
         self.nodes = {name: Node(part, rate / (slow or {}).get(name, 1.0)) for name, part in parts.items()}
         self.now_s = 0.0
@@ -83,7 +82,7 @@ class Model:
             for node in self.nodes.values():
                 self._decide(node)
             for node in self.nodes.values():
-                while (pull := node.grants.next(self.now_s)) is not None:
+                while (pull := node.grants.grant_next(self.now_s)) is not None:
                     self._begin(*pull)
 
     # --- bytes ---
@@ -118,7 +117,7 @@ class Model:
         node.done[pull.piece] = 1.0
         node.lanes[lane] = None
         nbytes = int((1.0 - pull.from_done) * PIECE_BYTES)
-        node.patience.came(pull.piece, pull.source, nbytes, self.now_s - pull.began_s, self.now_s)
+        node.patience.on_piece(pull.piece, pull.source, nbytes, self.now_s - pull.began_s, self.now_s)
         node.patience.forgive_if_equal(pull.source)
         self.nodes[pull.source].grants.end((node.plan.node, pull.piece), self.now_s, complete=True)
         if len(node.done) == node.plan.pieces and all(share >= 1.0 for share in node.done.values()):
@@ -190,4 +189,4 @@ class Model:
         slow = frozenset().union(*(self.nodes[name].grants.slow for name in others)) if others else frozenset()
         planned = {piece: s for s, piece in node.plan.receives if node.patience.trusts(s, self.now_s)}
         turn = list(self.nodes).index(me) * 7
-        return choose(wanted, offers, turn, slow, me in slow, planned)
+        return choose_piece(wanted, offers, turn, slow, me in slow, planned)

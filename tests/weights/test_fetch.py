@@ -16,31 +16,54 @@ import pytest
 from prism.policy.multicast.planner import Plan, Request, plan
 from prism.policy.multicast.simple import chain
 from prism.transfer.auth import admit_client, prove_to_server
+from prism.transfer.errors import PeerError, SourceLost
 from prism.transfer.frames import Data, Frame, Get, GetArrival, Queued, recv_frame, send_frame
+from prism.transfer.incoming import PullOptions
 from prism.transfer.peer_connection import PeerConnection
-from prism.transfer.server import WeightServer
-from prism.transfer.session import NodePlan, cut, node_plans, piece_bytes
-from prism.weights.errors import LoadCancelled, PeerError, SourceLost
-from prism.weights.exchange.pack_fetch import PackFetch, fetch
+from prism.transfer.server import TransferServer
+from prism.transfer.session import NodePlan, cut_pieces, node_plans, piece_bytes
+from prism.weights.errors import LoadCancelled
+from prism.weights.exchange.pack_fetch import PackFetch, fetch_pack
+from prism.weights.exchange.pack_windows import PackWindows, header_of_description, window_name
 from prism.weights.packs.format import PackKey
 from prism.weights.store.disk_fill import FillLock
 from prism.weights.store.host_copy import HostCopy, open_copy
+from prism.weights.store.resident import ResidentPack
 from prism.weights.store.weight_store import WeightStore
 from tests.weights.conftest import KEY, contents_of, write_pack
 
 SECRET = b"secret"
-Fleet = Callable[[int], list[WeightServer]]
+WINDOW = window_name(KEY)
+
+
+class Machine(TransferServer):
+    """A store, and the server that offers it."""
+
+    def __init__(self, store: WeightStore, node: str) -> None:
+        super().__init__(PackWindows(store), "127.0.0.1:0", SECRET, node)
+        self.store = store
+
+
+def begin(machine: Machine, plan: NodePlan, hold: bool = False) -> PackFetch:
+    return PackFetch(machine.store, machine, plan, PullOptions(hold=hold))
+
+
+def fetch(machine: Machine, plan: NodePlan) -> ResidentPack:
+    return fetch_pack(machine.store, machine, plan)
+
+
+Fleet = Callable[[int], list[Machine]]
 
 
 @pytest.fixture
 def fleet(tmp_path: Path) -> Iterator[Fleet]:
     """Makes n servers n0, n1, ...; n0 has a pack."""
-    servers: list[WeightServer] = []
+    servers: list[Machine] = []
 
-    def make(count: int) -> list[WeightServer]:
+    def make(count: int) -> list[Machine]:
         for i in range(count):
             store = WeightStore(tmp_path / f"d{i}", host_directory=tmp_path / f"h{i}")
-            servers.append(WeightServer(store, "127.0.0.1:0", SECRET, f"n{i}"))
+            servers.append(Machine(store, f"n{i}"))
         write_pack(servers[0].store, contents_of(8, 250_000))
         return servers
 
@@ -49,13 +72,13 @@ def fleet(tmp_path: Path) -> Iterator[Fleet]:
         server.close()
 
 
-def plans(servers: list[WeightServer], sources: int = 1, pieces: int = 8) -> dict[str, NodePlan]:
+def plans(servers: list[Machine], sources: int = 1, pieces: int = 8) -> dict[str, NodePlan]:
     names = tuple(s.node for s in servers)
     chosen = plan(Request(names[:sources], names[sources:], 1 << 20, blocks=pieces))
-    return node_plans(chosen, "session", KEY, {s.node: s.address for s in servers})
+    return node_plans(chosen, "session", WINDOW, {s.node: s.address for s in servers})
 
 
-def whole(server: WeightServer) -> bytes:
+def whole(server: Machine) -> bytes:
     packed = server.store.get(KEY)
     assert packed is not None
     with packed:
@@ -67,8 +90,8 @@ def whole(server: WeightServer) -> bytes:
 def test_five_machines(fleet: Fleet) -> None:
     servers = fleet(5)
     parts = plans(servers)
-    servers[0].join(parts["n0"])
-    fetches = [PackFetch(s, parts[s.node]) for s in servers[1:]]
+    servers[0].join_session(parts["n0"])
+    fetches = [begin(s, parts[s.node]) for s in servers[1:]]
     blocks: list[int] = []
     for running in fetches:
         packed = running.wait(lambda index, block: blocks.append(index))
@@ -85,7 +108,7 @@ def test_a_late_joiner_and_a_pull_without_a_plan(fleet: Fleet) -> None:
     servers = fleet(3)
     addresses = {s.node: s.address for s in servers}
     for server in servers[1:]:
-        part = NodePlan(session="x", key=KEY, node=server.node, addresses=addresses, sources=("n0",), pieces=4)
+        part = NodePlan(session="x", window=WINDOW, node=server.node, addresses=addresses, sources=("n0",), pieces=4)
         with fetch(server, part) as packed:
             assert bytes(packed.data) == whole(servers[0])
 
@@ -101,15 +124,15 @@ def test_the_copy_is_complete_already(fleet: Fleet) -> None:
 def test_a_second_reception_watches_the_first(fleet: Fleet) -> None:
     servers = fleet(2)
     parts = plans(servers)
-    first = PackFetch(servers[1], parts["n1"], hold=True)
-    second = PackFetch(servers[1], parts["n1"])
-    first.start()
+    first = begin(servers[1], parts["n1"], hold=True)
+    second = begin(servers[1], parts["n1"])
+    first.start_pulling()
     assert bytes(second.wait().data) == bytes(first.wait().data) == whole(servers[0])
 
 
 def test_cancelled(fleet: Fleet) -> None:
     servers = fleet(2)
-    running = PackFetch(servers[1], plans(servers)["n1"], hold=True)
+    running = begin(servers[1], plans(servers)["n1"], hold=True)
     running.cancel()
     with pytest.raises(LoadCancelled, match="after 0 of"):
         running.wait()
@@ -117,16 +140,16 @@ def test_cancelled(fleet: Fleet) -> None:
 
 def test_nobody_has_it(fleet: Fleet) -> None:
     servers = fleet(2)
-    part = msgspec.structs.replace(plans(servers)["n1"], key=PackKey("unknown"))
+    part = msgspec.structs.replace(plans(servers)["n1"], window=window_name(PackKey("unknown")))
     with pytest.raises(SourceLost, match="unknown"):
-        PackFetch(servers[1], part)
+        begin(servers[1], part)
 
 
 def test_an_unreachable_source_is_routed_around(fleet: Fleet) -> None:
     servers = fleet(4)
     parts = plans(servers)
     servers[2].close()
-    others = [PackFetch(s, parts[s.node]) for s in (servers[1], servers[3])]
+    others = [begin(s, parts[s.node]) for s in (servers[1], servers[3])]
     for running in others:
         assert bytes(running.wait().data) == whole(servers[0])
 
@@ -134,29 +157,33 @@ def test_an_unreachable_source_is_routed_around(fleet: Fleet) -> None:
 def test_corrupt_memory_at_a_peer_is_fetched_elsewhere(fleet: Fleet) -> None:
     servers = fleet(3)
     addresses = {s.node: s.address for s in servers}
-    fetch(servers[1], NodePlan(session="a", key=KEY, node="n1", addresses=addresses, sources=("n0",), pieces=4)).close()
+    fetch(
+        servers[1], NodePlan(session="a", window=WINDOW, node="n1", addresses=addresses, sources=("n0",), pieces=4)
+    ).close()
     copy = open_copy(next(servers[1].store.host_directory.rglob("*.pack")), writable=True)
     assert copy is not None
     copy.data[1000] ^= 1
     # n2 is told to take everything from n1
     receives = tuple(("n1", piece) for piece in range(4))
-    part = NodePlan(session="b", key=KEY, node="n2", addresses=addresses, sources=("n0",), pieces=4, receives=receives)
-    running = PackFetch(servers[2], part)
+    part = NodePlan(
+        session="b", window=WINDOW, node="n2", addresses=addresses, sources=("n0",), pieces=4, receives=receives
+    )
+    running = begin(servers[2], part)
     assert bytes(running.wait().data) == whole(servers[0])
     assert [(r.piece, r.source, r.reason) for r in running.progress.reroutes] == [(0, "n1", "corrupt")]
     copy.close()
 
 
-def without_its_end(server: WeightServer, part: NodePlan, data: bytes) -> tuple[PackFetch, HostCopy]:
+def without_its_end(server: Machine, part: NodePlan, data: bytes) -> tuple[PackFetch, HostCopy]:
     """A reception at ``server`` that is given all but the last leaf, and asks for nothing itself."""
-    held = PackFetch(server, part, hold=True)
-    copy = open_copy(held.packed.path, writable=True)
+    held = begin(server, part, hold=True)
+    copy = open_copy(held.resident.path, writable=True)
     assert copy is not None
     for leaf in range(copy.header.leaves - 1):
         first, end = copy.header.leaf_range(leaf)
         copy.write(first, memoryview(data)[first:end])
         assert copy.accept(leaf)
-    server.arrived("session")
+    server.on_arrived("session")
     return held, copy
 
 
@@ -166,15 +193,15 @@ def test_a_piece_is_passed_on_while_its_end_still_comes(fleet: Fleet) -> None:
     parts, data = plans(servers, pieces=1), whole(servers[0])
     held, copy = without_its_end(servers[1], parts["n1"], data)
     receives = (("n1", 0),)
-    running = PackFetch(servers[2], msgspec.structs.replace(parts["n2"], receives=receives))
+    running = begin(servers[2], msgspec.structs.replace(parts["n2"], receives=receives))
     last = copy.header.leaves - 1
     first, end = copy.header.leaf_range(last)
     while running.progress.bytes_done < first:
         threading.Event().wait(0.01)
-    assert running.packed.has(range(last)), "what came before the end is usable at once"
+    assert running.resident.has(range(last)), "what came before the end is usable at once"
     copy.write(first, memoryview(data)[first:end])
     assert copy.accept(last)
-    servers[1].arrived("session")
+    servers[1].on_arrived("session")
     assert bytes(running.wait().data) == data
     assert running.progress.reroutes == []
     copy.close()
@@ -187,7 +214,7 @@ def test_a_peer_that_never_gets_the_end_of_a_piece_is_not_asked_for_ever(fleet: 
     servers = fleet(3)
     parts, data = plans(servers, pieces=1), whole(servers[0])
     held, copy = without_its_end(servers[1], parts["n1"], data)
-    running = PackFetch(servers[2], msgspec.structs.replace(parts["n2"], receives=(("n1", 0),)))
+    running = begin(servers[2], msgspec.structs.replace(parts["n2"], receives=(("n1", 0),)))
     assert bytes(running.wait().data) == data
     assert running.progress.pieces_by_source == {"n0": 1}
     copy.close()
@@ -199,24 +226,24 @@ def test_a_peer_that_never_gets_the_end_of_a_piece_is_not_asked_for_ever(fleet: 
 def test_the_plan_tells_when_the_first_piece_comes() -> None:
     names = tuple(f"n{i}" for i in range(5))
     chosen = Plan(names, chain(5, 8), 1.0, {})
-    parts = node_plans(chosen, "s", KEY, dict.fromkeys(names, "127.0.0.1:1"))
+    parts = node_plans(chosen, "s", WINDOW, dict.fromkeys(names, "127.0.0.1:1"))
     assert [parts[name].first_step for name in names] == [0, 0, 1, 2, 3]
 
 
 def test_warming_a_connection_leaves_it_as_it_was(fleet: Fleet) -> None:
     server = fleet(1)[0]
     peer = PeerConnection("n0", server.address, SECRET, "me", 5.0)
-    peer.warm(100_000)
-    assert peer.header(KEY) == server.store.header(KEY)
+    peer.open_windows(100_000)
+    assert header_of_description(peer.describe(WINDOW), "n0") == server.store.header(KEY)
     peer.close()
 
 
 def test_the_receiver_is_the_one_who_fills(fleet: Fleet) -> None:
     servers = fleet(2)
-    running = PackFetch(servers[1], plans(servers)["n1"], hold=True)
-    lock = FillLock(running.packed.path)
+    running = begin(servers[1], plans(servers)["n1"], hold=True)
+    lock = FillLock(running.resident.path)
     assert not lock.acquire()
-    running.start()
+    running.start_pulling()
     running.wait()
     assert lock.acquire()
     lock.release()
@@ -256,9 +283,9 @@ def test_both_sides_prove_the_secret() -> None:
 def test_a_client_that_lies_about_the_secret_is_refused(fleet: Fleet) -> None:
     server = fleet(1)[0]
     with socket.create_connection(_address(server)) as sock:
-        from prism.transfer.frames import Challenge, Hello, Proof, expect
+        from prism.transfer.frames import PROTOCOL_VERSION, Challenge, Hello, Proof, expect
 
-        send_frame(sock, Hello(node="x", nonce=bytes(32)))
+        send_frame(sock, Hello(node="x", nonce=bytes(32), version=PROTOCOL_VERSION))
         expect(sock, Challenge)
         send_frame(sock, Proof(proof=bytes(32)))
         with pytest.raises(PeerError, match="wrong secret"):
@@ -281,8 +308,8 @@ def test_requests_outside_the_pack_are_refused(fleet: Fleet) -> None:
     server = fleet(1)[0]
     for offset, nbytes in ((-1, 10), (0, 1 << 40), (1 << 40, 1)):
         peer = PeerConnection("n0", server.address, SECRET, "me", 5.0)
-        get = Get(session="s", key=KEY, piece=0, offset=offset, nbytes=nbytes, node="me")
-        peer.ask(get)
+        get = Get(session="s", window=WINDOW, piece=0, offset=offset, nbytes=nbytes, node="me")
+        peer.request(get)
         with pytest.raises(PeerError, match="outside"):
             peer._await_data(nbytes, lambda waited_s: waited_s > 60.0)
         peer.close()
@@ -293,14 +320,14 @@ def test_an_answer_that_is_no_question_is_refused(fleet: Fleet) -> None:
     peer = PeerConnection("n0", server.address, SECRET, "me", 5.0)
     send_frame(peer._sock, Queued(held=True))
     with pytest.raises((EOFError, ConnectionError)):
-        peer.arrival(KEY)
+        peer.arrival(WINDOW)
     peer.close()
 
 
 def test_frames_round_trip() -> None:
     ours, theirs = socket.socketpair()
     with ours, theirs:
-        frames: list[Frame] = [GetArrival(key=KEY), Data(nbytes=5), Queued(held=False)]
+        frames: list[Frame] = [GetArrival(window=WINDOW), Data(nbytes=5), Queued(held=False)]
         for frame in frames:
             send_frame(ours, frame)
         assert [recv_frame(theirs) for _ in frames] == frames
@@ -321,14 +348,14 @@ def test_pieces_cover_the_data_area_once(fleet: Fleet) -> None:
     assert header is not None
     for pieces in (1, 3, 16, header.leaves, 2 * header.leaves):
         at = 0
-        for leaves in cut(header, pieces):
-            offset, nbytes = piece_bytes(header, leaves)
+        for leaves in cut_pieces(header.cut, pieces):
+            offset, nbytes = piece_bytes(header.cut, leaves)
             if nbytes:
                 assert offset == at
                 at += nbytes
         assert at == header.data_bytes
 
 
-def _address(server: WeightServer) -> tuple[str, int]:
+def _address(server: Machine) -> tuple[str, int]:
     host, _, port = server.address.rpartition(":")
     return host, int(port)

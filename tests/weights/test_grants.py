@@ -22,36 +22,36 @@ def test_the_plans_order_and_one_at_a_time() -> None:
         made.ask(pull, 0.0)
     now, order = 0.0, []
     for _ in PLAN:
-        pull = made.next(now)
+        pull = made.grant_next(now)
         assert pull is not None
-        assert made.next(now) is None, "two at once"
+        assert made.grant_next(now) is None, "two at once"
         order.append(pull)
         now += 0.1
         made.end(pull, now, complete=True)
     assert order == PLAN
-    assert made.next(now) is None
+    assert made.grant_next(now) is None
     assert made.waiting == 0
 
 
 def test_the_next_of_the_plan_is_waited_for_but_not_for_ever() -> None:
     made = grants()
     made.ask(("b", 0), 0.0)  # ("a", 0) comes first, but a has not asked
-    assert made.next(0.0) is None
-    assert made.next(made.patience_s * 0.9) is None
-    assert made.next(made.patience_s * 1.1) == ("b", 0)
+    assert made.grant_next(0.0) is None
+    assert made.grant_next(made.patience_s * 0.9) is None
+    assert made.grant_next(made.patience_s * 1.1) == ("b", 0)
     made.end(("b", 0), 1.0, complete=True)
     made.ask(("b", 1), 1.0)
-    assert made.next(1.0) == ("b", 1), "a is late and is not waited for again"
+    assert made.grant_next(1.0) == ("b", 1), "a is late and is not waited for again"
 
 
 def test_a_late_receiver_that_asks_is_in_order_again() -> None:
     made = grants()
     made.ask(("b", 0), 0.0)
-    assert made.next(1.0) == ("b", 0)
+    assert made.grant_next(1.0) == ("b", 0)
     made.ask(("a", 0), 1.0)
     made.ask(("b", 1), 1.0)
     made.end(("b", 0), 1.1, complete=True)
-    assert made.next(1.1) == ("a", 0)
+    assert made.grant_next(1.1) == ("a", 0)
 
 
 def test_a_piece_that_is_not_here_is_not_granted() -> None:
@@ -59,26 +59,26 @@ def test_a_piece_that_is_not_here_is_not_granted() -> None:
     made = grants(held)
     for pull in PLAN:
         made.ask(pull, 0.0)
-    assert made.next(0.0) is None
-    assert made.next(1.0) == ("a", 1), "what is here goes when what is not has been waited for"
+    assert made.grant_next(0.0) is None
+    assert made.grant_next(1.0) == ("a", 1), "what is here goes when what is not has been waited for"
     held.add(0)
     made.end(("a", 1), 1.1, complete=True)
-    assert made.next(1.1) == ("a", 0)
+    assert made.grant_next(1.1) == ("a", 0)
 
 
 def test_a_slow_transfer_does_not_hold_the_others_back() -> None:
     made = grants()
     for pull in PLAN:
         made.ask(pull, 0.0)
-    assert made.next(0.0) == ("a", 0)
-    assert made.next(made.slow_s * 0.9) is None
-    assert made.next(made.slow_s * 1.1) == ("b", 0)
+    assert made.grant_next(0.0) == ("a", 0)
+    assert made.grant_next(made.slow_s * 0.9) is None
+    assert made.grant_next(made.slow_s * 1.1) == ("b", 0)
     without = Grants(lambda piece: True)
     for pull in PLAN:
         without.ask(pull, 0.0)
-    assert without.next(0.0) is not None
-    assert without.next(UNKNOWN_SLOW_S * 0.9) is None, "nobody said how long a transfer takes"
-    assert without.next(UNKNOWN_SLOW_S * 1.1) is not None
+    assert without.grant_next(0.0) is not None
+    assert without.grant_next(UNKNOWN_SLOW_S * 0.9) is None, "nobody said how long a transfer takes"
+    assert without.grant_next(UNKNOWN_SLOW_S * 1.1) is not None
 
 
 def test_measured_transfers_replace_the_plans_guess() -> None:
@@ -86,7 +86,7 @@ def test_measured_transfers_replace_the_plans_guess() -> None:
     now = 0.0
     for pull in PLAN[:2]:
         made.ask(pull, now)
-        assert made.next(now) == pull
+        assert made.grant_next(now) == pull
         now += 0.01
         made.end(pull, now, complete=True)
     assert made.slow_s <= 0.1
@@ -97,9 +97,9 @@ def test_a_withdrawn_pull_frees_the_link() -> None:
     made = grants()
     made.ask(("a", 0), 0.0)
     made.ask(("b", 0), 0.0)
-    assert made.next(0.0) == ("a", 0)
+    assert made.grant_next(0.0) == ("a", 0)
     made.end(("a", 0), 0.1, complete=False)
-    assert made.next(0.1 + made.patience_s * 2) == ("b", 0)
+    assert made.grant_next(0.1 + made.patience_s * 2) == ("b", 0)
 
 
 def test_unplanned_pulls_get_their_turn() -> None:
@@ -112,7 +112,7 @@ def test_unplanned_pulls_get_their_turn() -> None:
     order = []
     now = 0.0
     for _ in range(20):
-        pull = made.next(now)
+        pull = made.grant_next(now)
         assert pull is not None
         order.append(pull[0])
         now += 0.1
@@ -126,7 +126,7 @@ def test_without_a_plan_first_come_first_served() -> None:
     made = Grants(lambda piece: True)
     made.ask(("x", 3), 1.0)
     made.ask(("y", 0), 0.5)
-    assert made.next(2.0) == ("y", 0)
+    assert made.grant_next(2.0) == ("y", 0)
 
 
 @settings(deadline=None)
@@ -151,7 +151,7 @@ def test_everything_asked_for_is_granted_in_the_end(data: st.DataObject) -> None
             case "arrive":
                 held.add(data.draw(st.integers(0, 3)))
             case "next":
-                granted = made.next(now)
+                granted = made.grant_next(now)
                 if granted is not None:
                     assert granted[1] in held
                     active.append(granted)
@@ -161,7 +161,7 @@ def test_everything_asked_for_is_granted_in_the_end(data: st.DataObject) -> None
     for pull in pending:
         made.ask(pull, now)
     for _ in range(200):
-        granted = made.next(now)
+        granted = made.grant_next(now)
         if granted is not None:
             active.append(granted)
         elif not active:
@@ -180,10 +180,10 @@ def test_how_long_nothing_changes_by_itself() -> None:
     made.ask(("b", 1), 0.0)
     assert made.quiet_s(0.0) == float("inf"), "it is not here"
     made.ask(("b", 0), 1.0)
-    assert made.next(1.0) is None
+    assert made.grant_next(1.0) is None
     assert abs(made.quiet_s(1.0) - made.patience_s) < 1e-9, "a comes first, but not for ever"
     made.ask(("a", 0), 1.0)
-    assert made.next(1.0) == ("a", 0)
+    assert made.grant_next(1.0) == ("a", 0)
     assert abs(made.quiet_s(1.0) - made.slow_s) < 1e-9
 
 
@@ -191,9 +191,9 @@ def test_a_receiver_that_was_slow_once_runs_beside_the_others() -> None:
     made = grants()
     for pull in PLAN:
         made.ask(pull, 0.0)
-    assert made.next(0.0) == ("a", 0)
-    assert made.next(2 * UNKNOWN_SLOW_S) == ("b", 0)
+    assert made.grant_next(0.0) == ("a", 0)
+    assert made.grant_next(2 * UNKNOWN_SLOW_S) == ("b", 0)
     made.end(("a", 0), 2.1, complete=True)
-    assert made.next(2.1) == ("a", 1), "beside b's transfer, although that is under way"
+    assert made.grant_next(2.1) == ("a", 1), "beside b's transfer, although that is under way"
     made.end(("b", 0), 2.2, complete=True)
-    assert made.next(2.2) == ("b", 1), "beside a's"
+    assert made.grant_next(2.2) == ("b", 1), "beside a's"

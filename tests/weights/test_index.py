@@ -11,7 +11,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from prism.weights.errors import BadPack, CorruptBlock, SourceLost, StalePack
+from prism.transfer.errors import SourceLost
+from prism.weights.errors import BadPack, CorruptBlock, StalePack
 from prism.weights.folders.pack_folder import pack_folder
 from prism.weights.packs.disk_pack import header_of, open_pack, read_index
 from prism.weights.packs.format import PackHeader

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from prism.policy.multicast.planner import ALGORITHMS, Plan, build_schedule
 from prism.transfer.grants import ASIDE_EVERY, Grants
 from prism.transfer.patience import BACK_OFF_S, MIN_SLIP_S, UNKNOWN_S, Patience
-from prism.transfer.piece_choice import Offer, choose
+from prism.transfer.piece_choice import Offer, choose_piece
 from tests.weights.modelled import PIECE_BYTES, PIECE_S, TICK_S, Model
 
 NEVER_S = 500.0
@@ -73,14 +73,14 @@ def test_a_network_slower_than_planned_sends_nothing_twice() -> None:
 
 def patience(piece_s: float = PIECE_S) -> Patience:
     made = Patience({0: 0, 1: 1, 2: 2}, piece_s, PIECE_BYTES)
-    made.begin(100.0)
+    made.begin_pulling(100.0)
     return made
 
 
 def test_the_plan_slips_when_a_piece_is_late() -> None:
     made = patience(piece_s=1.0)
     assert 102.0 < made.slips_at_s(0) < made.slips_at_s(1)
-    made.came(0, "a", PIECE_BYTES, 1.0, 105.0)  # the others began later than this node: that is no lateness
+    made.on_piece(0, "a", PIECE_BYTES, 1.0, 105.0)  # the others began later than this node: that is no lateness
     assert made.slips_at_s(1) > 106.0 + MIN_SLIP_S
     assert made.slips_at_s(None) == made.slips_at_s(7) == float("inf"), "not by the plan"
     assert patience(0.0).slips_at_s(1) == 100.0 + UNKNOWN_S
@@ -90,9 +90,9 @@ def test_slow_is_what_others_are_not() -> None:
     made = patience()
     by_plan_s = made.half_s("a", PIECE_BYTES)
     for node in ("b", "c", "d"):
-        made.came(0, node, PIECE_BYTES, 10 * PIECE_S, 101.0)
+        made.on_piece(0, node, PIECE_BYTES, 10 * PIECE_S, 101.0)
     assert made.half_s("a", PIECE_BYTES) > 3 * by_plan_s, "all are slow: it is the network"
-    made.came(1, "c", PIECE_BYTES, PIECE_S, 102.0)
+    made.on_piece(1, "c", PIECE_BYTES, PIECE_S, 102.0)
     assert made.half_s("a", PIECE_BYTES) <= by_plan_s
     assert patience(0.0).half_s("a", PIECE_BYTES) == UNKNOWN_S
 
@@ -115,10 +115,10 @@ def test_who_is_as_fast_as_the_others_is_forgiven() -> None:
     made = patience()
     made.blame("a", 100.0, PIECE_BYTES, 1.0)
     for node in ("b", "c"):
-        made.came(0, node, PIECE_BYTES, 1.0, 100.0)
+        made.on_piece(0, node, PIECE_BYTES, 1.0, 100.0)
         made.forgive_if_equal("a")
     assert not made.trusts("a", 100.0), "the plan promised more than any of them"
-    made.came(0, "d", PIECE_BYTES, 1.0, 100.0)
+    made.on_piece(0, "d", PIECE_BYTES, 1.0, 100.0)
     made.forgive_if_equal("a")
     assert made.trusts("a", 100.0)
 
@@ -132,19 +132,19 @@ def offer(node: str, *pieces: int, waiting: int = 0, source: bool = False) -> Of
 
 def test_the_source_is_spared_and_slow_nodes_come_last() -> None:
     source, peer, slow = offer("s", 1, 2, 3, source=True), offer("p", 1), offer("z", 1, 2)
-    assert choose([1], [source, peer, slow], 0, {"z"}) == ("p", 1)
-    assert choose([2], [source, slow], 0, {"z"}) == ("s", 2)
-    assert choose([2], [slow], 0, {"z"}) == ("z", 2)
-    assert choose([9], [source, peer], 0) is None
-    assert choose([1], [offer("p", 1, waiting=9), source], 0) == ("s", 1), "busier than the source is worth"
+    assert choose_piece([1], [source, peer, slow], 0, {"z"}) == ("p", 1)
+    assert choose_piece([2], [source, slow], 0, {"z"}) == ("s", 2)
+    assert choose_piece([2], [slow], 0, {"z"}) == ("z", 2)
+    assert choose_piece([9], [source, peer], 0) is None
+    assert choose_piece([1], [offer("p", 1, waiting=9), source], 0) == ("s", 1), "busier than the source is worth"
 
 
 def test_rare_pieces_first_but_not_for_the_slow_and_each_node_begins_elsewhere() -> None:
     source, peer = offer("s", 1, 2, 3, source=True), offer("p", 3)
-    assert choose([3, 2], [source, peer], 0) == ("s", 2)
-    assert choose([3, 2], [source, peer], 0, {"me"}, slow_myself=True) == ("p", 3)
-    assert {choose([1, 2, 3], [source], turn) for turn in range(3)} == {("s", 1), ("s", 2), ("s", 3)}
-    assert choose([1, 2], [source], 0, planned={2: "s"}) == ("s", 2)
+    assert choose_piece([3, 2], [source, peer], 0) == ("s", 2)
+    assert choose_piece([3, 2], [source, peer], 0, {"me"}, slow_myself=True) == ("p", 3)
+    assert {choose_piece([1, 2, 3], [source], turn) for turn in range(3)} == {("s", 1), ("s", 2), ("s", 3)}
+    assert choose_piece([1, 2], [source], 0, planned={2: "s"}) == ("s", 2)
 
 
 # --- grants ---
@@ -159,7 +159,7 @@ def test_a_slow_receiver_takes_a_quarter_of_the_link_at_most() -> None:
     granted: list[tuple[str, int]] = []
     now_s = 0.0
     while len(granted) < 50:
-        while (pull := made.next(now_s)) is not None:
+        while (pull := made.grant_next(now_s)) is not None:
             granted.append(pull)
             active[pull] = now_s + (2.5 if pull[0] == "slow" else 1.0)
         now_s += 0.125
@@ -176,6 +176,6 @@ def test_a_receiver_that_left_the_plan_is_not_waited_for() -> None:
     made = Grants(lambda piece: True, 1.0, [("a", 0), ("b", 0)])
     made.ask(("a", 5), 0.0, scheduled=False)
     made.ask(("b", 0), 0.0)
-    assert made.next(0.0) == ("b", 0)
+    assert made.grant_next(0.0) == ("b", 0)
     made.end(("b", 0), 1.0, complete=True)
-    assert made.next(1.0) == ("a", 5)
+    assert made.grant_next(1.0) == ("a", 5)

@@ -10,7 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from prism.weights.errors import BadPack, CorruptBlock, IncompletePack, SourceLost, StoreFull
+from prism.transfer.errors import SourceLost
+from prism.weights.errors import BadPack, CorruptBlock, IncompletePack, StoreFull
 from prism.weights.packs.blocks import TensorPlan, plan_blocks
 from prism.weights.packs.format import PackHeader, PackKey
 from prism.weights.packs.pack_files import pack_name

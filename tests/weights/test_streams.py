@@ -13,12 +13,14 @@ import pytest
 from prism.transfer.auth import admit_client
 from prism.transfer.frames import Data, Done, Get, expect, recv_exactly, recv_frame, send_frame
 from prism.transfer.outgoing import OutgoingSession
-from prism.transfer.peer_connection import PeerConnection, Pull
+from prism.transfer.peer_connection import PeerConnection, PullTerms
+from prism.weights.exchange.pack_windows import window_name
 from prism.weights.store.resident import ResidentPack
 from prism.weights.store.weight_store import WeightStore
 from tests.weights.conftest import KEY, contents_of, write_pack
 
 SECRET = b"secret"
+WINDOW = window_name(KEY)
 
 
 @pytest.fixture
@@ -72,10 +74,10 @@ def test_a_slow_link_is_not_taken_for_a_dead_peer() -> None:
     into, steps = bytearray(len(content)), list[int]()
     address = f"127.0.0.1:{listener.getsockname()[1]}"
     with listener, closing(PeerConnection("n0", address, SECRET, "n1", dead_s)) as peer:
-        peer.ask(Get(session="s", key=KEY, piece=0, offset=0, nbytes=len(content), node="n1"))
+        peer.request(Get(session="s", window=WINDOW, piece=0, offset=0, nbytes=len(content), node="n1"))
         forever = float("inf")
         window = memoryview(into)
-        peer.receive(Pull(window, 30_000, 64 << 10, lambda waited_s: False, forever, lambda: None, steps.append))
+        peer.receive(PullTerms(window, 30_000, 64 << 10, lambda waited_s: False, forever, lambda: None, steps.append))
     server.join()
     assert bytes(into) == content
     ends = {sum(steps[:i]) for i in range(len(steps) + 1)}
@@ -84,36 +86,36 @@ def test_a_slow_link_is_not_taken_for_a_dead_peer() -> None:
 
 def test_who_asks_again_has_given_up_the_first_connection(packed: ResidentPack) -> None:
     """The pull that was granted on a connection which has died does not keep its successor waiting."""
-    serving = OutgoingSession(packed)
-    get = Get(session="s", key=KEY, piece=0, offset=0, nbytes=1000, node="n1")
-    other = Get(session="s", key=KEY, piece=1, offset=1000, nbytes=1000, node="n1")
-    with serving.turn(get, lambda: None):
-        waits = serving.turn(other, lambda: None)
-        again = serving.turn(get, lambda: None)
+    outgoing = OutgoingSession(WINDOW, packed)
+    get = Get(session="s", window=WINDOW, piece=0, offset=0, nbytes=1000, node="n1")
+    other = Get(session="s", window=WINDOW, piece=1, offset=1000, nbytes=1000, node="n1")
+    with outgoing.turn(get, lambda: None):
+        waits = outgoing.turn(other, lambda: None)
+        again = outgoing.turn(get, lambda: None)
         with again as completed:
             completed()
         with waits:
-            assert serving.waiting == 1
-    assert serving.waiting == 0
+            assert outgoing.waiting == 1
+    assert outgoing.waiting == 0
 
 
 def test_a_pull_that_still_waits_ends_when_it_is_asked_for_again(packed: ResidentPack) -> None:
-    serving = OutgoingSession(packed)
-    busy = Get(session="s", key=KEY, piece=0, offset=0, nbytes=1000, node="n1")
-    get = Get(session="s", key=KEY, piece=1, offset=1000, nbytes=1000, node="n2")
+    outgoing = OutgoingSession(WINDOW, packed)
+    busy = Get(session="s", window=WINDOW, piece=0, offset=0, nbytes=1000, node="n1")
+    get = Get(session="s", window=WINDOW, piece=1, offset=1000, nbytes=1000, node="n2")
     ended: list[BaseException] = []
 
     def first() -> None:
         try:
-            with serving.turn(get, lambda: None):
+            with outgoing.turn(get, lambda: None):
                 pass
         except EOFError as error:
             ended.append(error)
 
-    with serving.turn(busy, lambda: None):
+    with outgoing.turn(busy, lambda: None):
         waiter = threading.Thread(target=first)
         waiter.start()
-        while serving.waiting < 2:
+        while outgoing.waiting < 2:
             time.sleep(0.001)
         successor = threading.Thread(target=first)
         successor.start()
@@ -122,4 +124,4 @@ def test_a_pull_that_still_waits_ends_when_it_is_asked_for_again(packed: Residen
     successor.join(5.0)
     assert not successor.is_alive()
     assert len(ended) == 1
-    assert serving.waiting == 0
+    assert outgoing.waiting == 0

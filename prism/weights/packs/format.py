@@ -24,6 +24,7 @@ from typing import Final, TypeVar
 import msgspec
 import xxhash
 
+from prism.transfer.windows import LeafCut
 from prism.weights.errors import BadPack
 
 MAGIC: Final = b"PRISMPK1"
@@ -115,13 +116,17 @@ class PackHeader(msgspec.Struct, frozen=True, kw_only=True):
     """The layout's own remarks, opaque here."""
 
     @property
+    def cut(self) -> LeafCut:
+        """The data area in leaves."""
+        return LeafCut(self.data_bytes, self.leaf_bytes)
+
+    @property
     def leaves(self) -> int:
-        return -(-self.data_bytes // self.leaf_bytes)
+        return self.cut.leaves
 
     def leaf_range(self, leaf: int) -> tuple[int, int]:
         """First byte and end of a leaf in the data area."""
-        start = leaf * self.leaf_bytes
-        return start, min(start + self.leaf_bytes, self.data_bytes)
+        return self.cut.bounds(leaf)
 
     def leaf_sum(self, leaf: int) -> int:
         return int.from_bytes(self.leaf_sums[8 * leaf : 8 * leaf + 8], "little")
@@ -129,9 +134,7 @@ class PackHeader(msgspec.Struct, frozen=True, kw_only=True):
     def block_leaves(self, block: int) -> range:
         """The leaves that hold bytes of ``block``."""
         entry = self.blocks[block]
-        if entry.nbytes == 0:
-            return range(0)
-        return range(entry.offset // self.leaf_bytes, -(-(entry.offset + entry.nbytes) // self.leaf_bytes))
+        return self.cut.holding(entry.offset, entry.offset + entry.nbytes)
 
     def blocks_in_leaf(self, leaf: int) -> str:
         """Names of the blocks that have bytes in ``leaf``, for messages."""

@@ -25,6 +25,7 @@ import numpy as np
 import numpy.typing as npt
 import xxhash
 
+from prism.transfer.windows import THERE, MemorySpan
 from prism.weights.errors import CorruptBlock
 from prism.weights.packs.format import PAGE_BYTES, PackHeader, align, encode_header
 from prism.weights.packs.pack_files import read_header
@@ -34,12 +35,13 @@ _POPULATE_WRITE: Final = 23
 """Linux 5.14's MADV_POPULATE_WRITE, which this Python has no name for."""
 _POPULATE_BYTES: Final = 4 << 20
 ABSENT: Final = 0
-ARRIVED: Final = 1
+ARRIVED: Final = THERE
 CORRUPT: Final = 2
 
 
 class HostCopy:
-    """A mapped copy. ``data`` is writable only in a process that fills (``writable``); all others map it read-only."""
+    """A mapped copy. ``data`` is writable only in a process that fills (``writable``); all others map it read-only. A
+    writable one is a :class:`~prism.transfer.windows.Landing`."""
 
     def __init__(self, path: Path, fd: int, lock: int, header: PackHeader, start: int, writable: bool) -> None:
         self.path, self.header, self._lock, self._start = path, header, lock, start
@@ -52,10 +54,21 @@ class HostCopy:
         self.address = int(whole.ctypes.data) + start
         """Of the first byte of the data area, in this process."""
         self.arrival: npt.NDArray[np.uint8] = whole[map_at : map_at + header.leaves]
+        self.cut = header.cut
+        self.span = MemorySpan(self.address, header.data_bytes)
 
     @property
     def complete(self) -> bool:
         return bool((self.arrival == ARRIVED).all())
+
+    def has(self, leaves: range) -> bool:
+        """Whether all of ``leaves`` have arrived."""
+        marks = self.arrival[leaves.start : leaves.stop].tobytes()  # asked often: a comparison costs tenfold
+        return marks.count(ARRIVED) == len(marks)
+
+    def view(self, first: int, end: int) -> memoryview:
+        """Bytes ``first .. end`` of the data area."""
+        return self.data[first:end]
 
     def mark(self, leaf: int) -> bool:
         """Verifies ``leaf`` as it lies in memory and records the result; True if its checksum is right."""

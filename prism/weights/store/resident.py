@@ -11,7 +11,9 @@ from pathlib import Path
 from types import TracebackType
 from typing import Final
 
-from prism.weights.errors import SourceLost, WeightsError
+from prism.transfer.errors import SourceLost, TransferError
+from prism.transfer.windows import LeafCut
+from prism.weights.errors import WeightsError
 from prism.weights.packs.format import PackHeader, PackKey, TensorEntry
 from prism.weights.store.disk_fill import FillLock, fill_from_disk, refetch
 from prism.weights.store.host_copy import ARRIVED, CORRUPT, HostCopy, open_copy
@@ -30,9 +32,9 @@ logger = logging.getLogger(__name__)
 class ResidentPack:
     """One pack in host memory, shared by all processes of the machine. Read-only; safe to use from several threads.
 
-    Leaves may still be arriving: :meth:`wait_leaf` before reading them (:func:`prism.weights.loading.loader.load`
-    does). ``fill_from`` is the packed file this process may go on filling from when the process that did so has died.
-    """
+    A :class:`~prism.transfer.windows.Window` that others may be sent. Leaves may still be arriving: :meth:`wait_leaf`
+    before reading them (:func:`prism.weights.loading.loader.load` does). ``fill_from`` is the packed file this process
+    may go on filling from when the process that did so has died."""
 
     def __init__(self, copy: HostCopy, fill_from: Path | None, elsewhere: Elsewhere | None = None) -> None:
         self._copy, self._fill_from, self._elsewhere = copy, fill_from, elsewhere
@@ -44,6 +46,11 @@ class ResidentPack:
     @property
     def header(self) -> PackHeader:
         return self._copy.header
+
+    @property
+    def cut(self) -> LeafCut:
+        """The data area in leaves."""
+        return self._copy.cut
 
     @property
     def key(self) -> PackKey:
@@ -74,16 +81,18 @@ class ResidentPack:
 
     def has(self, leaves: range) -> bool:
         """Whether all of ``leaves`` have arrived."""
-        marks = self._copy.arrival[leaves.start : leaves.stop].tobytes()  # asked often: a comparison costs tenfold
-        return marks.count(ARRIVED) == len(marks)
+        return self._copy.has(leaves)
 
-    def has_bytes(self, offset: int, nbytes: int) -> bool:
-        """Whether all leaves of a range of the data area have arrived."""
-        return self.has(self._leaves(offset, offset + nbytes))
-
-    def arrival_bytes(self) -> bytes:
+    def arrival_map(self) -> bytes:
         """The arrival map as it is now, one byte per leaf."""
         return self._copy.arrival.tobytes()
+
+    def pin(self) -> HostCopy:
+        """The copy mapped for writing (some networks register no other memory). Raises :class:`SourceLost`."""
+        copy = open_copy(self.path, writable=True)
+        if copy is None:
+            raise SourceLost(f"{self.path}: was removed")
+        return copy
 
     def send(self, sock: socket.socket, first: int, end: int) -> None:
         """See :meth:`prism.weights.store.host_copy.HostCopy.send`."""
@@ -100,7 +109,7 @@ class ResidentPack:
     def wait_tensor(self, entry: TensorEntry) -> int:
         """Where the tensor begins in the data area, once its bytes are here. Raises like :meth:`wait_leaf`."""
         start = self.header.blocks[entry.block].offset + entry.offset
-        for leaf in self._leaves(start, start + entry.nbytes):
+        for leaf in self.cut.holding(start, start + entry.nbytes):
             self.wait_leaf(leaf)
         return start
 
@@ -108,9 +117,6 @@ class ResidentPack:
         """The data area as a writable mapping of its own: pages are copied when they are written to, and only then.
         Outlives :meth:`close`."""
         return self._copy.private_copy()
-
-    def _leaves(self, start: int, end: int) -> range:
-        return range(start // self.header.leaf_bytes, -(-end // self.header.leaf_bytes)) if end > start else range(0)
 
     def wait_leaf(self, leaf: int, cancelled: Callable[[], bool] = lambda: False) -> bool:
         """Blocks until ``leaf`` has arrived and was verified; False if ``cancelled`` says so first.
@@ -157,7 +163,7 @@ class ResidentPack:
                 fill_from_disk(copy, self._fill_from, self._stop)
             finally:
                 copy.close()
-        except (OSError, WeightsError) as error:
+        except (OSError, WeightsError, TransferError) as error:
             self._fill_error = error
         finally:
             lock.release()

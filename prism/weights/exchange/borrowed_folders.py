@@ -1,6 +1,6 @@
 """What an engine needs of a model beside its weights, for machines that do not have the model's folder.
 
-Configuration, tokenizer and templates are small: they are asked for as a whole over a weight server's connection, and
+Configuration, tokenizer and templates are small: they are asked for as a whole over a transfer server's connection, and
 laid into a folder of their own. The weights come as a pack; where no engine has left an image of them, the machine that
 has the folder packs its files (which costs it one reading of them, nothing is copied).
 """
@@ -12,23 +12,30 @@ import shutil
 import uuid
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Final
+from typing import Final, TypeVar
 
 import msgspec
 
+from prism.transfer.errors import PeerError, SourceLost, TransferError
 from prism.transfer.peer_connection import PeerConnection
-from prism.weights.errors import PeerError, SourceLost, WeightsError
+from prism.transfer.server import Answerer
+from prism.weights.errors import WeightsError
+from prism.weights.exchange.pack_windows import header_of_description
 from prism.weights.folders.fingerprint import fingerprint
 from prism.weights.folders.pack_folder import pack_folder
-from prism.weights.packs.format import PackHeader
+from prism.weights.packs.format import PackHeader, encode_header
 from prism.weights.store.weight_store import WeightStore
 
+FILES_TOPIC: Final = "weights.folder-files"
+PACK_TOPIC: Final = "weights.pack-folder"
 PATTERNS: Final = ("*.json", "*.model", "*.txt", "*.jinja", "*.tiktoken")
 """Never code: what a folder says is only read by libraries as data."""
 MOST_BYTES: Final = 48 << 20
 REACH_S: Final = 2.0
+FILES_S: Final = 30.0
 PACK_S: Final = 600.0
 """Longest time the other machine may take to read the model's files."""
+T = TypeVar("T")
 logger = logging.getLogger(__name__)
 
 
@@ -39,8 +46,15 @@ class SmallFile(msgspec.Struct, frozen=True, array_like=True):
     data: bytes
 
 
-class Folders:
-    """The model folders of this machine, as its weight server offers them to others."""
+class FolderQuestion(msgspec.Struct, frozen=True, array_like=True):
+    """The body of both questions: the folder's path on the machine that is asked, and its weights' fingerprint."""
+
+    path: str
+    mark: str
+
+
+class OfferedFolders:
+    """The model folders of this machine, as its transfer server offers them to others."""
 
     def __init__(self, store: WeightStore) -> None:
         self._store = store
@@ -58,6 +72,21 @@ class Folders:
     def packed(self, path: str, mark: str) -> PackHeader | None:
         """Packs the folder at ``path``; None unless its weights have the fingerprint ``mark``."""
         return pack_folder(self._store, Path(path)) if self._is(path, mark) else None
+
+    def answerers(self) -> dict[str, Answerer]:
+        """For :class:`~prism.transfer.server.ServerOptions`: small files as a list, a pack as its header (empty: no
+        such folder here)."""
+
+        def files(body: bytes) -> bytes:
+            question = _decode(body, FolderQuestion)
+            return msgspec.msgpack.encode(self.small_files(question.path, question.mark))
+
+        def packed(body: bytes) -> bytes:
+            question = _decode(body, FolderQuestion)
+            header = self.packed(question.path, question.mark)
+            return encode_header(header) if header else b""
+
+        return {FILES_TOPIC: files, PACK_TOPIC: packed}
 
     def _is(self, path: str, mark: str) -> bool:
         folder = Path(path)
@@ -93,21 +122,29 @@ def pack_elsewhere(
         try:
             peer = PeerConnection(node, address, secret, me, REACH_S)
             try:
-                header = peer.packed_folder(path, mark, PACK_S)
+                raw = peer.ask(PACK_TOPIC, msgspec.msgpack.encode(FolderQuestion(path, mark)), PACK_S)
             finally:
                 peer.close()
-        except (OSError, EOFError, WeightsError) as error:
+            if raw:
+                return node, header_of_description(raw, node)
+        except (OSError, EOFError, WeightsError, TransferError) as error:
             logger.warning("%s cannot pack %s: %s", node, path, error)
-            continue
-        if header is not None:
-            return node, header
     return None
+
+
+def _decode(body: bytes, kind: type[T]) -> T:
+    """What another machine sent. Raises :class:`PeerError`."""
+    try:
+        return msgspec.msgpack.decode(body, type=kind)
+    except msgspec.MsgspecError as error:
+        raise PeerError("peer", f"sent what is no {kind.__name__}: {error}") from error
 
 
 def _ask_files(node: str, address: str, path: str, mark: str, secret: bytes, me: str) -> list[SmallFile]:
     peer = PeerConnection(node, address, secret, me, REACH_S)
     try:
-        return [SmallFile(name, data) for name, data in peer.small_files(path, mark)]
+        raw = peer.ask(FILES_TOPIC, msgspec.msgpack.encode(FolderQuestion(path, mark)), FILES_S)
+        return _decode(raw, list[SmallFile])
     finally:
         peer.close()
 
