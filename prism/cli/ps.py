@@ -33,8 +33,9 @@ def weights(replica: dict[str, Any]) -> str:
 
 
 def is_live(model: dict[str, Any]) -> bool:
-    """Whether a model holds memory or has work."""
-    return bool(model.get("replicas") or model.get("waiting") or model.get("running"))
+    """Whether a model holds memory, has work, or cannot be loaded."""
+    failed = model.get("state") == "failed"
+    return bool(failed or model.get("replicas") or model.get("waiting") or model.get("running"))
 
 
 def last_used(model: dict[str, Any]) -> str:

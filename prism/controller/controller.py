@@ -38,7 +38,6 @@ from prism.core.events import (
 )
 from prism.core.ids import ModelName
 from prism.core.instances import InstanceKey
-from prism.core.reasons import ReasonCode
 from prism.core.settings import PolicyName
 from prism.obs import names
 from prism.obs.decisions import DecisionLog
@@ -51,6 +50,7 @@ from prism.store.values import FRONT_DEAD, ControllerRecord, LeaseLost, StoreUna
 from prism.wire import keys
 from prism.wire.mailbox import Inbox, Outbox
 from prism.wire.messages import AgentReport, Cancel, CommandResult
+from prism.wire.refusals import refusal_of
 
 log = logging.getLogger(__name__)
 
@@ -301,11 +301,8 @@ class Controller:
                 self._refuse(effect)
 
     def _refuse(self, effect: RefuseWaiting) -> None:
-        load = effect.reason.code is ReasonCode.QUEUE_FULL
-        detail = f": {effect.detail}" if effect.detail else ""
-        message = f"{effect.model} cannot be served now: {effect.reason}{detail}"
-        status, code = (429, "queue_full") if load else (503, effect.reason.code.value)
-        refusal = Refusal(status, code, message, effect.retry_after_s)
+        told = refusal_of(effect.model, effect.reason, effect.detail)
+        refusal = Refusal(told.status, told.code, told.message, effect.retry_after_s)
         self.inactive.refuse(effect.model, refusal, arrived_before_s=effect.arrived_before_s, keep=effect.keep)
         self._tell_waiting(effect.model)
 

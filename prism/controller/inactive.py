@@ -16,6 +16,7 @@ from prism.store.values import Entry
 from prism.wire import keys
 from prism.wire.mailbox import Outbox
 from prism.wire.messages import Failed, Submission, encode
+from prism.wire.refusals import error_type
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +89,7 @@ class InactiveQueue:
             failed = Failed(
                 id=submission.id,
                 status=refusal.status,
-                type="rate_limit_error" if refusal.status == 429 else "server_error",
+                type=error_type(refusal.status),
                 code=refusal.code,
                 message=refusal.message,
                 retry_after_s=refusal.retry_after_s,

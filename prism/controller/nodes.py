@@ -84,7 +84,8 @@ class Nodes:
         node.weights, node.packs, node.arriving = report.weights, report.packs, report.arriving
         node.disk_bytes_s, node.link_bytes_s = report.disk_bytes_s, report.link_bytes_s
         now = {_key(i): i for i in report.instances}
-        events += [InstanceLost(key) for key in sorted(node.serving - now.keys())]
+        words = {InstanceKey(ModelName(s.model), Generation(s.generation)): s.reason for s in report.stillborn}
+        events += [InstanceLost(key, words.get(key, "")) for key in sorted(node.serving - now.keys())]
         for key, instance in now.items():
             if instance.state == "active" and key not in node.serving:
                 events.append(InstanceFound(key, whole_model(DeviceId(d) for d in instance.devices)))

@@ -265,6 +265,8 @@ class InstanceLost:
     """An instance that served, loaded or drained is gone without having been told to (its engine died)."""
 
     key: InstanceKey
+    stillborn: str = ""
+    """What its engine died of, when it died by itself before any request had a token of it; else empty."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -79,8 +79,8 @@ class Died(EngineEvent, frozen=True, kw_only=True):
 
     reason: str
     suspects: tuple[str, ...] = ()
-    """Requests that were in the step in which the engine failed by itself; empty when it was killed. One that is a
-    suspect again and again should be failed, not run again."""
+    """Requests that were in the step in which the engine failed by itself (all it had, where it could not say which);
+    empty when it was killed. One that is a suspect twice should be failed, not run again."""
 
 
 AnyEvent = Accepted | FirstToken | Finished | Lost | Load | Died

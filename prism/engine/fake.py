@@ -181,11 +181,12 @@ class FakeHandle:
         self._events.put_nowait(None)
         return left
 
-    def kill(self, reason: str = "killed by a test") -> None:
-        """The engine dies now: nothing more is sent, :class:`Died` is the last event."""
+    def kill(self, reason: str = "killed by a test", *, by_itself: bool = False) -> None:
+        """The engine dies now: nothing more is sent, :class:`Died` is the last event. ``by_itself``: in a step of all
+        its requests."""
         if self.alive:
-            self._end()
-            self._events.put_nowait(Died(reason=reason))
+            left = self._end()
+            self._events.put_nowait(Died(reason=reason, suspects=tuple(left) if by_itself else ()))
 
     def _end(self) -> list[str]:
         self.alive = False

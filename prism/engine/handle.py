@@ -209,6 +209,7 @@ class EngineHandle:
             if not answer.done():
                 answer.set_exception(EngineGone(gone))
         words = link.last_words
-        self._events.put_nowait(Died(reason=gone, suspects=() if words is None else tuple(words.suspects)))
+        crashed = sorted(self._running) if link.crashed else ()
+        self._events.put_nowait(Died(reason=gone, suspects=tuple(crashed if words is None else words.suspects)))
         self._idle.set()
         self._finish(reusable=False)

@@ -20,6 +20,9 @@ _EXIT_REPORT_S: Final = 10.0
 closes before it is gone. Without a zygote nobody will say it (:meth:`WorkerLink.unwitnessed`)."""
 _GONE_S: Final = 30.0
 """A killed process is gone in milliseconds, on a machine that has no time for it in seconds."""
+_OWN_SIGNALS: Final = frozenset({signal.SIGSEGV, signal.SIGABRT, signal.SIGBUS, signal.SIGILL, signal.SIGFPE})
+"""What a process gets for what it did itself. SIGKILL is not among them: operators and the kernel, short of memory,
+send it to whom they choose."""
 
 
 class WorkerLink:
@@ -90,6 +93,11 @@ class WorkerLink:
         if self.pid and not self.gone.is_set():
             with contextlib.suppress(ProcessLookupError):
                 os.kill(self.pid, signal.SIGKILL)
+
+    @property
+    def crashed(self) -> bool:
+        """Whether the process ended by its own doing and without a word: a signal of its own, or an exit."""
+        return self.status is not None and (self.status > 0 or -self.status in _OWN_SIGNALS)
 
     def describe_end(self) -> str:
         """How the process ended, for people."""

@@ -273,6 +273,7 @@ class NodeAgent:
             ],
             instances=self.instances.reports(),
             arrivals=arrivals,
+            stillborn=list(self.instances.stillborn),
             leaving=self._leaving,
             left=self._left,
         )

@@ -33,7 +33,6 @@ from prism.core.events import (
 )
 from prism.core.ids import DeviceId, ModelName, RequestId
 from prism.core.instances import InstanceKey
-from prism.core.reasons import ReasonCode
 from prism.core.settings import GpuSettings
 from prism.engine import events as engine_events
 from prism.engine.api import Handle
@@ -43,6 +42,7 @@ from prism.node.intake import Intake
 from prism.node.live import Live, Stage
 from prism.node.measures import NodeMeasures
 from prism.node.rests import Rests
+from prism.node.suspects import POISON, Suspects
 from prism.scheduler.gpu import GpuScheduler
 from prism.store.interface import Queues
 from prism.store.ledger import Ledger
@@ -50,14 +50,13 @@ from prism.store.values import Entry
 from prism.wire import keys
 from prism.wire.mailbox import Outbox
 from prism.wire.messages import Failed, Finish, ResumeQuery, ResumeReply, Submission, encode
+from prism.wire.refusals import error_type, refusal_of
 
 log = logging.getLogger(__name__)
 
 TICK_S: Final = 0.05
 MAX_HOPS: Final = 50
 """A request that was moved this often is refused: something places its model and loses it again and again."""
-MAX_SUSPICIONS: Final = 3
-"""A request in whose steps this many engines died by themselves is refused: it would take down the next one too."""
 SUPERSEDED_S: Final = 5.0
 """Within this time whoever runs a request instead has asked its front door."""
 REMEMBERED_CANCELS: Final = 10_000
@@ -89,6 +88,7 @@ class DeviceShell:
         self.served: dict[ModelName, int] = {}
         """Requests that got a first token from the current engine of each model."""
         self.rests = Rests()
+        self._suspects = Suspects()
         self.memory_is_short: Callable[[], None] = lambda: None
         """Called when the controller has to hear of it (:mod:`prism.scheduler.shortage`); set by the agent."""
         self._engines: dict[ModelName, tuple[InstanceKey, Handle]] = {}
@@ -178,8 +178,8 @@ class DeviceShell:
             self._carry_out(effect)
             self._measures.decision(effect)
 
-    async def consume(self, model: ModelName, handle: Handle) -> str:
-        """Feeds the engine's events in until it is gone; returns the reason of its death, "" after a deactivation."""
+    async def consume(self, model: ModelName, handle: Handle) -> engine_events.Died | None:
+        """Feeds the engine's events in until it is gone; returns its death, None after a deactivation."""
         retractions = 0
         async for event in handle.events():
             match event:
@@ -198,24 +198,27 @@ class DeviceShell:
                     self._measures.retracted(model, self.device, event.retractions - retractions)
                     retractions = event.retractions
                     self._report_memory()
-                case engine_events.Died(reason=reason):
+                case engine_events.Died():
                     for rid in event.suspects:
                         if live := self.live.get(RequestId(rid)):
-                            live.suspicions += 1
-                    return reason
-        return ""
+                            live.suspicions, live.died_of = live.suspicions + 1, event.reason
+                    return event
+        return None
 
     # --- intake ---
 
     def _admit(self, entry: Entry, submission: Submission) -> None:
-        live = Live(entry, submission)
+        live = Live(entry, submission, suspicions=submission.suspicions)
         if live.id in self.live:
             return  # redelivered while in hand
         self.live[live.id] = live
         if submission.id in self._cancelled:
             self._drop(live)
         elif submission.hops > MAX_HOPS:
-            self._refuse(live, 503, "model_unstable", f"{live.model} keeps leaving its devices", 5.0)
+            why = (
+                f"{str(live.model)!r} was loaded and lost again {submission.hops // 2} times while this request waited."
+            )
+            self._refuse(live, 503, "model_unstable", why, 5.0)
         elif entry.deliveries > 1 or submission.hops > 0:
             self._ask(live)
         else:
@@ -240,13 +243,17 @@ class DeviceShell:
         if not reply.known or reply.complete:
             self._forget(live, acknowledge=True)
             return
-        if live.suspicions >= MAX_SUSPICIONS:
-            self._refuse(
-                live, 500, "engine_failure", f"{live.model} failed {live.suspicions} times on this request", None
-            )
+        if live.suspicions >= POISON:
+            log.error("%s is refused as poison: %s", live.id, live.died_of, extra={"model": live.model})
+            words = f" ({live.died_of})" if live.died_of else ""
+            name = repr(str(live.model))
+            why = f"{live.suspicions} engines of {name} died of this request{words}. It is not tried again."
+            self._refuse(live, 500, "poison_request", why, None)
             return
         live.attempt, live.tokens = reply.attempt, tuple(reply.token_ids)
-        if self.scheduler.owns(live.id):
+        if not self._suspects.may_run(live):
+            self.feed(Finished(live.id))  # its turn comes when the one before it has left; the scheduler knows of none
+        elif self.scheduler.owns(live.id):
             live.stage = Stage.WAITING
             self.feed(AttemptLost(live.id, len(live.tokens)))
         else:
@@ -281,8 +288,8 @@ class DeviceShell:
             case SendBack():
                 self._send_back(live)
             case Refuse(reason=reason, retry_after_s=retry_after_s):
-                status, code = _refusal(reason.code)
-                self._refuse(live, status, code, f"{live.model}: {reason}", retry_after_s)
+                told = refusal_of(live.model, reason)
+                self._refuse(live, told.status, told.code, told.message, retry_after_s)
             case Abort():
                 if live.handle is not None:
                     live.handle.abort(live.id)
@@ -300,13 +307,20 @@ class DeviceShell:
             log.info("%s: %s went to an engine that just died", self.device, live.id)
 
     def _send_back(self, live: Live) -> None:
-        moved = msgspec.structs.replace(live.submission, hops=live.submission.hops + 1)
+        hops = live.submission.hops + 1
+        moved = msgspec.structs.replace(live.submission, hops=hops, suspicions=live.suspicions)
         self.ledger.move(live.entry, keys.INACTIVE_QUEUE, encode(moved))
         self._forget(live, acknowledge=False)
 
     def _refuse(self, live: Live, status: int, code: str, message: str, retry_after_s: float | None) -> None:
-        kind = "rate_limit_error" if status == 429 else "server_error" if status >= 500 else "invalid_request_error"
-        failed = Failed(id=live.id, status=status, type=kind, code=code, message=message, retry_after_s=retry_after_s)
+        failed = Failed(
+            id=live.id,
+            status=status,
+            type=error_type(status),
+            code=code,
+            message=message,
+            retry_after_s=retry_after_s,
+        )
         self._outbox.send(live.submission.front, failed)
         self._forget(live, acknowledge=True)
 
@@ -325,6 +339,13 @@ class DeviceShell:
         if self.scheduler.owns(live.id):
             self.feed(Finished(live.id))
         self._note_drained(live.model)
+        if (following := self._suspects.left(live)) is not None:
+            asyncio.get_running_loop().call_soon(self._take_turn, following)
+
+    def _take_turn(self, live: Live) -> None:
+        """A suspect may go to the scheduler, if nothing else came of it meanwhile."""
+        if self.live.get(live.id) is live:
+            self._enter(live)
 
     # --- time ---
 
@@ -353,7 +374,7 @@ class DeviceShell:
         for live in list(self.live.values()):
             if self.fronts.is_dead(live.submission.front, now_s, live.submission.arrival_s):
                 log.info("%s: dropping %s, its front door is gone", self.device, live.id)
-                why = "the front door was silent for too long and was taken for dead"
+                why = "The server lost the connection to the process that serves this client."
                 failed = Failed(id=live.id, status=503, type="server_error", code="front_silent", message=why)
                 self._outbox.send(live.submission.front, failed)
                 self._drop(live)
@@ -385,14 +406,3 @@ class DeviceShell:
         event = self._drained.get(model)
         if event is not None and not self._running(model):
             event.set()
-
-
-def _refusal(code: ReasonCode) -> tuple[int, str]:
-    """HTTP status and OpenAI error code of a refusal by the scheduler."""
-    if code is ReasonCode.PROMPT_TOO_LARGE:
-        return 400, "context_length_exceeded"
-    if code is ReasonCode.LATE_REJECTED:
-        return 429, "deadline_unreachable"
-    if code is ReasonCode.QUEUE_FULL:
-        return 429, "queue_full"
-    return 503, code.value

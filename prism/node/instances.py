@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections import OrderedDict
+from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Final
@@ -27,13 +27,14 @@ from prism.node.weights import NodeWeights, Prepared
 from prism.scheduler import keepalive
 from prism.transfer.errors import TransferError
 from prism.weights.errors import WeightsError
-from prism.wire.messages import Activate, CommandResult, Deactivate, InstanceReport
+from prism.wire.messages import Activate, CommandResult, Deactivate, InstanceReport, Stillborn
 
 log = logging.getLogger(__name__)
 
 DRAIN_TIMEOUT_S: Final = 30.0
 """How long running requests may take to finish on an instance that leaves; then they are carried over."""
 REMEMBERED_RESULTS: Final = 1_000
+REMEMBERED_STILLBORN: Final = 16
 
 _CAUSES: Final[Mapping[ActivationCause, Cause]] = {
     ActivationCause.MISSING: Cause.WEIGHTS_MISSING,
@@ -83,6 +84,8 @@ class Instances:
         self._by_model: dict[ModelName, dict[Generation, Instance]] = {}
         self._running_commands: dict[str, asyncio.Task[CommandResult]] = {}
         self._results: OrderedDict[str, CommandResult] = OrderedDict()
+        self.stillborn: deque[Stillborn] = deque(maxlen=REMEMBERED_STILLBORN)
+        """For the controller: engines that died by themselves before any request had a token of them."""
 
     def all(self) -> Iterable[Instance]:
         return [instance for group in self._by_model.values() for instance in group.values()]
@@ -186,11 +189,14 @@ class Instances:
         self._changed()
 
     async def _watch(self, instance: Instance, handle: Handle, shell: DeviceShell) -> None:
-        reason = await shell.consume(instance.spec.name, handle)
-        if reason:
-            log.error("the engine of %s on %s died: %s", instance.spec.name, ", ".join(instance.devices), reason)
+        died = await shell.consume(instance.spec.name, handle)
+        if died is not None:
+            model = instance.spec.name
+            log.error("the engine of %s on %s died: %s", model, ", ".join(instance.devices), died.reason)
             self._measures.engine_died(instance.devices)
-            shell.engine_down(instance.spec.name)
+            if died.suspects and not shell.served[model]:
+                self.stillborn.append(Stillborn(model=model, generation=instance.generation, reason=died.reason))
+            shell.engine_down(model)
             self._remove(instance)
 
     # --- deactivation ---

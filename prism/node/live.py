@@ -21,7 +21,8 @@ class Stage(Enum):
     """
 
     ASKING = auto()
-    """Its front door was asked which tokens the client has (the request was run before, here or elsewhere)."""
+    """Its front door was asked which tokens the client has (the request was run before, here or elsewhere); or it has
+    answered, and the request waits for its turn (:mod:`prism.node.suspects`)."""
     WAITING = auto()
     """The scheduler has it."""
     RUNNING = auto()
@@ -42,7 +43,9 @@ class Live:
     """What the client's stream has, as of the last answer of the front door."""
     handle: Handle | None = field(default=None, repr=False)
     suspicions: int = 0
-    """Engines that died by themselves in a step of this request."""
+    """Engines that died by themselves in a step of this request, on other devices too."""
+    died_of: str = ""
+    """What the latest of them said."""
 
     @property
     def id(self) -> RequestId:

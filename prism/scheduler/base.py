@@ -77,9 +77,9 @@ class ClusterScheduler(Operations):
             case DeactivationFinished(key):
                 if instance := self.loaded.get(key):
                     self.gone(instance, now_s)
-            case InstanceLost(key):
+            case InstanceLost(key, stillborn):
                 if instance := self.loaded.get(key):
-                    self._lost(instance, now_s)
+                    self._lost(instance, now_s, stillborn)
             case InstanceFound():
                 self._instance_found(event, now_s)
             case NodeJoined(_, devices):

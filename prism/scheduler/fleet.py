@@ -81,6 +81,8 @@ class ModelState:
     """Why it should be loaded although nothing waits for it (pinned, operator, drain)."""
     wanted_devices: tuple[DeviceId, ...] = ()
     failures: int = 0
+    stillborn: int = 0
+    """Engines in a row that died by themselves before any request had a token of them."""
     retry_at_s: float = float("-inf")
     failure: str = ""
     failed_for_good: bool = False

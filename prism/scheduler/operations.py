@@ -40,6 +40,8 @@ class Operations(Wanting):
             rested = now_s - instance.since_s >= self.settings.min_residency_s
             instance.served = instance.served or load.served > 0 or load.running > 0 or rested
             model = self.models[instance.model]
+            if load.served:
+                model.stillborn = 0
             if instance.busy or model.waiting:
                 self.fleet.mark_busy(instance)
                 model.idle_since_s = None
@@ -52,14 +54,17 @@ class Operations(Wanting):
             self._vacate([device], now_s)
         self.device_reported(event.device, now_s)
 
-    def _lost(self, instance: Instance, now_s: float) -> None:
-        """It is gone without having been told to: replace it if anybody needs it."""
+    def _lost(self, instance: Instance, now_s: float, stillborn: str = "") -> None:
+        """It is gone without having been told to: replace it if anybody needs it. ``stillborn``: see
+        :class:`InstanceLost`."""
         if instance.state is InstanceState.ACTIVATING:
             self._activation_failed(instance, ActivationError.ENGINE_DIED, "the engine was lost while loading", now_s)
             return
         model = self.models[instance.model]
         served = instance.state is InstanceState.ACTIVE
         needed = served and (instance.busy or instance.idle_since_s is None)
+        if stillborn and not model.removed:
+            self._record_stillborn(model, stillborn, now_s)
         self.gone(instance, now_s)
         if model.removed:
             return
@@ -93,6 +98,7 @@ class Operations(Wanting):
             model = ModelState(spec, spec.pinned, SlidingRate(self.settings.rate_window_s))
             self.models[spec.name] = model
         old, model.spec, model.removed = model.spec, spec, False
+        model.stillborn = 0
         self._clear_failure(model)
         if _loads_differently(old, spec):
             for instance in list(model.instances):
@@ -136,6 +142,7 @@ class Operations(Wanting):
         model = self.models.get(event.model)
         if model is None or model.removed:
             return
+        model.stillborn = 0
         self._clear_failure(model)
         if event.instances > 1:
             self._operator_instances(model, event.instances, now_s)

@@ -225,6 +225,20 @@ class Wanting(Lifecycle):
         model.failure = f"{error.value}: {detail}" if detail else error.value
         self._failed[model.name] = None
 
+    def _record_stillborn(self, model: ModelState, words: str, now_s: float) -> None:
+        """Its engine died by itself before any request had a token of it. One such death may be a request's fault, and
+        the second is that request's again; after as many as there are attempts the entry itself is at fault, and only
+        one more engine is tried after each pause. (An activation that succeeds clears failures, not this count.)"""
+        settings = self.settings
+        model.stillborn += 1
+        beyond = model.stillborn - settings.activation_attempts
+        if beyond >= 0:
+            pause_s = settings.failure_backoff_s * 2.0 ** (settings.activation_attempts - 1 + beyond)
+            model.failures = settings.activation_attempts
+            model.retry_at_s = now_s + min(pause_s, settings.failure_backoff_max_s)
+            model.failure = f"{ActivationError.ENGINE_DIED.value}: {words}"
+            self._failed[model.name] = None
+
     def _hopeless(self, model: ModelState, instance: Instance) -> bool:
         """For the second time there was no memory for it although it was alone there: evictions will not help."""
         devices = [d for id in instance.devices if (d := self.fleet.devices.get(id)) is not None]
@@ -249,7 +263,8 @@ class Wanting(Lifecycle):
         else:
             model.want = None
         reason = because(ReasonCode.ACTIVATION_FAILED, failures=model.failures, error=model.failure)
-        retry_s = None if model.failed_for_good else max(1.0, model.retry_at_s - now_s)
+        hopeless = model.failed_for_good or model.stillborn >= self.settings.activation_attempts
+        retry_s = None if hopeless else max(1.0, model.retry_at_s - now_s)
         self._refuse(model, reason, retry_s, now_s)
 
     def memory_freed(self, model: ModelState, now_s: float) -> None:

@@ -53,6 +53,8 @@ class Submission(Message, frozen=True, kw_only=True):
     hops: int = 0
     """How often a scheduler moved the request to another queue; bounds a tour between devices that keep losing the
     model."""
+    suspicions: int = 0
+    """Engines that died by themselves in a step of this request (:mod:`prism.node.suspects`)."""
 
 
 # --- to a front-door worker ---
@@ -277,6 +279,15 @@ class ArrivalReport(msgspec.Struct, frozen=True, kw_only=True):
     """Why it ended without being complete."""
 
 
+class Stillborn(msgspec.Struct, frozen=True, kw_only=True):
+    """An engine that died by itself before any request had a token of it, in an :class:`AgentReport`."""
+
+    model: str
+    generation: int
+    reason: str
+    """The engine's own words."""
+
+
 class AgentReport(Message, frozen=True, kw_only=True):
     """Node agent to controller, every second, at once when an instance comes or goes, when a model reaches its
     keep-alive and when a device has become short of memory: all of the node's state. A new ``incarnation`` means that
@@ -289,6 +300,8 @@ class AgentReport(Message, frozen=True, kw_only=True):
     instances: list[InstanceReport]
     arrivals: dict[str, int] = {}
     """Requests per model that entered the node's device queues from a front door since the last report."""
+    stillborn: list[Stillborn] = []
+    """The latest of them: a report may be lost, so that each stands in many."""
     leaving: bool = False
     """The node is about to leave: its models and requests should go elsewhere."""
     left: bool = False

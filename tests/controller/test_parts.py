@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from types import SimpleNamespace
 
+import msgspec
 import pytest
 
 from prism.controller.controller import Controller
@@ -39,6 +40,7 @@ from prism.wire.messages import (
     DeviceState,
     Failed,
     InstanceReport,
+    Stillborn,
     Submission,
     encode,
 )
@@ -93,6 +95,14 @@ def test_an_instance_that_dies_between_the_answer_and_the_next_report_is_lost() 
     assert kinds(nodes.report(report(instance("active", 2)), 2.0)) == [DeviceReport], "the answer has said so"
     assert kinds(nodes.report(report(instance("draining", 2)), 3.0)) == [DeviceReport]
     assert kinds(nodes.report(report(), 4.0)) == [DeviceReport], "it left"
+
+
+def test_a_lost_instance_comes_with_what_its_engine_said() -> None:
+    nodes = Nodes()
+    nodes.report(report(instance("active"), instance("active", 2)), 0.0)
+    died = msgspec.structs.replace(report(), stillborn=[Stillborn(model=M, generation=2, reason="no logits")])
+    lost = [e for e in nodes.report(died, 1.0) if isinstance(e, InstanceLost)]
+    assert [(e.key.generation, e.stillborn) for e in lost] == [(1, ""), (2, "no logits")]
 
 
 def test_a_failed_activation_is_no_loss() -> None:

@@ -42,6 +42,40 @@ async def test_an_engine_that_dies_in_mid_answer_costs_no_token(tmp_path: Path) 
         await system.empty()
 
 
+async def test_a_request_that_kills_every_engine_ends_and_its_neighbours_go_on(tmp_path: Path) -> None:
+    async with fake_system(tmp_path, [model("a")]) as system:
+        neighbours = [await system.front.ask("a", 200) for _ in range(4)]
+        poison = await system.front.ask("a", 201)
+        deaths = 0
+        while not poison.ended.is_set():
+            for engine in system.engines("a"):
+                if engine.alive and any(run.total == 201 and run.sent for run in engine._runs.values()):
+                    engine.kill("the answer to everything", by_itself=True)
+                    deaths += 1
+            await asyncio.sleep(0.001)
+        assert poison.failed is not None and poison.failed.code == "poison_request"
+        assert poison.failed.retry_after_s is None and "the answer to everything" in poison.failed.message
+        await ended(*neighbours)
+        assert all(whole(a) for a in neighbours)
+        assert deaths == 2
+        await system.empty()
+
+
+async def test_an_entry_whose_engines_die_of_every_request_is_refused_after_three(tmp_path: Path) -> None:
+    async with fake_system(tmp_path, [model("a")]) as system:
+        answers, deaths = [await system.front.ask("a", 20) for _ in range(4)], 0
+        while not all(a.ended.is_set() for a in answers):
+            for engine in system.engines("a"):
+                if engine.alive and engine._runs:
+                    engine.kill("no logits", by_itself=True)
+                    deaths += 1
+            await asyncio.sleep(0)
+        codes = {a.failed.code for a in answers if a.failed is not None}
+        assert codes <= {"poison_request", "activation_failed"} and len(codes) == 2
+        assert all(a.failed.retry_after_s is None and "no logits" in a.failed.message for a in answers if a.failed)
+        assert deaths == 3
+
+
 async def test_an_engine_that_dies_before_any_report_shows_it_is_replaced(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

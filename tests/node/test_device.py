@@ -12,7 +12,7 @@ from prism.wire import keys
 from prism.wire.messages import Failed, Finish, ResumeQuery, ResumeReply
 from tests.patience import PATIENCE_S, happens
 
-from .conftest import QUEUE, Bench
+from .conftest import QUEUE, Bench, Engine
 
 
 async def until(condition: Callable[[], object]) -> None:
@@ -38,7 +38,7 @@ async def test_a_request_is_acknowledged_only_when_its_front_door_has_everything
     assert await bench.left() == 0
     assert not bench.shell.live
     engine.queue.put_nowait(None)
-    assert await consuming == ""
+    assert await consuming is None
 
 
 async def test_a_front_door_that_lacks_tokens_gets_the_request_run_again_from_where_it_is(bench: Bench) -> None:
@@ -198,19 +198,73 @@ async def test_a_hurried_drain_does_not_wait_for_what_runs(bench: Bench) -> None
     await waiting
 
 
-async def test_a_request_that_engines_keep_dying_of_is_refused(bench: Bench) -> None:
-    await bench.submit("poison", hops=1)
-    for attempt in (1, 2, 3):
-        engine = bench.engine_up(generation=attempt)
-        await until(lambda n=attempt: len(bench.outbox.of(ResumeQuery)) >= n)
-        bench.shell.fronts.answer(ResumeReply(id="poison", known=True, attempt=attempt))
-        await until(lambda e=engine: e.works)
-        consuming = asyncio.create_task(bench.shell.consume("m", engine))
-        engine.queue.put_nowait(events.Died(reason="illegal instruction", suspects=["poison"]))
-        await consuming
-        bench.shell.engine_down("m")
-    await until(lambda: len(bench.outbox.of(ResumeQuery)) == 4)
-    bench.shell.fronts.answer(ResumeReply(id="poison", known=True, attempt=4))
+async def dies(bench: Bench, engine: Engine, *suspects: str) -> None:
+    """The engine dies by itself in a step of ``suspects``."""
+    consuming = asyncio.create_task(bench.shell.consume("m", engine))
+    engine.queue.put_nowait(events.Died(reason="illegal instruction", suspects=suspects))
+    await consuming
+    bench.shell.engine_down("m")
+    await bench.settle()
+
+
+async def test_a_request_that_was_in_two_engines_that_died_is_refused_as_poison(bench: Bench) -> None:
+    engine = bench.engine_up()
+    await bench.submit("poison")
+    await until(lambda: engine.works)
+    await dies(bench, engine, "poison")
+    bench.shell.fronts.answer(ResumeReply(id="poison", known=True, attempt=2))
+    await bench.stands(1, keys.INACTIVE_QUEUE)
+    (entry,) = await bench.store.read_new([keys.INACTIVE_QUEUE], "c", 1, 0)
+    assert entry.submission.suspicions == 1, "another device has to know"
+    second = bench.engine_up(generation=2)
+    await bench.submit("again", hops=2, suspicions=1)
+    await until(lambda: len(bench.outbox.of(ResumeQuery)) == 2)
+    bench.shell.fronts.answer(ResumeReply(id="again", known=True, attempt=3))
+    await until(lambda: second.works)
+    await dies(bench, second, "again")
+    await until(lambda: len(bench.outbox.of(ResumeQuery)) == 3)
+    bench.shell.fronts.answer(ResumeReply(id="again", known=True, attempt=4))
     await until(lambda: bench.outbox.of(Failed))
+    (failed,) = bench.outbox.of(Failed)
+    assert (failed.status, failed.code, failed.retry_after_s) == (500, "poison_request", None)  # type: ignore[attr-defined]
+    assert "illegal instruction" in failed.message  # type: ignore[attr-defined]
     await bench.settle()
     assert await bench.left() == 0
+
+
+async def test_neighbours_of_a_poison_request_run_after_it_one_at_a_time(bench: Bench) -> None:
+    engine = bench.engine_up(generation=2)
+    for id in ("poison", "b", "c"):
+        await bench.submit(id, hops=2, suspicions=1)
+    await bench.submit("fresh")
+    await until(lambda: len(bench.outbox.of(ResumeQuery)) == 3)
+    for id in ("poison", "b", "c"):
+        bench.shell.fronts.answer(ResumeReply(id=id, known=True, attempt=2))
+    await until(lambda: len(engine.works) == 2)
+    await bench.settle()
+    assert {w.rid for w in engine.works} == {"poison", "fresh"}, "one suspect, and who is under no suspicion"
+    await dies(bench, engine, "poison", "fresh")
+    third = bench.engine_up(generation=3)
+    consuming = asyncio.create_task(bench.shell.consume("m", third))
+    for id in ("poison", "fresh"):
+        bench.shell.fronts.answer(ResumeReply(id=id, known=True, attempt=3))
+    for done in ("b", "c", "fresh"):
+        await until(lambda last=done: third.works and third.works[-1].rid == last)
+        third.queue.put_nowait(finished(done, attempt=third.works[-1].attempt))
+        await until(lambda last=done: any(f.id == last for f in bench.outbox.of(Finish)))  # type: ignore[attr-defined]
+        bench.shell.fronts.answer(ResumeReply(id=done, known=True, complete=True))
+    await bench.stands(0)
+    assert [f.id for f in bench.outbox.of(Failed)] == ["poison"]  # type: ignore[attr-defined]
+    third.queue.put_nowait(None)
+    await consuming
+
+
+async def test_a_killed_engine_is_nobodys_fault(bench: Bench) -> None:
+    await bench.submit("a", hops=1)
+    for attempt in range(1, 6):
+        engine = bench.engine_up(generation=attempt)
+        await until(lambda n=attempt: len(bench.outbox.of(ResumeQuery)) >= n)
+        bench.shell.fronts.answer(ResumeReply(id="a", known=True, attempt=attempt))
+        await until(lambda e=engine: e.works)
+        await dies(bench, engine)
+    assert not bench.outbox.of(Failed)

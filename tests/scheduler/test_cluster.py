@@ -11,6 +11,7 @@ from prism.core.events import (
     ActivationError,
     CatalogChanged,
     InstanceFound,
+    InstanceLost,
     OperatorLoad,
     OperatorUnload,
     PinChanged,
@@ -152,6 +153,46 @@ def test_a_passing_failure_is_tried_again_with_growing_pauses_then_refused_with_
     refusal = next(e for _, e in w.log if isinstance(e, RefuseWaiting))
     assert refusal.retry_after_s == pytest.approx(4.0)
     assert "engine_died" in refusal.detail
+
+
+def test_an_entry_whose_engine_dies_at_every_start_is_refused_at_once_in_the_engines_words() -> None:
+    w = world(model_spec("a", 300))
+    w.arrive(A)
+    words = "RuntimeError: no logits"
+    for generation in (1, 2, 3):
+        assert not reasons(w, RefuseWaiting)
+        key = InstanceKey(A, Generation(generation))
+        w.activated(key)
+        w.arrive(A)
+        del w.live[key]
+        w.send(InstanceLost(key, words))
+        w.inactive[A] = [w.now]
+        w.send(WaitingRequests(A, 1, w.now))
+    refusal = next(e for _, e in w.log if isinstance(e, RefuseWaiting))
+    assert refusal.reason.code is ReasonCode.ACTIVATION_FAILED and words in refusal.detail
+    assert refusal.retry_after_s is None, "trying again at once is pointless"
+    assert len(reasons(w, Activate)) == 3
+    w.pass_time(0.5)
+    w.arrive(A)
+    assert len(reasons(w, Activate)) == 3, "not before the pause is over"
+    w.pass_time(5.0)
+    w.arrive(A)
+    assert len(reasons(w, Activate)) == 4, "one more try after the pause"
+
+
+def test_an_engine_that_served_or_was_killed_says_nothing_against_its_entry() -> None:
+    w = world(model_spec("a", 300))
+    w.arrive(A)
+    for generation in range(1, 8):
+        key = InstanceKey(A, Generation(generation))
+        w.activated(key)
+        w.serve(key)
+        w.report(GB0)
+        words = "" if generation % 2 else "RuntimeError: a poison request"
+        del w.live[key]
+        w.send(InstanceLost(key, words))
+        w.arrive(A)
+    assert not reasons(w, RefuseWaiting)
 
 
 def test_memory_that_was_not_there_sends_the_model_elsewhere() -> None:
