@@ -1,8 +1,12 @@
 """Settings of all tests."""
 
 import os
+from collections.abc import Iterator
 
+import pytest
 from hypothesis import HealthCheck, settings
+
+from tests.guard import Guard, guard_of, guarded, taken_clocks
 
 # How long an example takes says something about the machine, not about the code. Examples are the same in every run, so
 # that a change is judged and not luck; `make explore` looks for others.
@@ -13,3 +17,13 @@ settings.register_profile(
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture],
 )
 settings.load_profile("prism")
+
+
+@pytest.fixture(autouse=True)
+def nothing_forbidden_is_reached(request: pytest.FixtureRequest) -> Iterator[None]:
+    """See :mod:`tests.guard`."""
+    guard = guard_of(request.node.path, {mark.name for mark in request.node.iter_markers()})
+    taken = taken_clocks(vars(request.module)) if guard is Guard.PURE else []
+    assert not taken, f"{request.node.path.name} imports clocks by name ({', '.join(taken)}): {guard.value}"
+    with guarded(guard):
+        yield
