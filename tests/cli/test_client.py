@@ -53,6 +53,6 @@ def test_no_answer(failure: Exception) -> None:
 
 
 def test_a_url_that_is_none(prism: Callable[..., Result]) -> None:
-    shown = prism("ls", "--url", "http://[bad")
+    shown = prism("ls", "--url", "http://[::1")
     assert shown.exit_code == Exit.UNREACHABLE
     assert "Traceback" not in shown.output

@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from scripts import make_diagrams
+
 REPO = Path(__file__).resolve().parents[2]
 DOCUMENTS = [REPO / "README.md", REPO / "ARCHITECTURE.md", *sorted((REPO / "docs").glob("*.md"))]
 _CODE = re.compile(r"`((?:prism|sglang_patches|csrc|scripts|benchmarks|tests|examples|docs|traces)/[\w./-]*)`")
@@ -62,3 +64,12 @@ def test_every_benchmark_a_document_names_exists(document: Path) -> None:
 @pytest.mark.parametrize("document", [*RESULTS, *EXPERIMENTS], ids=_name)
 def test_everything_a_result_links_to_exists(document: Path) -> None:
     assert [path for path in _LINK.findall(document.read_text()) if not (document.parent / path).exists()] == []
+
+
+def test_diagrams_are_what_their_script_draws() -> None:
+    stale = [
+        name
+        for name, draw in make_diagrams.DIAGRAMS.items()
+        if (REPO / "docs" / "img" / f"{name}.svg").read_text() != draw()
+    ]
+    assert not stale, "run scripts/make_diagrams.py"
