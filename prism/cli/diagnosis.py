@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import sys
 from collections.abc import Callable, Iterator
@@ -15,6 +16,8 @@ from prism.config.catalog import load_catalog
 from prism.config.errors import CatalogError, ModelFilesError
 from prism.config.units import format_size
 from prism.engine import cuda_stub
+from prism.engine.gpu import cuda_home
+from prism.memory.gpus import Gpu, NoDriver, mps_runs, read_gpus
 from prism.obs.kernel import AUTOGROUPS_REMEDY, has_autogroups
 
 Status = Literal["ok", "warn", "missing", "info"]
@@ -82,26 +85,42 @@ def _extension() -> Iterator[Finding]:
 
 
 def _gpu() -> Iterator[Finding]:
-    driver = machine.cuda_driver()
-    if driver.error:
-        yield Finding("NVIDIA driver", "info", driver.error, "without a GPU, virtual devices of host memory are used")
+    try:
+        found = read_gpus()
+    except NoDriver as error:
+        yield Finding("NVIDIA driver", "info", str(error), "without a GPU, virtual devices of host memory are used")
         yield from _stub()
         return
-    yield Finding("NVIDIA driver", "ok", f"CUDA {driver.version[0]}.{driver.version[1]}")
-    if driver.version < machine.WANTED_CUDA:
-        wanted = "older than {}.{}".format(*machine.WANTED_CUDA)
-        yield Finding(
-            "CUDA of the driver", "missing", f"{driver.version}", f"torch needs a driver with CUDA {wanted} or newer"
-        )
-    for gpu in driver.gpus:
-        fits = gpu.capability >= MIN_CAPABILITY
-        yield Finding(
-            f"cuda:{gpu.index}",
-            "ok" if fits else "missing",
-            f"{gpu.name}, {format_gib(gpu.memory_bytes)}",
-            "" if fits else "this GPU is too old for SGLang's kernels",
-        )
+    newest, wanted = "{}.{}".format(*found.cuda_version), "{}.{}".format(*machine.WANTED_CUDA)
+    if found.cuda_version < machine.WANTED_CUDA:
+        yield Finding("NVIDIA driver", "missing", f"CUDA {newest}", f"torch needs a driver with CUDA {wanted} or newer")
+    else:
+        yield Finding("NVIDIA driver", "ok", f"CUDA {newest}")
+    if not found.gpus:
+        hidden = "CUDA_VISIBLE_DEVICES lets none through" if "CUDA_VISIBLE_DEVICES" in os.environ else ""
+        yield Finding("GPUs", "info", "none", hidden or "virtual devices of host memory are used")
+    for gpu in found.gpus:
+        yield _gpu_finding(gpu)
     yield _mps()
+    yield _nvcc()
+
+
+def _gpu_finding(gpu: Gpu) -> Finding:
+    facts = [gpu.name, f"{format_gib(gpu.memory_bytes - gpu.used_bytes)} of {format_gib(gpu.memory_bytes)} free"]
+    facts += [f"NUMA node {gpu.numa_node}"] if gpu.numa_node is not None else []
+    facts += [f"NVLink to {', '.join(f'cuda:{i}' for i in gpu.nvlinks)}"] if gpu.nvlinks else []
+    facts.append(gpu.uuid)
+    problem = gpu.problem if gpu.capability >= MIN_CAPABILITY else "this GPU is too old for SGLang's kernels"
+    return Finding(f"cuda:{gpu.index}", "missing" if problem else "ok", ", ".join(facts), problem)
+
+
+def _nvcc() -> Finding:
+    """Some of SGLang's kernels are compiled when they are first used."""
+    home = cuda_home()
+    if home is None:
+        text = "SGLang compiles kernels at their first use; run `make install`, or set CUDA_HOME"
+        return Finding("CUDA compiler", "missing", "none", text)
+    return Finding("CUDA compiler", "ok", str(home / "bin" / "nvcc"))
 
 
 def _stub() -> Iterator[Finding]:
@@ -117,7 +136,7 @@ def _stub() -> Iterator[Finding]:
 
 
 def _mps() -> Finding:
-    if machine.mps_runs():
+    if mps_runs():
         return Finding("CUDA MPS", "ok", "running")
     if shutil.which("nvidia-cuda-mps-control"):
         text = "engines take turns on the GPU instead of sharing it; start it with `nvidia-cuda-mps-control -d`"

@@ -6,70 +6,15 @@ import os
 import re
 import resource
 import shutil
-import warnings
-from dataclasses import dataclass, field
 from importlib import util
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import psutil
 
 EXTENSION: Final = "prism.memory._kvcached"
 WANTED_CUDA: Final = (13, 0)
 """What torch was built for; the driver must support it."""
-
-
-@dataclass(frozen=True, slots=True)
-class Gpu:
-    index: int
-    name: str
-    memory_bytes: int
-    capability: tuple[int, int]
-
-
-@dataclass(frozen=True, slots=True)
-class Driver:
-    """The CUDA driver; ``error`` says why there is none to use."""
-
-    version: tuple[int, int] = (0, 0)
-    gpus: tuple[Gpu, ...] = field(default=())
-    error: str = ""
-
-
-def cuda_driver() -> Driver:
-    """Ask the driver's management library, which creates no context on a GPU."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        import pynvml
-    try:
-        pynvml.nvmlInit()
-    except pynvml.NVMLError_LibraryNotFound:
-        return Driver(error="not installed")
-    except pynvml.NVMLError as error:
-        return Driver(error=f"installed, but it does not answer: {error}")
-    try:
-        version = pynvml.nvmlSystemGetCudaDriverVersion()
-        gpus = tuple(_gpu(pynvml, index) for index in range(pynvml.nvmlDeviceGetCount()))
-    except pynvml.NVMLError as error:
-        return Driver(error=f"installed, but it does not answer: {error}")
-    finally:
-        pynvml.nvmlShutdown()
-    if not gpus:
-        return Driver(error="installed, but it sees no GPU")
-    return Driver((version // 1000, version % 1000 // 10), gpus)
-
-
-def _gpu(nvml: Any, index: int) -> Gpu:
-    handle = nvml.nvmlDeviceGetHandleByIndex(index)
-    capability = nvml.nvmlDeviceGetCudaComputeCapability(handle)
-    total_bytes = int(nvml.nvmlDeviceGetMemoryInfo(handle).total)
-    return Gpu(index, str(nvml.nvmlDeviceGetName(handle)), total_bytes, (capability[0], capability[1]))
-
-
-def mps_runs() -> bool:
-    """Whether an MPS control daemon of this user (or root) is running."""
-    names = (process.info["name"] for process in psutil.process_iter(["name"]))
-    return any(str(name).startswith("nvidia-cuda-mps") for name in names)
 
 
 def has_extension() -> bool:

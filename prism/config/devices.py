@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import Final
 
 from prism.config.catalog import Catalog
@@ -18,19 +19,36 @@ _WRITTEN: Final = re.compile(r"(?P<kind>cuda|host):(?P<index>\d+)(?:=(?P<memory>
 
 
 def parse_devices(
-    texts: Sequence[str], node: NodeId, gpu_bytes: Mapping[int, int], fraction: float = DEFAULT_GPU_FRACTION
+    texts: Sequence[str],
+    node: NodeId,
+    gpu_bytes: Mapping[int, int],
+    refused: Mapping[int, str] = MappingProxyType({}),
+    fraction: float = DEFAULT_GPU_FRACTION,
 ) -> tuple[DeviceSpec, ...]:
     """``texts`` are ``cuda:N``, ``cuda:N=SIZE`` or ``host:N=SIZE``; none: every GPU. Without a size a GPU gives
-    ``fraction`` of its memory. Raises :class:`InvalidValue`, also for a machine without GPUs and without ``texts``."""
+    ``fraction`` of its memory. ``refused`` says why other GPUs of the machine cannot be shared. Raises
+    :class:`InvalidValue`, also for a machine without GPUs and without ``texts``."""
+    if not texts:
+        _check_usable("--device", gpu_bytes, refused)
     if not texts and not gpu_bytes:
         raise InvalidValue("--device", "", "is needed: this machine has no GPU", ("host:0=4GiB",))
-    found = [_parsed(text, node, gpu_bytes, fraction) for text in texts or [f"cuda:{i}" for i in sorted(gpu_bytes)]]
+    wanted = texts or [f"cuda:{i}" for i in sorted(gpu_bytes)]
+    found = [_parsed(text, node, gpu_bytes, refused, fraction) for text in wanted]
     if len({d.id for d in found}) != len(found):
         raise InvalidValue("--device", ", ".join(texts), "names a device twice")
     return tuple(found)
 
 
-def _parsed(text: str, node: NodeId, gpu_bytes: Mapping[int, int], fraction: float) -> DeviceSpec:
+def _check_usable(key: str, gpu_bytes: Mapping[int, int], refused: Mapping[int, str], where: str = "") -> None:
+    """GPUs of which none can be used are said, not passed over for virtual devices."""
+    if refused and not gpu_bytes:
+        index, why = min(refused.items())
+        raise InvalidValue(key, f"cuda:{index}", why, where=where)
+
+
+def _parsed(
+    text: str, node: NodeId, gpu_bytes: Mapping[int, int], refused: Mapping[int, str], fraction: float
+) -> DeviceSpec:
     match = _WRITTEN.fullmatch(text)
     if match is None:
         raise InvalidValue("--device", text, "is no device", ("cuda:N", "cuda:N=SIZE", "host:N=SIZE"))
@@ -41,7 +59,7 @@ def _parsed(text: str, node: NodeId, gpu_bytes: Mapping[int, int], fraction: flo
     if kind is DeviceKind.CUDA:
         if index not in gpu_bytes:
             present = tuple(f"cuda:{i}" for i in sorted(gpu_bytes))
-            raise InvalidValue("--device", text, "is not on this machine", present)
+            raise InvalidValue("--device", text, refused.get(index, "is not on this machine"), present)
         if memory is not None and memory > gpu_bytes[index]:
             raise InvalidValue("--device", text, f"is more than the GPU has ({gpu_bytes[index]})")
         memory = int(gpu_bytes[index] * fraction) if memory is None else memory
@@ -49,13 +67,18 @@ def _parsed(text: str, node: NodeId, gpu_bytes: Mapping[int, int], fraction: flo
     return DeviceSpec(device_id(node, kind, index), node, kind, memory)
 
 
-def resolve_devices(catalog: Catalog, node: NodeId, gpu_bytes: Mapping[int, int]) -> tuple[DeviceSpec, ...]:
-    """The devices of this machine in catalog order. ``gpu_bytes``: memory by GPU index, empty without any.
+def resolve_devices(
+    catalog: Catalog, node: NodeId, gpu_bytes: Mapping[int, int], refused: Mapping[int, str] = MappingProxyType({})
+) -> tuple[DeviceSpec, ...]:
+    """The devices of this machine in catalog order. ``gpu_bytes``: memory by GPU index, empty without any; ``refused``:
+    why other GPUs of the machine cannot be shared.
 
-    ``auto`` takes every GPU, and without any the virtual devices. Raises :class:`InvalidValue` for a GPU that is not
-    there.
+    ``auto`` takes every GPU that can be shared, and on a machine without GPUs the virtual devices. Raises
+    :class:`InvalidValue` for a GPU that is not there or cannot be shared.
     """
-    return tuple(_spec(device, catalog, node, gpu_bytes) for device in _configured(catalog, gpu_bytes))
+    if isinstance(catalog.devices, str):
+        _check_usable("devices", gpu_bytes, refused, str(catalog.file))
+    return tuple(_spec(device, catalog, node, gpu_bytes, refused) for device in _configured(catalog, gpu_bytes))
 
 
 def _configured(catalog: Catalog, gpu_bytes: Mapping[int, int]) -> tuple[DeviceConfig, ...]:
@@ -67,13 +90,16 @@ def _configured(catalog: Catalog, gpu_bytes: Mapping[int, int]) -> tuple[DeviceC
     return tuple(DeviceConfig(id=f"host:{index}", memory_bytes=virtual.memory_bytes) for index in range(virtual.count))
 
 
-def _spec(device: DeviceConfig, catalog: Catalog, node: NodeId, gpu_bytes: Mapping[int, int]) -> DeviceSpec:
+def _spec(
+    device: DeviceConfig, catalog: Catalog, node: NodeId, gpu_bytes: Mapping[int, int], refused: Mapping[int, str]
+) -> DeviceSpec:
     kind = DeviceKind(device.kind)
     memory = device.memory_bytes
     if kind is DeviceKind.CUDA:
         if device.index not in gpu_bytes:
             present = tuple(f"cuda:{index}" for index in sorted(gpu_bytes))
-            raise InvalidValue("devices", device.id, "is not on this machine", present, where=str(catalog.file))
+            why = refused.get(device.index, "is not on this machine")
+            raise InvalidValue("devices", device.id, why, present, where=str(catalog.file))
         total = gpu_bytes[device.index]
         if memory is not None and memory > total:
             raise InvalidValue(f"devices[{device.id}].memory", int(memory), f"is more than the GPU has ({total})")

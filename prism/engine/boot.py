@@ -9,6 +9,8 @@ from typing import Final
 
 from prism.engine import cuda_stub
 from prism.engine.errors import EngineSetupError
+from prism.engine.gpu import cuda_home
+from prism.memory.gpus import ORDER
 
 PLUGIN_GROUP: Final = "sglang.srt.plugins"
 PLUGIN_NAME: Final = "prism"
@@ -25,6 +27,11 @@ HOST_ENVIRONMENT: Final = {
     "TORCHDYNAMO_DISABLE": "1",
     "SGLANG_NCCL_SO_PATH": "/nonexistent",
     "CUDA_VISIBLE_DEVICES": "",
+}
+CUDA_ENVIRONMENT: Final = {
+    **ORDER,
+    # Ranks of a model may stand on GPUs that others use too, with unequal memory left.
+    "SGLANG_ENABLE_TP_MEMORY_INBALANCE_CHECK": "0",
 }
 
 WARM_MODULES: Final = (
@@ -46,6 +53,10 @@ def prepare_environment(kind: str) -> None:
     os.environ.update(ENVIRONMENT)
     if kind == "host":
         os.environ.update(HOST_ENVIRONMENT)
+        return
+    os.environ.update(CUDA_ENVIRONMENT)
+    if (home := cuda_home()) is not None:
+        os.environ["CUDA_HOME"] = str(home)
 
 
 def boot(kind: str) -> None:

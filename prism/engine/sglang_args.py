@@ -30,6 +30,10 @@ HOST: Final[dict[str, Any]] = {
 CUDA: Final[dict[str, Any]] = {
     "device": "cuda",
     "attention_backend": "triton",
+    # Graphs are captured at every activation: those of prefill (58 sizes by default) take most of it and a gigabyte.
+    "disable_prefill_cuda_graph": True,
+    "cuda_graph_bs_decode": [1, 2, 4, 8, 16, 32, 64],
+    "chunked_prefill_size": 2048,
     "disable_overlap_schedule": True,  # pages are unmapped between steps; nothing may be in flight then
 }
 

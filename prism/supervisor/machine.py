@@ -28,7 +28,7 @@ from prism.config.devices import resolve_devices
 from prism.config.state import StateDir
 from prism.controller.main import ControllerConfig
 from prism.core.ids import NodeId
-from prism.node.gpus import gpu_memory_bytes
+from prism.memory.gpus import gpus_if_any
 from prism.store.connect import open_store
 from prism.store.embedded import EmbeddedServer
 from prism.store.interface import Store
@@ -65,7 +65,8 @@ class Machine(Supervisor):
     """Starts everything (:meth:`start`, telling ``say`` each step), keeps it running, stops it (:meth:`stop`)."""
 
     def __init__(self, catalog: Catalog, options: Options, say: Callable[[str], None]) -> None:
-        devices = resolve_devices(catalog, LOCAL_NODE, gpu_memory_bytes())
+        gpus = gpus_if_any()
+        devices = resolve_devices(catalog, LOCAL_NODE, gpus.memory_bytes, gpus.refused)
         secret_file = options.secret_file if options.fleet else None
         super().__init__(options.state, devices, options.redis_url or "", secret_file, options.log_level, say)
         self.catalog, self.options = catalog, options

@@ -14,7 +14,7 @@ from prism import __version__
 from prism.config.devices import parse_devices
 from prism.config.state import StateDir
 from prism.core.ids import NodeId
-from prism.node.gpus import gpu_memory_bytes
+from prism.memory.gpus import gpus_if_any
 from prism.obs.metrics import expose
 from prism.store.connect import open_store
 from prism.store.interface import Store
@@ -54,7 +54,8 @@ class NodeMachine(Supervisor):
     def __init__(self, options: NodeOptions, say: Callable[[str], None]) -> None:
         self.node = NodeId(options.name)
         url = with_password(options.redis_url, options.secret)
-        devices = parse_devices(options.devices, self.node, gpu_memory_bytes())
+        gpus = gpus_if_any()
+        devices = parse_devices(options.devices, self.node, gpus.memory_bytes, gpus.refused)
         super().__init__(options.state, devices, url, options.secret_file, options.log_level, say)
         self.options = options
         self._hide_metrics: Callable[[], None] = lambda: None

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import dataclasses
 import json
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -13,12 +14,11 @@ import pytest
 from prism.core.errors import InvalidValue
 from prism.core.ids import ModelName
 from prism.core.specs import DeviceKind, ModelShape, ModelSpec
-from prism.engine import cuda_stub
+from prism.engine import boot, cuda_stub, gpu
 from prism.engine.api import longest_activation_s
 from prism.engine.diagnosis import diagnose
 from prism.engine.errors import ActivationCause, EngineSetupError
-from prism.engine.gpu import mps_remark
-from prism.engine.sglang_args import server_arguments, stored_dtype
+from prism.engine.sglang_args import COMMON, CUDA, server_arguments, stored_dtype
 from prism.memory.errors import LimitExceeded, OutOfMemory
 
 SHAPE = ModelShape(layers=1, hidden=1, heads=1, kv_heads=1, head_dim=1, intermediate=1, vocab=1)
@@ -91,8 +91,37 @@ def test_a_large_model_may_take_long(tmp_path: Path) -> None:
     assert longest_activation_s(spec(tmp_path, weight_bytes=140 << 30)) > 1500
 
 
-def test_mps_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("CUDA_MPS_PIPE_DIRECTORY", str(tmp_path))
-    assert "not running" in mps_remark()
-    (tmp_path / "control").touch()
-    assert "side by side" in mps_remark()
+@pytest.mark.parametrize(("runs", "said"), [(False, "not running"), (True, "side by side")])
+def test_mps_is_reported(monkeypatch: pytest.MonkeyPatch, runs: bool, said: str) -> None:
+    monkeypatch.setattr(gpu, "mps_runs", lambda: runs)
+    assert said in gpu.mps_remark()
+
+
+def test_the_compiler_that_came_with_torch_is_found(tmp_path: Path) -> None:
+    found = gpu.cuda_home({"PATH": ""})
+    assert found is not None and (found / "bin" / "nvcc").exists()
+    own = tmp_path / "bin" / "nvcc"
+    own.parent.mkdir()
+    own.touch(0o755)
+    assert gpu.cuda_home({"PATH": str(own.parent)}) == tmp_path == gpu.cuda_home({"CUDA_HOME": str(tmp_path)})
+
+
+def test_gpu_arguments_capture_few_graphs() -> None:
+    """SGLang takes them as they are meant: none for prefill, few sizes for decoding."""
+    boot.prepare_environment("host")
+    cuda_stub.load()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        from sglang.srt.server_args import ServerArgs
+    fields = {f.name for f in dataclasses.fields(ServerArgs)}
+    assert {*COMMON, *CUDA} <= fields
+    made = object.__new__(ServerArgs)
+    for field in dataclasses.fields(ServerArgs):
+        if field.default is not dataclasses.MISSING:
+            setattr(made, field.name, field.default)
+    for name, value in CUDA.items():
+        setattr(made, name, value)
+    made._parse_cuda_graph_config()
+    assert made.cuda_graph_config.prefill.backend == "disabled"
+    assert made.cuda_graph_config.decode.backend != "disabled"
+    assert made.cuda_graph_config.decode.bs == [1, 2, 4, 8, 16, 32, 64]

@@ -102,6 +102,17 @@ def test_a_fatal_error_at_every_call(tmp_path: Path, fake: FakeCuda) -> None:
     assert dead > 40
 
 
+@pytest.mark.parametrize("result", [46, 220, 226, 721, 805, 807, 810])
+def test_errors_after_which_a_process_cannot_go_on(tmp_path: Path, fake: FakeCuda, result: int) -> None:
+    """Of the GPU, of NVLink and of the MPS server (CUDA 13's cuda.h)."""
+    bed = open_bed(tmp_path, fake)
+    fake.inject("", 25, result, forever=True)
+    with pytest.raises(errors.DeadDriver) as dead:
+        life(bed)
+    assert dead.value.numbers["cuda_result"] == result
+    fake.reset_injection()
+
+
 def count_calls(action: Callable[[], object], fake: FakeCuda) -> int:
     before = fake.calls()
     action()

@@ -70,7 +70,10 @@ const Api& load(const std::string& library) {
 bool is_fatal(Result result) {
   switch (result) {
     case kDeinitialized:
+    case 46:   // DEVICE_UNAVAILABLE
     case 214:  // ECC_UNCORRECTABLE
+    case 220:  // NVLINK_UNCORRECTABLE
+    case 226:  // CONTAINED
     case 700:  // ILLEGAL_ADDRESS
     case 702:  // LAUNCH_TIMEOUT
     case 709:  // CONTEXT_IS_DESTROYED
@@ -81,6 +84,13 @@ bool is_fatal(Result result) {
     case 717:  // INVALID_ADDRESS_SPACE
     case 718:  // INVALID_PC
     case 719:  // LAUNCH_FAILED
+    case 721:  // TENSOR_MEMORY_LEAK
+    case 805:  // MPS_CONNECTION_FAILED
+    case 806:  // MPS_RPC_FAILURE
+    case 807:  // MPS_SERVER_NOT_READY: after a fault it takes no new clients until the old ones are gone
+    case 808:  // MPS_MAX_CLIENTS_REACHED
+    case 809:  // MPS_MAX_CONNECTIONS_REACHED
+    case 810:  // MPS_CLIENT_TERMINATED
     case 999:  // UNKNOWN
       return true;
     default:
