@@ -19,6 +19,7 @@ from prism.config.catalog import Catalog, load_catalog
 from prism.config.state import StateDir
 from prism.core.ids import local_name
 from prism.core.specs import DeviceKind, DeviceSpec
+from prism.obs.foreign import PROMPTS_ENV
 from prism.obs.kernel import AUTOGROUPS_REMEDY, has_autogroups
 from prism.obs.logs import LEVELS, setup_logging
 from prism.obs.metrics import prepare_directory
@@ -60,6 +61,7 @@ def command(catalog: Path, state_dir: Path, **given: Any) -> None:
     _raise_file_limit()
     with state.take():  # before anything is written that a running server has there
         os.environ.update(prepare_directory(state.run / "metrics"))
+        os.environ[PROMPTS_ENV] = str(int(loaded.log.prompts))
         setup_logging("serve", level, state.logs / "serve.jsonl", max_bytes=int(loaded.log.max_bytes))
         asyncio.run(_serve(loaded, state, level, given))
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import logging
 import os
+import re
 import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -20,11 +21,17 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Final, TextIO
 
+from prism.obs.foreign import ForeignFilter
+
 _NOTHING: Final[Mapping[str, object]] = MappingProxyType({})
 _context: ContextVar[Mapping[str, object]] = ContextVar("prism_log_context", default=_NOTHING)
 
-_STANDARD: Final = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName", "color_message"}
+_STANDARD: Final = frozenset(vars(logging.makeLogRecord({}))) | {
+    "message", "asctime", "taskName", "color_message", "prism_shown",
+}  # fmt: skip
 """Attributes every record has; all others came in through ``extra``."""
+
+_CONTROL: Final = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]|\n(?=\d\d:)")
 
 LEVELS: Final = {name: getattr(logging, name.upper()) for name in ("debug", "info", "warning", "error")}
 
@@ -37,6 +44,11 @@ def log_context(**fields: object) -> Iterator[None]:
         yield
     finally:
         _context.reset(token)
+
+
+def context_fields() -> Mapping[str, object]:
+    """The fields of the surrounding :func:`log_context`."""
+    return _context.get()
 
 
 class JsonFormatter(logging.Formatter):
@@ -68,6 +80,7 @@ class ConsoleFormatter(logging.Formatter):
         at = datetime.fromtimestamp(record.created).strftime("%H:%M:%S")
         fields = " ".join(f"{key}={value}" for key, value in fields_of(record).items())
         text = f"{at} {record.levelname[:4]} {self.process:<10} {record.getMessage()}  {fields}".rstrip()
+        text = _CONTROL.sub(lambda found: repr(found.group())[1:-1], text)  # nothing a client sent moves the cursor
         return text + (f"\n{self.formatException(record.exc_info)}" if record.exc_info else "")
 
 
@@ -85,30 +98,36 @@ def setup_logging(
     max_bytes: int = 64 << 20,
     backups: int = 3,
     console: TextIO | None = sys.stderr,
+    prompts: bool | None = None,
 ) -> None:
     """Send this process's logs to ``file`` as JSON and to ``console`` (JSON too, unless it is a terminal).
 
-    Replaces whatever handlers there were; may be called again after a fork with another name and file.
+    Replaces whatever handlers there were; may be called again after a fork with another name and file. ``prompts``:
+    see :class:`prism.obs.foreign.ForeignFilter`.
     """
     root = logging.getLogger()
     for old in list(root.handlers):
         root.removeHandler(old)
         old.close()
+    foreign = ForeignFilter(prompts)
     if file is not None:
         file.parent.mkdir(parents=True, exist_ok=True)
         _add(
             root,
             RotatingFileHandler(file, maxBytes=max_bytes, backupCount=backups, encoding="utf-8"),
             JsonFormatter(process),
+            foreign,
         )
     if console is not None:
         pretty = console.isatty() and "NO_COLOR" not in os.environ
-        _add(root, logging.StreamHandler(console), ConsoleFormatter(process) if pretty else JsonFormatter(process))
+        formatter = ConsoleFormatter(process) if pretty else JsonFormatter(process)
+        _add(root, logging.StreamHandler(console), formatter, foreign)
     root.setLevel(LEVELS[level])
     for chatty in ("httpx", "httpcore", "asyncio", "urllib3", "filelock"):
         logging.getLogger(chatty).setLevel(max(LEVELS[level], logging.WARNING))
 
 
-def _add(root: logging.Logger, handler: logging.Handler, formatter: logging.Formatter) -> None:
+def _add(root: logging.Logger, handler: logging.Handler, formatter: logging.Formatter, foreign: ForeignFilter) -> None:
     handler.setFormatter(formatter)
+    handler.addFilter(foreign)
     root.addHandler(handler)

@@ -23,10 +23,10 @@ from prism.store.embedded import EmbeddedServer
 
 def main() -> None:
     options = _options()
-    setup_logging("front-0", options.log_level)
+    catalog = load_catalog(options.catalog)
+    setup_logging("front-0", options.log_level, prompts=catalog.log.prompts)
     prepare_environment("host")
     cuda_stub.load()
-    catalog = load_catalog(options.catalog)
     with tempfile.TemporaryDirectory(prefix="prism-") as scratch:
         state = StateDir.at(options.state_dir or scratch)
         state.create()

@@ -59,6 +59,7 @@ class Completions:
         headers = Headers(scope=scope)
         record = Record(scope["state"]["request_id"], self._kind.route, time.time())
         record.client_id = headers.get("x-client-request-id", "")[:128]
+        record.words = self._front.catalog.log.prompts
         try:
             await self._serve(headers, record, scope, receive, send)
         except ClientGone:

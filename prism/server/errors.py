@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, Final
 
 from prism.core.errors import PrismError
 from prism.store.values import QueueFull, StoreError, StoreUnavailable
 from prism.wire.messages import Failed
+
+MAX_SHOWN_CHARS: Final = 100
+"""Of what a client sent, in a message."""
 
 
 class ApiError(PrismError):
@@ -60,7 +63,8 @@ def context_length_exceeded(limit: int, prompt: int, wanted: int | None, param: 
 def model_not_found(name: str, near: Sequence[str]) -> ApiError:
     """404 with the names that resemble the one asked for."""
     hint = f" Did you mean {', '.join(repr(n) for n in near)}?" if near else ""
-    return ApiError(404, "model_not_found", f"The model {name!r} does not exist.{hint}", param="model")
+    shown = name if len(name) <= MAX_SHOWN_CHARS else name[:MAX_SHOWN_CHARS] + "..."
+    return ApiError(404, "model_not_found", f"The model {shown!r} does not exist.{hint}", param="model")
 
 
 def unauthorized(message: str) -> ApiError:

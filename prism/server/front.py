@@ -13,10 +13,11 @@ from prism.config.catalog import Catalog, load_catalog
 from prism.config.errors import CatalogError
 from prism.core.ids import ModelName
 from prism.obs import names
+from prism.obs.foreign import show_prompts
 from prism.obs.metrics import Metrics
 from prism.server.auth import Gate
 from prism.server.broker import Broker
-from prism.server.errors import ApiError, model_not_found, unavailable
+from prism.server.errors import MAX_SHOWN_CHARS, ApiError, model_not_found, unavailable
 from prism.server.models import Builder, Models
 from prism.server.placements import Placements
 from prism.server.recorder import Recorder
@@ -61,7 +62,7 @@ class Front:
         """The catalog's name for what a client asked for. Raises :class:`ApiError` (404) with similar names."""
         model = self.catalog.resolve(name)
         if model is None:
-            raise model_not_found(name, self.catalog.near(name))
+            raise model_not_found(name, self.catalog.near(name[:MAX_SHOWN_CHARS]))
         return model
 
     def check_open(self) -> None:
@@ -122,6 +123,7 @@ class Front:
             return
         self.catalog = self.gate.catalog = catalog
         self.models.reload(catalog)
+        show_prompts(catalog.log.prompts)
         log.info("catalog reloaded", extra={"models": len(catalog.models)})
 
     async def drain(self, timeout_s: float) -> None:

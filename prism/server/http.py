@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import uuid
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Final
 
 import orjson
 from starlette.datastructures import Headers, MutableHeaders
@@ -16,6 +16,9 @@ from prism.obs.logs import log_context
 from prism.server.errors import ApiError, internal, invalid
 
 log = logging.getLogger(__name__)
+
+METHODS: Final = frozenset({"DELETE", "GET", "HEAD", "OPTIONS", "PATCH", "POST", "PUT"})
+"""Label values: what a client makes up is ``other``."""
 
 
 def too_large(limit: int) -> ApiError:
@@ -85,7 +88,8 @@ class Edge:
                 await self._render(internal(), status, scope, receive, sending)
                 if not complete:
                     raise error
-        self._count(scope["method"], _route(scope), status)
+        method = scope["method"] if scope["method"] in METHODS else "other"
+        self._count(method, _route(scope), status)
 
     async def _render(self, error: ApiError, status: int, scope: Scope, receive: Receive, send: Send) -> None:
         self._refused(error)

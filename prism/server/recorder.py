@@ -6,6 +6,7 @@ import logging
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Final
 
 from prism.obs import names
 from prism.obs.metrics import Metrics
@@ -15,6 +16,9 @@ from prism.server.stream import RequestStream
 from prism.server.usage import Usage
 
 log = logging.getLogger("prism.access")
+
+QUOTING: Final = frozenset({400, 404, 422})
+"""Errors of these kinds quote what the client sent."""
 
 
 @dataclass(slots=True)
@@ -33,6 +37,8 @@ class Record:
     streaming: bool = False
     prompt: object = None
     """Messages or prompt, kept only when the catalog says ``log.prompts``."""
+    words: bool = False
+    """The catalog says ``log.prompts``."""
     error: ApiError | None = None
     cancelled: bool = False
 
@@ -124,5 +130,7 @@ def _fields(record: Record, device: str, generated: int, now_s: float) -> dict[s
     if record.client_id:
         fields["client_request_id"] = record.client_id
     if record.error is not None:
-        fields |= {"status": record.error.status, "code": record.error.code, "error": record.error.message[:300]}
+        fields |= {"status": record.error.status, "code": record.error.code}
+        if record.words or record.error.status not in QUOTING:
+            fields["error"] = record.error.message[:300]
     return fields

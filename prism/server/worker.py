@@ -60,6 +60,7 @@ def main(args: dict[str, Any]) -> None:
         max_bytes=int(catalog.log.max_bytes),
         backups=catalog.log.backups,
         console=None,
+        prompts=catalog.log.prompts,
     )
     run_worker(config, catalog)
 

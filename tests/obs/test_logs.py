@@ -59,7 +59,7 @@ async def test_context_follows_tasks(tmp_path: Path) -> None:
     async def work(name: str) -> None:
         with log_context(request_id=name):
             await asyncio.sleep(0)
-            await asyncio.create_task(asyncio.to_thread(logging.getLogger().info, "in %s", name))
+            await asyncio.create_task(asyncio.to_thread(logging.getLogger("prism.x").info, "in %s", name))
 
     await asyncio.gather(work("a"), work("b"))
     assert {(line["request_id"], line["msg"]) for line in lines(file)} == {("a", "in a"), ("b", "in b")}

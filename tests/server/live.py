@@ -7,7 +7,7 @@ import asyncio
 import contextlib
 import threading
 import warnings
-from collections.abc import Coroutine, Mapping
+from collections.abc import Coroutine, Iterator, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -86,6 +86,16 @@ class LiveFront:
             self.node.pool._outbox.send(self.front.broker.inbox.address, message)
 
         self.run(send())
+
+    @contextlib.contextmanager
+    def answering(self, model: str, text: str) -> Iterator[None]:
+        """``model`` answers ``text`` (its token ids are bytes), and stops."""
+        handle = self.node.handles[model]
+        handle.answer = lambda prompt_ids: list(text.encode())
+        try:
+            yield
+        finally:
+            handle.answer = None
 
     def client(self, **options: Any) -> openai.OpenAI:
         options = {"api_key": "none", "max_retries": 0, **options}
