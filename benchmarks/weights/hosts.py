@@ -50,9 +50,9 @@ def floor_s(plan: Plan) -> float:
     return plan.schedule.steps * LINK_S / plan.schedule.blocks
 
 
-def measure(cluster: Cluster, plan: Plan, digest: str, mover: str = "tcp", ready: bool = True, keep: int = 1) -> Run:
+def measure(cluster: Cluster, plan: Plan, digest: str, network: str = "tcp", ready: bool = True, keep: int = 1) -> Run:
     """Runs ``plan`` and checks every receiver's contents."""
-    answers = cluster.run(plan, MODEL, mover=mover, ready=ready, dead_s=DEAD_S)
+    answers = cluster.run(plan, MODEL, network=network, ready=ready, dead_s=DEAD_S)
     wrong = [name for name, answer in answers.items() if answer.get("digest") != digest]
     assert not wrong, {name: answers[name] for name in wrong}
     cluster.forget(answers, MODEL, keep)

@@ -33,19 +33,19 @@ def elbow(reps: int) -> None:
 
 
 def breakdown(reps: int) -> None:
-    movers = ["nixl"] if importlib.util.find_spec("nixl") else []
+    networks = ["nixl"] if importlib.util.find_spec("nixl") else []
     os.environ.setdefault("UCX_TLS", "tcp")
     mbit = 10_000.0
-    with Hosts(2, mbit) as hosts, Cluster(hosts, movers) as cluster:
+    with Hosts(2, mbit) as hosts, Cluster(hosts, networks) as cluster:
         made = cluster.make(MODEL, NBYTES)
         by_tensor = cluster.plan("chain", NBYTES, TENSORS, mbit=mbit)
         packed = cluster.plan("chain", NBYTES, BLOCKS, mbit=mbit)
         base = best(cluster, by_tensor, made["digest"], reps, ready=False).last_s
         print(f"{base * 1e3:7.1f} ms  by tensor, memory and connections on demand")
         steps = [("memory and connections ahead", by_tensor, "tcp"), ("packed into 16 blocks", packed, "tcp")]
-        steps += [("registered memory, one-sided (NIXL)", packed, "nixl")] if movers else []
-        for label, plan, mover in steps:
-            seconds = best(cluster, plan, made["digest"], reps, mover=mover).last_s
+        steps += [("registered memory, one-sided (NIXL)", packed, "nixl")] if networks else []
+        for label, plan, network in steps:
+            seconds = best(cluster, plan, made["digest"], reps, network=network).last_s
             print(f"{seconds * 1e3:7.1f} ms  + {label} ({seconds / base:.0%})")
 
 

@@ -91,7 +91,7 @@ def nixl(reps: int) -> None:
             plan = cluster.plan(name, NBYTES, BLOCKS)
             tcp = best(cluster, plan, made["digest"], reps)
             line(f"{name}, bytes over sockets", tcp, tcp.last_s)
-            line(f"{name}, bytes over NIXL", best(cluster, plan, made["digest"], reps, mover="nixl"), tcp.last_s)
+            line(f"{name}, bytes over NIXL", best(cluster, plan, made["digest"], reps, network="nixl"), tcp.last_s)
 
 
 PARTS = {"algorithms": algorithms, "sizes": sizes, "sources": sources, "nixl": nixl}

@@ -162,8 +162,8 @@ class Controller:
         """Where the weights of these activations come from; those that send them are told."""
         if not orders:
             return {}
-        known = {o.model: (spec, self.models.mark(o.model)) for o in orders if (spec := self.models.known(o.model))}
-        supplies, sends = self.distribution.supply(orders, known, now_s)
+        images = {order.model: self.models.images(order.model) for order in orders}
+        supplies, sends = self.distribution.supply(orders, images, now_s)
         for mailbox, message in sends:
             self.outbox.send(mailbox, message)
         return supplies

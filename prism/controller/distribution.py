@@ -8,27 +8,29 @@ is measured to be faster than its disk.
 from __future__ import annotations
 
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
 import msgspec
 
+from prism.controller.images import ModelImages
 from prism.controller.nodes import Node, Nodes
 from prism.core.effects import Activate
-from prism.core.errors import InvalidValue
 from prism.core.ids import ModelName, NodeId, node_of
 from prism.core.instances import InstanceKey
-from prism.core.specs import DeviceKind, ModelSpec
-from prism.engine.images import image_keys
-from prism.engine.sglang_args import server_arguments
-from prism.policy.multicast.planner import Request, plan
+from prism.core.specs import DeviceKind
+from prism.policy.multicast.estimate import Link
+from prism.policy.multicast.links import KnownLinks, estimate_links
+from prism.policy.multicast.planner import TEN_GIGABIT, Request, plan
 from prism.transfer.session import NodePlan, node_plans
 from prism.weights.exchange.pack_windows import window_name
 from prism.weights.packs.format import PackKey
 from prism.weights.store.whereabouts import Rates, Tier, Whereabouts
 from prism.wire.messages import Distribute, PackReport
 
+LINK_KNOWN_S: Final = 600.0
+"""For so long the rate that a transfer reached is believed."""
 RUNS_S: Final = 10.0
 """A multicast that no receiver has reported for so long is over."""
 
@@ -59,15 +61,15 @@ class Distribution:
         self._running: dict[PackKey, _Running] = {}
 
     def supply(
-        self, orders: Sequence[Activate], specs: Mapping[ModelName, tuple[ModelSpec, str]], now_s: float
+        self, orders: Sequence[Activate], images: Mapping[ModelName, ModelImages], now_s: float
     ) -> tuple[dict[InstanceKey, Supply], list[tuple[str, Distribute]]]:
-        """Supplies of the activations, and messages (mailbox, message) to the machines that send. ``specs``: each
-        model's spec and fingerprint ("": unknown)."""
+        """Supplies of the activations, and messages (mailbox, message) to the machines that send. ``images``: what the
+        engines of each model look for. Does no I/O: this is in the path of every decision."""
         self._forget(now_s)
         nodes = {node.id: node for node in self._nodes.all() if node.weights}
         parts: dict[InstanceKey, list[bytes]] = {}
         sends: list[tuple[str, Distribute]] = []
-        for key, group in self._wanted(orders, specs, nodes).items():
+        for key, group in self._wanted(orders, images, nodes).items():
             given, sources = self._multicast(key, dict.fromkeys(node for _, node in group), nodes, now_s)
             sends += sources
             for instance, node in group:
@@ -77,24 +79,22 @@ class Distribution:
         for order in orders:
             instance, node = order.key, _node_of(order)
             peers = {str(n.id): n.weights for n in nodes.values() if n.id != node}
-            mark = specs[order.model][1] if order.model in specs else ""
-            supplies[instance] = Supply(mark, tuple(parts.get(instance, ())), peers)
+            supplies[instance] = Supply(images[order.model].mark, tuple(parts.get(instance, ())), peers)
         return supplies, sends
 
     def _wanted(
         self,
         orders: Sequence[Activate],
-        specs: Mapping[ModelName, tuple[ModelSpec, str]],
+        images: Mapping[ModelName, ModelImages],
         nodes: Mapping[NodeId, Node],
     ) -> dict[PackKey, list[tuple[InstanceKey, NodeId]]]:
         """Packs that should come over the network, and who needs them."""
         wanted: dict[PackKey, list[tuple[InstanceKey, NodeId]]] = {}
         for order in orders:
-            spec, mark = specs.get(order.model, (None, ""))
             node = nodes.get(_node_of(order))
-            if spec is None or node is None or not mark:
+            if node is None:
                 continue
-            for key in _images(order, node, spec, mark):
+            for key in images[order.model].by_kind.get(_kind_of(order, node), ()):
                 if self._from_network(key, node, nodes):
                     wanted.setdefault(key, []).append((order.key, node.id))
         return wanted
@@ -123,7 +123,7 @@ class Distribution:
             return {}, []
         sources = sorted(held, key=lambda n: (not held[n].in_memory, n))
         nbytes = max(pack.nbytes for pack in held.values())
-        chosen = plan(Request(tuple(map(str, sources)), tuple(map(str, receivers)), nbytes))
+        chosen = plan(self._request(sources, receivers, nbytes, now_s))
         addresses = {str(n.id): n.weights for n in nodes.values()}
         parts = node_plans(chosen, uuid.uuid4().hex[:12], window_name(key), addresses)
         self._running[key] = _Running(parts, {n: addresses[n] for n in parts}, now_s, set(map(str, receivers)))
@@ -133,6 +133,23 @@ class Distribution:
             if n not in self._running[key].receivers
         ]
         return {node: parts[str(node)] for node in receivers}, sends
+
+    def _request(self, sources: Sequence[NodeId], receivers: Iterable[NodeId], nbytes: int, now_s: float) -> Request:
+        """With the links as the nodes' reports show them."""
+        known = self._links(now_s)
+        default = TEN_GIGABIT if known.typical is None else Link(known.typical, known.typical)
+        return Request(
+            tuple(map(str, sources)), tuple(map(str, receivers)), nbytes, links=known.links, default_link=default
+        )
+
+    def _links(self, now_s: float) -> KnownLinks:
+        """From what transfers reached lately: a link that was slow is tried again some day."""
+        rates: dict[tuple[str, str], float] = {}
+        for node in self._nodes.all():
+            for link in node.links:
+                if link.age_s + now_s - node.seen_s <= LINK_KNOWN_S:
+                    rates[link.source, str(node.id)] = link.bytes_s
+        return estimate_links(rates)
 
     @staticmethod
     def _joined(running: _Running, key: PackKey, node: Node, now_s: float) -> NodePlan:
@@ -163,13 +180,8 @@ class Distribution:
                 del self._running[key]
 
 
-def _images(order: Activate, node: Node, spec: ModelSpec, mark: str) -> tuple[PackKey, ...]:
-    """What the engines of the activation will look for; nothing for settings that no engine takes (it says so)."""
-    kind = next((d.kind for d in node.devices if d.id in order.devices), DeviceKind.HOST)
-    try:
-        return image_keys(mark, spec.tp, server_arguments(spec, kind))
-    except InvalidValue:
-        return ()
+def _kind_of(order: Activate, node: Node) -> DeviceKind:
+    return next((d.kind for d in node.devices if d.id in order.devices), DeviceKind.HOST)
 
 
 def _node_of(order: Activate) -> NodeId:

@@ -13,6 +13,7 @@ from pathlib import Path
 from prism.config.catalog import Catalog, load_catalog
 from prism.config.errors import CatalogError
 from prism.config.reload import CatalogDiff, diff
+from prism.controller.images import ModelImages, read_images
 from prism.core.errors import PrismError
 from prism.core.events import CatalogChanged
 from prism.core.ids import ModelName
@@ -30,8 +31,8 @@ class Models:
         self.catalog = catalog
         self._known: dict[ModelName, ModelSpec] = {}
         self._stamp = _stamp(catalog.file)
-        self._marks: dict[ModelName, str] = {}
-        self._reading: dict[ModelName, asyncio.Task[tuple[ModelSpec, str]]] = {}
+        self._images: dict[ModelName, ModelImages] = {}
+        self._reading: dict[ModelName, asyncio.Task[tuple[ModelSpec, ModelImages]]] = {}
 
     def known(self, model: ModelName) -> ModelSpec | None:
         """The spec, if the scheduler has it."""
@@ -39,7 +40,11 @@ class Models:
 
     def mark(self, model: ModelName) -> str:
         """The fingerprint of its weights; "" when it is not known."""
-        return self._marks.get(model, "")
+        return self.images(model).mark
+
+    def images(self, model: ModelName) -> ModelImages:
+        """What its engines will look for; nothing for a model that is not known."""
+        return self._images.get(model, ModelImages())
 
     async def introduce(self, model: ModelName) -> CatalogChanged | None:
         """Reads the model's files if that was not done; the event that tells the scheduler, None when it knows it.
@@ -50,13 +55,13 @@ class Models:
         if task is None:
             task = self._reading[model] = asyncio.create_task(asyncio.to_thread(_read, self.catalog, model))
         try:
-            spec, mark = await asyncio.shield(task)
+            spec, images = await asyncio.shield(task)
         finally:
             if task.done():
                 self._reading.pop(model, None)
         if model in self._known:
             return None
-        self._known[model], self._marks[model] = spec, mark
+        self._known[model], self._images[model] = spec, images
         return CatalogChanged(upserted=(spec,))
 
     async def introduce_all(self) -> CatalogChanged:
@@ -86,27 +91,28 @@ class Models:
             if name not in self._known:
                 continue
             try:
-                self._known[name], self._marks[name] = _read(new, name)
+                self._known[name], self._images[name] = _read(new, name)
                 upserted.append(self._known[name])
             except PrismError as error:
                 log.error("changed model cannot be read: %s", error)
         for name in removed:
             del self._known[name]
-            self._marks.pop(name, None)
+            self._images.pop(name, None)
         if not removed and not upserted:
             return difference, None
         return difference, CatalogChanged(upserted=tuple(upserted), removed=removed)
 
 
-def _read(catalog: Catalog, model: ModelName) -> tuple[ModelSpec, str]:
-    """The model's spec and the fingerprint of its weights (""  where no folder with safetensors is at hand)."""
+def _read(catalog: Catalog, model: ModelName) -> tuple[ModelSpec, ModelImages]:
+    """The model's spec and what its engines will look for (nothing where no folder with safetensors is at hand)."""
     spec = catalog.spec(model)
     folder = Path(spec.path)
     try:
-        return spec, fingerprint(folder) if folder.is_absolute() and any(folder.glob("*.safetensors")) else ""
+        mark = fingerprint(folder) if folder.is_absolute() and any(folder.glob("*.safetensors")) else ""
+        return spec, read_images(spec, mark)
     except (WeightsError, OSError) as error:
         log.warning("%s cannot be told to other machines: %s", model, error)
-        return spec, ""
+        return spec, ModelImages()
 
 
 def _stamp(file: Path) -> tuple[int, int, int]:

@@ -19,7 +19,7 @@ from prism.core.events import (
 from prism.core.ids import DeviceId, Generation, ModelName, NodeId, node_of
 from prism.core.instances import InstanceKey, whole_model
 from prism.core.specs import DeviceKind, DeviceSpec
-from prism.wire.messages import AgentReport, ArrivalReport, InstanceReport, PackReport
+from prism.wire.messages import AgentReport, ArrivalReport, InstanceReport, LinkReport, PackReport
 
 LOST_AFTER_S: Final = 10.0
 """Agents report every second; a node that is silent for this long is lost. A restarted agent is noticed at once, by its
@@ -50,6 +50,8 @@ class Node:
     arriving: list[ArrivalReport] = field(default_factory=list)
     disk_bytes_s: float = 0.0
     link_bytes_s: float = 0.0
+    links: list[LinkReport] = field(default_factory=list)
+    """As of ``seen_s``."""
 
 
 class Nodes:
@@ -82,7 +84,7 @@ class Nodes:
             events.append(NodeJoined(node.id, node.devices))
         node.seen_s = now_s
         node.weights, node.packs, node.arriving = report.weights, report.packs, report.arriving
-        node.disk_bytes_s, node.link_bytes_s = report.disk_bytes_s, report.link_bytes_s
+        node.disk_bytes_s, node.link_bytes_s, node.links = report.disk_bytes_s, report.link_bytes_s, report.links
         now = {_key(i): i for i in report.instances}
         words = {InstanceKey(ModelName(s.model), Generation(s.generation)): s.reason for s in report.stillborn}
         events += [InstanceLost(key, words.get(key, "")) for key in sorted(node.serving - now.keys())]

@@ -255,6 +255,7 @@ class NodeAgent:
             arriving=[] if weights is None else weights.arriving(),
             disk_bytes_s=0.0 if weights is None else weights.disk_bytes_s,
             link_bytes_s=0.0 if weights is None else weights.link_bytes_s,
+            links=[] if weights is None else weights.links(),
             node=self.node,
             incarnation=self.incarnation,
             mailbox=self.inbox.address,

@@ -18,6 +18,7 @@ from typing import Final
 import msgspec
 
 from prism.transfer.errors import SourceLost, TransferError
+from prism.transfer.link_rates import LinkRates
 from prism.transfer.one_sided_networks import find_networks
 from prism.transfer.server import ServerOptions, TransferServer
 from prism.transfer.session import NodePlan
@@ -30,7 +31,7 @@ from prism.weights.store.disk_rate import read_rate
 from prism.weights.store.host_copy import open_copy
 from prism.weights.store.weight_store import WeightStore
 from prism.weights.store.whereabouts import Tier
-from prism.wire.messages import Activate, ArrivalReport, PackReport
+from prism.wire.messages import Activate, ArrivalReport, LinkReport, PackReport
 
 log = logging.getLogger(__name__)
 
@@ -100,6 +101,7 @@ class NodeWeights:
         self.changed = changed
         self.packs: list[PackReport] = []
         self.disk_bytes_s = self.link_bytes_s = 0.0
+        self._link_rates = LinkRates()
         self._arriving: dict[str, _Arriving] = {}
         self._complete: set[tuple[Path, int]] = set()
         self._tasks: set[asyncio.Task[None]] = set()
@@ -125,6 +127,11 @@ class NodeWeights:
         now_s = time.monotonic()
         shown = [a for a in self._arriving.values() if a.ended_s is None or now_s - a.ended_s < SHOWN_S]
         return [a.report() for a in shown]
+
+    def links(self) -> list[LinkReport]:
+        """What transfers from other nodes reached, for the planner of the next ones."""
+        known = self._link_rates.rates(time.monotonic())
+        return [LinkReport(source=r.source, bytes_s=r.bytes_s, age_s=r.age_s) for r in known]
 
     @property
     def busy(self) -> bool:
@@ -202,16 +209,21 @@ class NodeWeights:
             self._store.rm(key, (Tier.HOST,))  # what came of it would keep the next activation waiting
         else:
             progress = arriving.fetch.progress
-            rates = [nbytes / took_s for nbytes, took_s in progress.by_source.values() if took_s > 0]
-            self.link_bytes_s = max([self.link_bytes_s, *rates])
             log.info("%s arrived in %.3f s from %s", arriving.model, progress.took_s, ", ".join(progress.by_source))
             await self._keep(arriving.model, key)
+        self._note_links(arriving)
         self.packs = await asyncio.to_thread(self._look)  # before it has ended: who sees the end sees the pack
         arriving.ended_s = time.monotonic()
         self.changed()
         await asyncio.sleep(KEPT_S)
         self.server.leave_session(session)
         del self._arriving[session]
+
+    def _note_links(self, arriving: _Arriving) -> None:
+        progress = arriving.fetch.progress
+        rates = [nbytes / took_s for nbytes, took_s in progress.by_source.values() if took_s > 0]
+        self.link_bytes_s = max([self.link_bytes_s, *rates])
+        self._link_rates.note_reception(progress.timed, time.monotonic())
 
     async def _keep(self, model: str, key: PackKey) -> None:
         try:

@@ -288,6 +288,15 @@ class Stillborn(msgspec.Struct, frozen=True, kw_only=True):
     """The engine's own words."""
 
 
+class LinkReport(msgspec.Struct, frozen=True, kw_only=True):
+    """What bytes from another node to this one reached, in an :class:`AgentReport`."""
+
+    source: str
+    bytes_s: float
+    age_s: float
+    """How long ago that was."""
+
+
 class AgentReport(Message, frozen=True, kw_only=True):
     """Node agent to controller, every second, at once when an instance comes or goes, when a model reaches its
     keep-alive and when a device has become short of memory: all of the node's state. A new ``incarnation`` means that
@@ -314,6 +323,8 @@ class AgentReport(Message, frozen=True, kw_only=True):
     """Rate of the disk under the node's store; 0: not measured."""
     link_bytes_s: float = 0.0
     """Fastest rate at which weights came from another node; 0: none came yet."""
+    links: list[LinkReport] = []
+    """Per sending node from which something came, newest rate only."""
 
 
 class CommandResult(Message, frozen=True, kw_only=True):

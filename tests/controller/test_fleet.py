@@ -9,7 +9,8 @@ from types import SimpleNamespace
 import msgspec
 
 from prism.controller.admin import Admin
-from prism.controller.distribution import RUNS_S, Distribution
+from prism.controller.distribution import LINK_KNOWN_S, RUNS_S, Distribution
+from prism.controller.images import ModelImages, read_images
 from prism.controller.nodes import BROKEN_AFTER_S, LOST_AFTER_S, Nodes
 from prism.controller.rescue import FORGET_S, Rescue
 from prism.controller.transfers import Transfers
@@ -31,6 +32,7 @@ from prism.wire.messages import (
     ArrivalReport,
     DeviceState,
     Distribute,
+    LinkReport,
     PackReport,
     Submission,
     decode,
@@ -39,7 +41,7 @@ from prism.wire.messages import (
 
 M, MARK = ModelName("m"), "0123abcd"
 SPEC = ModelSpec(M, "/m", 1.0, 0.1, 1 << 20, ModelShape(1, 8, 1, 1, 8, 16, 10), 128)
-KNOWN = {M: (SPEC, MARK)}
+KNOWN = {M: read_images(SPEC, MARK)}
 LAYOUT = layout_name(version("sglang"), 1, 0, "auto")
 
 
@@ -121,13 +123,13 @@ def test_memory_is_the_better_source_and_unknown_weights_are_left_alone() -> Non
     _, distribution = fleet(report("a", held="disk"), report("b", held="memory"), report("c"))
     supplies, _ = distribution.supply([activate("c", 1)], KNOWN, 0.0)
     assert parts(supplies[M, Generation(1)].parts)[0].sources == ("b",)
-    supplies, _ = distribution.supply([activate("c", 2)], {M: (SPEC, "")}, 0.0)
+    supplies, _ = distribution.supply([activate("c", 2)], {M: ModelImages()}, 0.0)
     assert supplies[M, Generation(2)].parts == ()
 
 
 def test_settings_that_no_engine_takes_are_the_engines_to_refuse() -> None:
     _, distribution = fleet(report("a", held="memory"), report("b"))
-    wrong = {M: (replace(SPEC, engine_args=(("tp_size", 2),)), MARK)}
+    wrong = {M: read_images(replace(SPEC, engine_args=(("tp_size", 2),)), MARK)}
     assert distribution.supply([activate("b", 1)], wrong, 0.0)[0][M, Generation(1)].parts == ()
 
 
@@ -140,6 +142,39 @@ def test_who_comes_later_joins_what_runs_and_a_multicast_ends() -> None:
     much_later_s = 1.0 + RUNS_S + 0.1
     again = parts(distribution.supply([activate("b", 3)], KNOWN, much_later_s)[0][M, Generation(3)].parts)[0]
     assert again.session != first.session
+
+
+def slow_links(age_s: float = 1.0) -> list[AgentReport]:
+    """Four machines of which "a" has the model; whatever went to or from "b" took ten times as long."""
+    rate = {"b": 1e8}
+    links = {
+        node: [LinkReport(source=s, bytes_s=min(rate.get(s, 1e9), rate.get(node, 1e9)), age_s=age_s) for s in sources]
+        for node, sources in {"b": "ac", "c": "ab", "d": "abc"}.items()
+    }
+    size = 1 << 30
+    held = [PackReport(model=MARK, layout=LAYOUT, nbytes=size, in_memory=True)]
+    return [msgspec.structs.replace(report("a"), packs=held), *(report(n, links=found) for n, found in links.items())]
+
+
+def plans_of(reports: list[AgentReport], now_s: float = 0.0) -> dict[str, NodePlan]:
+    _, distribution = fleet(*reports)
+    supplies, _ = distribution.supply([activate(node, i) for i, node in enumerate("bcd")], KNOWN, now_s)
+    return {p.node: p for s in supplies.values() for p in parts(s.parts)}
+
+
+def test_a_link_that_was_measured_to_be_slow_passes_nothing_on() -> None:
+    equal = plans_of([msgspec.structs.replace(r, links=[]) for r in slow_links()])
+    assert all(plan.sends for plan in equal.values()), "with equal links everybody passes on"
+    known = plans_of(slow_links())
+    assert known["b"].sends == ()
+    assert known["c"].sends or known["d"].sends
+    assert sum(source == "a" for source, _ in known["b"].receives) < known["b"].pieces, "nor does it hold the source up"
+
+
+def test_what_was_measured_is_believed_for_a_time() -> None:
+    assert plans_of(slow_links(), now_s=LINK_KNOWN_S - 2)["b"].sends == ()
+    assert plans_of(slow_links(), now_s=LINK_KNOWN_S)["b"].sends != ()
+    assert plans_of(slow_links(age_s=LINK_KNOWN_S + 1))["b"].sends != ()
 
 
 # --- coming and going ---

@@ -74,8 +74,8 @@ class Node:
 class Cluster:
     """Workers on ``hosts``, named n0, n1, ...; everything they make is removed at the end."""
 
-    def __init__(self, hosts: Hosts, movers: Sequence[str] = ()) -> None:
-        self.hosts, self._movers = hosts, movers
+    def __init__(self, hosts: Hosts, networks: Sequence[str] = ()) -> None:
+        self.hosts, self._networks = hosts, networks
         self._disk = Path(tempfile.mkdtemp(prefix="prism-net-"))
         self._memory = Path(tempfile.mkdtemp(prefix="prism-net-", dir="/dev/shm"))
         self.nodes: dict[str, Node] = {}
@@ -87,7 +87,7 @@ class Cluster:
             name = f"n{host}"
             argv = [sys.executable, "-m", "tests.net.worker", name, self.hosts.ip(host)]
             folders = [str(self._disk / name), str(self._memory / name)]
-            self.nodes[name] = Node(name, self.hosts.command(host, [*argv, *folders, *self._movers]))
+            self.nodes[name] = Node(name, self.hosts.command(host, [*argv, *folders, *self._networks]))
         for name, node in self.nodes.items():
             self.addresses[name] = str(node.answer()["address"])
         return self
@@ -131,7 +131,7 @@ class Cluster:
         *,
         dead_s: float = PATIENT_DEAD_S,
         ready: bool = True,
-        mover: str = "tcp",
+        network: str = "tcp",
         during: Callable[[float], object] | None = None,
         skip: frozenset[str] = frozenset(),
         joiners: Mapping[str, float] | None = None,
@@ -143,7 +143,7 @@ class Cluster:
         """
         self._sessions += 1
         session, window = f"s{self._sessions}", window_name(PackKey(model))
-        parts = node_plans(chosen, session, window, self.addresses, mover)
+        parts = node_plans(chosen, session, window, self.addresses, network)
         sources = chosen.nodes[: chosen.schedule.sources]
         for name in sources:
             self.nodes[name].call(do="join", plan=_json(parts[name]))
@@ -159,7 +159,7 @@ class Cluster:
                 addresses={**parts[sources[0]].addresses, name: self.addresses[name]},
                 sources=tuple(sources),
                 pieces=chosen.schedule.blocks,
-                mover=mover,
+                network=network,
             )
             self.nodes[name].ask(do="fetch", plan=_json(part), at_s=start_s + later_s, dead_s=dead_s, ready=False)
         if during is not None:

@@ -11,6 +11,9 @@ from typing import Any
 
 import pytest
 
+from prism.policy.multicast.links import estimate_links
+from prism.policy.multicast.planner import Request, plan
+from prism.transfer.link_rates import LinkRates
 from tests.net.cluster import Cluster
 
 pytestmark = pytest.mark.net
@@ -96,6 +99,27 @@ def test_a_slow_node_does_not_hold_the_others_back(cluster: Cluster, victim: str
         assert sum(nbytes for nbytes, _ in answer["by_source"].values()) <= made["nbytes"], "a byte came twice"
     slowest = answers.pop(victim)["took_s"]
     assert all(a["took_s"] < slowest for a in answers.values()), "somebody waited for the slow node's link"
+
+
+@pytest.mark.parametrize("cluster", [{"count": 5, "slow": {1: 40.0}}], indirect=True)
+def test_the_next_plan_knows_a_slow_link_from_what_was_measured(cluster: Cluster) -> None:
+    """A tenth of the others' rate: n1 stands in the middle of the first pipeline and passes nothing on in the next."""
+    made = cluster.make("m", NBYTES)
+    first = cluster.run(cluster.plan("binomial", made["nbytes"], 16), "m")
+    assert_complete(first, made["digest"])
+    rates: dict[tuple[str, str], float] = {}
+    for name, answer in first.items():
+        measured = LinkRates()
+        measured.note_reception({s: (nbytes, took_s) for s, (nbytes, took_s) in answer["timed"].items()}, 0.0)
+        rates |= {(rate.source, name): rate.bytes_s for rate in measured.rates(0.0)}
+    known = estimate_links(rates)
+    chosen = plan(Request(("n0",), tuple(first), made["nbytes"], links=known.links, blocks=16))
+    assert chosen.nodes[-1] == "n1", (rates, known)
+    assert chosen.schedule.sends(chosen.nodes.index("n1")) == []
+    cluster.forget(first, "m")
+    second = cluster.run(chosen, "m")
+    assert_complete(second, made["digest"])
+    assert all(source != "n1" for answer in second.values() for source in answer["by_source"])
 
 
 @pytest.mark.parametrize("cluster", [{"count": 6}], indirect=True)

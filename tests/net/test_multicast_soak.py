@@ -48,7 +48,7 @@ def test_nixl_moves_the_bytes(namespaces: None, monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setenv("UCX_TLS", "tcp")
     with Hosts(4) as hosts, Cluster(hosts, ["nixl"]) as cluster:
         made = cluster.make("m", 16 << 20)
-        answers = cluster.run(cluster.plan("binomial", made["nbytes"], 16), "m", mover="nixl")
+        answers = cluster.run(cluster.plan("binomial", made["nbytes"], 16), "m", network="nixl")
         assert all(a.get("digest") == made["digest"] for a in answers.values()), answers
 
 
@@ -63,5 +63,5 @@ def test_a_node_dies_under_nixl(namespaces: None, monkeypatch: pytest.MonkeyPatc
             cluster.nodes["n2"].process.kill()
 
         plan = cluster.plan("binomial", made["nbytes"], 16)
-        answers = cluster.run(plan, "m", mover="nixl", during=kill, skip=frozenset({"n2"}))
+        answers = cluster.run(plan, "m", network="nixl", during=kill, skip=frozenset({"n2"}))
         assert all(a.get("digest") == made["digest"] for a in answers.values()), answers

@@ -92,6 +92,7 @@ class Worker:
             "pieces_s": fetch.arrived_s,
             "reroutes": [[r.piece, r.source, r.reason, r.at_s] for r in progress.reroutes],
             "by_source": progress.by_source,
+            "timed": progress.timed,
         }
         self.fetched = packed
         return answer

@@ -105,6 +105,9 @@ async def test_an_image_arrives_while_the_activation_goes_on(pair: Pair) -> None
     assert sum(pieces for pieces, _, _ in report.sources.values()) == report.pieces_all
     assert [(p.model, p.layout) for p in pair.sides["b"].packs] == [(pair.mark, "an image")]
     assert pair.sides["b"].link_bytes_s > 0
+    [link] = pair.sides["b"].links()
+    assert link.source == "a" and link.bytes_s > 0 and link.age_s >= 0
+    assert pair.sides["a"].links() == []
 
 
 async def test_without_a_plan_a_folder_that_is_here_is_used(pair: Pair) -> None:

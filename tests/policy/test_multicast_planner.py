@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from prism.policy.multicast.estimate import Link, finish_times
-from prism.policy.multicast.planner import ALGORITHMS, Request, build_schedule, plan
+from prism.policy.multicast.planner import ALGORITHMS, SLACK, Request, build_schedule, plan
 from prism.policy.multicast.schedule import Schedule
 
 SLOW, FAST = Link(1e6, 1e6), Link(1e8, 1e8)
@@ -51,17 +51,30 @@ def test_finish_times_equal_a_simulation(name: str, nodes: int, blocks: int, rat
     rates=st.lists(st.sampled_from([1e6, 5e6, 1e8]), min_size=24, max_size=24),
 )
 def test_nothing_better_is_passed_over(nodes: int, sources: int, blocks: int | None, rates: list[float]) -> None:
-    """Candidates are ruled out by a bound without being timed: none of them would have been faster."""
+    """Candidates are ruled out by a bound without being timed: none of them would have been faster by more than the
+    slack, nor, within it, sooner for the nodes on average."""
     senders, receivers = tuple(f"s{i}" for i in range(sources)), names(nodes)
     links = {n: Link(*rates[2 * i : 2 * i + 2]) for i, n in enumerate((senders + receivers)[:12])}
     request = Request(senders, receivers, 1 << 20, links=links, blocks=blocks)
     chosen = plan(request)
     placed = [links.get(n, request.default_link) for n in chosen.nodes]
-    for algorithm in ALGORITHMS.values():
-        for count in (blocks,) if blocks else (4, 8, 16, 32, 64):
-            schedule = build_schedule(algorithm, len(placed), chosen.schedule.sources, count)
-            took_s = finish_times(schedule, placed, request.nbytes / count, request.overhead_s).max()
-            assert took_s >= chosen.expected_s * (1 - 1e-9), (schedule.algorithm, count)
+    slack = 1.0 if len(set(placed)) == 1 else SLACK
+
+    def times(schedule: Schedule) -> tuple[float, float]:
+        found = finish_times(schedule, placed, request.nbytes / schedule.blocks, request.overhead_s)
+        return float(found.max()), float(found[schedule.sources :].mean())
+
+    schedules = [
+        build_schedule(algorithm, len(placed), chosen.schedule.sources, count)
+        for algorithm in ALGORITHMS.values()
+        for count in ((blocks,) if blocks else (4, 8, 16, 32, 64))
+    ]
+    best_s = min(times(schedule)[0] for schedule in schedules)
+    assert chosen.expected_s <= best_s * slack * (1 + 1e-9)
+    if slack > 1.0:
+        mean_s = times(chosen.schedule)[1]
+        good = [found for schedule in schedules if (found := times(schedule))[0] <= best_s * slack * (1 - 1e-9)]
+        assert all(mean_s <= other_s * (1 + 1e-9) for _, other_s in good)
 
 
 def test_equal_links_take_the_schedules_steps() -> None:
@@ -100,7 +113,9 @@ def test_a_slow_node_is_last_and_forwards_nothing_that_others_wait_for() -> None
         )
     )
     assert chosen.nodes[-1] == "r0"
-    assert max(t for n, t in times.items() if n != "r0") <= times["r0"]
+    assert not chosen.schedule.sends(chosen.nodes.index("r0"))
+    alone = plan(Request(("s",), names(7)[1:], 64 << 20, default_link=FAST, blocks=16))
+    assert max(t for n, t in times.items() if n != "r0") <= 1.5 * alone.expected_s, "the others do not wait for it"
 
 
 def test_several_sources_are_all_used() -> None:
