@@ -43,7 +43,7 @@ from prism.obs import names
 from prism.obs.decisions import DecisionLog
 from prism.obs.metrics import Metrics
 from prism.scheduler import planning
-from prism.scheduler.base import ClusterScheduler
+from prism.scheduler.cluster import ClusterScheduler
 from prism.store.interface import Store, consumer_name
 from prism.store.ledger import Ledger
 from prism.store.values import FRONT_DEAD, ControllerRecord, LeaseLost, StoreUnavailable

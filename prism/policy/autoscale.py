@@ -31,8 +31,9 @@ class AutoScaler:
         self._bounds = bounds
         self._low_since_s: float | None = None
 
-    def target(self, now_s: float, instances: int, load: float) -> int:
-        """The number of instances there should be; ``load`` is the average over the ``instances`` (at least one)."""
+    def decide_target(self, now_s: float, instances: int, load: float) -> int:
+        """The number of instances there should be; ``load`` is the average over the ``instances`` (at least one). Takes
+        note of how long the load has been low: ask once per observation."""
         if load > self._bounds.upper:
             self._low_since_s = None
             return max(instances + 1, math.ceil(instances * load / self._bounds.upper))
@@ -63,8 +64,9 @@ class CapacityEstimate:
     def __init__(self) -> None:
         self._per_instance: float | None = None
 
-    def load(self, instances: int, rate_per_s: float, running: float, waiting: float) -> float:
-        """Average load of ``instances`` that run ``running`` requests in all while ``waiting`` more wait."""
+    def observe_load(self, instances: int, rate_per_s: float, running: float, waiting: float) -> float:
+        """Average load of ``instances`` that run ``running`` requests in all while ``waiting`` more wait. Learns from
+        it."""
         if waiting >= max(1.0, 0.05 * running):
             load = (running + waiting) / max(running, 1.0)
             seen = rate_per_s / instances / load

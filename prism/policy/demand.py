@@ -28,16 +28,21 @@ class SlidingRate:
         self._total += count
 
     def per_s(self, now_s: float) -> float:
+        """The rate over the window that ends now."""
         if self._counts is None:
             return 0.0
-        self._advance(now_s)
-        return self._total / (self._width_s * _BUCKETS)
+        gone = sum(self._counts[old % _BUCKETS] for old in self._passed_until(int(now_s // self._width_s)))
+        return (self._total - gone) / (self._width_s * _BUCKETS)
+
+    def _passed_until(self, bucket: int) -> range:
+        """Buckets whose place in the ring belongs to a later time once ``bucket`` is the newest one."""
+        return range(self._bucket + 1, min(bucket, self._bucket + _BUCKETS) + 1)
 
     def _advance(self, now_s: float) -> list[int]:
         bucket = int(now_s // self._width_s)
         if self._counts is None:
             self._counts, self._bucket = [0] * _BUCKETS, bucket
-        for old in range(self._bucket + 1, min(bucket, self._bucket + _BUCKETS) + 1):
+        for old in self._passed_until(bucket):
             self._total -= self._counts[old % _BUCKETS]
             self._counts[old % _BUCKETS] = 0
         self._bucket = max(bucket, self._bucket)

@@ -32,11 +32,17 @@ class Shard:
     min_kv_bytes: int
 
 
-def least_kv_bytes(spec: ModelSpec, min_kv_tokens: int) -> int:
-    """KV memory without which one shard of the model should not be on a device: what the catalog asks for, and room for
+def kv_floor_bytes(spec: ModelSpec, min_kv_tokens: int) -> int:
+    """KV memory without which the whole model should not be loaded: what the catalog asks for, and room for
     ``min_kv_tokens`` (at most the context)."""
-    tokens_bytes = min(min_kv_tokens, spec.context_tokens or min_kv_tokens) * spec.shape.kv_bytes_per_token
-    return -(-max(spec.min_kv_bytes, tokens_bytes) // spec.tp)
+    return max(
+        spec.min_kv_bytes, min(min_kv_tokens, spec.context_tokens or min_kv_tokens) * spec.shape.kv_bytes_per_token
+    )
+
+
+def least_kv_bytes(spec: ModelSpec, min_kv_tokens: int) -> int:
+    """The part of :func:`kv_floor_bytes` that falls to one tensor-parallel shard."""
+    return -(-kv_floor_bytes(spec, min_kv_tokens) // spec.tp)
 
 
 class PressureBoard:

@@ -1,363 +1,203 @@
-"""Prism's global scheduler: activate on demand where KV pressure is least, evict to make room, migrate when it pays
-(Prism, section 6.2)."""
+"""The global scheduler: events in, effects out. It is put together from parts that own their state::
+
+    event -> ClusterScheduler -> Reports, Losses, CatalogEntries, Operators, Drains      take in what happened
+                 |                        |
+                 |                     Wanting      keeps trying until a wanted model is loaded or refused
+                 |                        |  where? -> ClusterPolicy      answers; Prism's or a rival's
+                 +- carries out --->   Lifecycle    moves instances through their states
+                    its decisions         |
+                              Books (models, instances, Fleet, Rates)     what is known
+                              EffectOutbox                                what is to be done
+
+Everything reads the books; the table in docs/policies.md says who changes what.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
-from prism.core.ids import DeviceId
-from prism.core.instances import InstanceKey
-from prism.core.reasons import Reason, ReasonCode, because
-from prism.core.settings import ClusterSettings, MigrationTest
+from prism.core.effects import ClusterEffect
+from prism.core.events import (
+    ActivationFailed,
+    ActivationFinished,
+    ActivationStarted,
+    Arrivals,
+    CatalogChanged,
+    ClusterEvent,
+    DeactivationFinished,
+    DeviceLost,
+    DeviceReport,
+    InstanceFound,
+    InstanceLost,
+    NodeJoined,
+    NodeLost,
+    OperatorDrain,
+    OperatorLoad,
+    OperatorUnload,
+    PinChanged,
+    Tick,
+    WaitingRequests,
+)
+from prism.core.ids import DeviceId, ModelName, NodeId
+from prism.core.settings import ClusterSettings
 from prism.core.specs import ModelSpec
-from prism.core.views import InstanceState
-from prism.policy.eviction import choose_evictions
-from prism.policy.placement import Assignment, PlacementModel, mean_pressure, move_pays, place
-from prism.scheduler import keepalive
-from prism.scheduler.base import ClusterScheduler
-from prism.scheduler.claims import Claims
-from prism.scheduler.fleet import Instance, ModelState
-from prism.scheduler.lifecycle import NoRoom, Room
-from prism.scheduler.replicas import Replicas
-from prism.scheduler.room import RoomFinder, eviction_reasons
-from prism.scheduler.victims import Pressing
-
-_MOVES_AT_ONCE_SHARE = 8
-"""At most one migration for every so many devices at a time, so that loads do not disturb the whole fleet at once."""
-
-_OWN_SHARE = 0.75
-"""Part of its device's weighted rate from which on a model counts as alone there."""
+from prism.scheduler.books import Books
+from prism.scheduler.catalog import CatalogEntries
+from prism.scheduler.cluster_policy import ClusterPolicy
+from prism.scheduler.decisions import Decision, NoRoom, Room, StartInstance, StopInstance, WantModel
+from prism.scheduler.drains import Drains
+from prism.scheduler.hurry import hurry_drains, next_hurry_s
+from prism.scheduler.lifecycle import Lifecycle
+from prism.scheduler.losses import Losses
+from prism.scheduler.operators import Operators
+from prism.scheduler.outbox import EffectOutbox
+from prism.scheduler.records import ModelRecord
+from prism.scheduler.reports import take_report
+from prism.scheduler.survey import Survey
+from prism.scheduler.wanting import Wanting
 
 
-_ACTIVATIONS_AWAY = 10.0
-"""An idle model gives way to its neighbours' KV if it stays idle for so many activation times."""
+class ClusterScheduler:
+    """A state machine; see the module. ``policy`` decides."""
 
-_DRAINS_FOR_S = 0.25
-"""A drain may take so long before it is hurried for neighbours that wait for memory: most answers are nearly done."""
+    def __init__(
+        self,
+        settings: ClusterSettings,
+        catalog: Iterable[ModelSpec],
+        make_policy: Callable[[Books], ClusterPolicy],
+        first_generation: int = 1,
+    ) -> None:
+        """``first_generation`` must be larger than any that an earlier scheduler of this fleet has given out."""
+        self.settings = settings
+        self.books = books = Books(settings)
+        self.policy = policy = make_policy(books)
+        self._outbox = EffectOutbox()
+        self._lifecycle = lifecycle = Lifecycle(books, self._outbox, first_generation)
+        self._wanting = wanting = Wanting(books, lifecycle, policy, self._outbox)
+        self._losses = Losses(books, lifecycle, wanting, self._outbox)
+        self._catalog = CatalogEntries(books, lifecycle, wanting, self._outbox)
+        self._operators = Operators(books, lifecycle, wanting, policy)
+        self._drains = Drains(books, lifecycle, wanting, policy)
+        for spec in catalog:
+            self._catalog.upsert(spec, 0.0)
 
-_STAYS_S, _STAYS_ACTIVATIONS = 5.0, 20.0
-"""A model stays so long, or so many activation times if that is longer, on a device whose memory is short."""
-
-
-class PrismScheduler(ClusterScheduler):
-    """Algorithm 1 for placement and migration, section 2 for eviction."""
-
-    def __init__(self, settings: ClusterSettings, catalog: Iterable[ModelSpec], first_generation: int = 1) -> None:
-        super().__init__(settings, catalog, first_generation)
-        self._claims = Claims(self.fleet, self.models)
-        self._finder = RoomFinder(settings, self.fleet, self.models, self.pool_idle, self._claims)
-        self._replicas = Replicas(settings.max_replicas)
-        self._next_rebalance_s = float("inf")
-
-    def find_room(self, model: ModelState, now_s: float) -> Room | NoRoom:
-        """Free room with the least KVPR, else by eviction as far as the wait justifies, else wait."""
-        if self.expected:
-            self.refresh_rate(model, now_s)  # before its first request nothing else does
-        pressing = self._finder.pressing(model, self.activation_s(model), now_s)
-        if self._finder.is_full(model, pressing):
-            return self._no_room(model, now_s)
-        if (too_large := self._finder.never_fits(model)) is not None:
-            return NoRoom(too_large, None)
-        free = self._finder.free(model, now_s) if self.settings.global_scheduler else self._next_in_turn(model, now_s)
-        if free is not None:
-            devices, kvpr = free
-            return Room(devices, (), self._kv_cap_bytes(model, devices), (("kvpr", kvpr),))
-        evictions = self._finder.by_eviction(model, pressing, now_s)
-        if evictions is None:
-            self._finder.found_full(model, pressing)
-            return self._no_room(model, now_s)
-        devices = tuple(e.device for e in evictions)
-        kvpr = max(e.kvpr for e in evictions)
-        cap_bytes = None if self.settings.elastic_memory else self._least_kv_bytes(model, devices)
-        return Room(devices, eviction_reasons(evictions, model, self.models, now_s), cap_bytes, (("kvpr", kvpr),))
-
-    def _no_room(self, model: ModelState, now_s: float) -> NoRoom:
-        """Wait on; a model with a claim has its devices within one activation and gets as long again as its bound."""
-        claim = self._claims.of(model.name)
-        if claim is not None and now_s - claim.since_s < model.spec.max_wait_s:
-            devices, claimed_s = ",".join(claim.devices), now_s - claim.since_s
-            return NoRoom(waits=because(ReasonCode.CLAIM, waiting=model.waiting, devices=devices, claimed_s=claimed_s))
-        waited_s = now_s - model.waiting_since_s if model.waiting else 0.0
-        reason = because(ReasonCode.NO_ROOM, waiting=model.waiting, waited_s=waited_s)
-        return self.give_up_waiting(model, reason, now_s)
-
-    # Many models that wait for room look at the same devices. Nothing but what is started and stopped for them changes
-    # meanwhile, so that who may leave is found once for all of them.
-
-    def _retry(self, now_s: float) -> None:
-        self._finder.remember(True)
-        super()._retry(now_s)
-        self._finder.remember(False)
-
-    def start(
-        self, model: ModelState, room: Room, reason: Reason, now_s: float, replaces: InstanceKey | None = None
-    ) -> Instance:
-        self._finder.forget()
-        return super().start(model, room, reason, now_s, replaces)
-
-    def stop(self, instance: Instance, reason: Reason, now_s: float, carry: bool = False) -> None:
-        self._finder.forget()
-        super().stop(instance, reason, now_s, carry)
-
-    def gone(self, instance: Instance, now_s: float) -> None:
-        self._finder.forget()
-        super().gone(instance, now_s)
-
-    def still_waiting(self, model: ModelState, now_s: float) -> None:
-        """A starving model claims the devices that can be cleared for it."""
-        starves = now_s >= model.starves_at_s and self._claims.of(model.name) is None
-        if not starves or not self._claims.may_look(model, now_s):
-            return
-        devices = self._finder.clearable(model, now_s)
-        if devices is not None:
-            self._claims.make(model.name, devices, now_s)
-            self._finder.forget()
-            for device in devices:
-                self._hasten(device, model, now_s)
-
-    def _hasten(self, device: DeviceId, model: ModelState, now_s: float) -> None:
-        """What drains on a device that was claimed is carried over, whoever it was to leave for."""
-        for instance in list(self.fleet.devices[device].instances.values()):
-            if instance.state is InstanceState.DRAINING and instance.busy:
-                reason = because(ReasonCode.STARVATION, for_model=model.name, drains_s=now_s - instance.since_s)
-                self.stop(instance, reason, now_s, carry=True)
-
-    def on_time(self, now_s: float) -> None:
-        """Claims that have ended, and rebalancing when due."""
-        if self._claims:
-            self._claims.prune()
-        if not self._rebalances or not self.loaded:
-            self._next_rebalance_s = float("inf")
-        elif self._next_rebalance_s == float("inf"):
-            self._next_rebalance_s = now_s + self.settings.rebalance_every_s
-        elif now_s >= self._next_rebalance_s:
-            self._next_rebalance_s = now_s + self.settings.rebalance_every_s
-            self._rebalance(now_s)
-
-    def rests(self, instance: Instance, now_s: float) -> None:
-        """A model whose keep-alive is over leaves, with all its instances."""
-        model = self.models[instance.model]
-        if keepalive.is_over(model):
-            for active in model.in_state(InstanceState.ACTIVE):
-                self.stop(active, because(ReasonCode.KEEP_ALIVE, idle_s=instance.idle_s), now_s)
-
-    def device_reported(self, device: DeviceId, now_s: float) -> None:
-        """Replicas of models that make requests wait, and room for KV where an idle neighbour holds it."""
-        instances = list(self.fleet.devices[device].instances.values())
-        if self.settings.max_replicas > 1:
-            for instance in instances:
-                if instance.state is InstanceState.ACTIVE and instance.devices[0] == device:
-                    self._scale(self.models[instance.model], now_s)
-        if self.fleet.requests_wait_for_memory(device):
-            self._free_kv(device, instances, now_s)
-
-    def _scale(self, model: ModelState, now_s: float) -> None:
-        """Bring the model one instance nearer to the number it should have."""
-        active = model.in_state(InstanceState.ACTIVE)
-        wanted = max(self._replicas.wanted(model, now_s), min(model.least_instances, len(active)))
-        if wanted > len(active) == len(model.instances):
-            self._scale_out(model, active, wanted, now_s)
-        elif wanted < len(active) == len(model.instances):
-            least = min(active, key=lambda i: (i.running + i.waiting, -i.generation))
-            self.stop(least, because(ReasonCode.SCALE_IN, instances=len(active), wanted=wanted), now_s)
-
-    def _scale_out(self, model: ModelState, active: list[Instance], wanted: int, now_s: float) -> None:
-        """Only into free room, and only where it is better than where the model is. Beside neighbours in use it should
-        rather move away from them: rebalancing gets its chance first."""
-        board, index = self.fleet.board, self.fleet.index
-        alone = all(i.shard.weighted_rate >= _OWN_SHARE * board.rate[index[d]] for i in active for d in i.devices)
-        if not alone and self._replicas.waits_for_s(model.name, now_s) < 2.0 * self.settings.rebalance_every_s:
-            return
-        free = self._finder.free(model, now_s, len(active) + 1)
-        if free is None or now_s < model.retry_at_s:
-            return
-        devices, kvpr = free
-        pressure = board.kvpr()
-        here = min(float(pressure[index[d]]) for i in active for d in i.devices)
-        if kvpr < here and not any(self.fleet.pressed(d, self.settings.pressed_kv_share) for d in devices):
-            waiting = sum(i.waiting for i in active)
-            reason = because(ReasonCode.SCALE_OUT, instances=len(active), wanted=wanted, waiting=waiting, kvpr=kvpr)
-            self.start(model, Room(devices, (), self._kv_cap_bytes(model, devices)), reason, now_s)
-
-    def _free_kv(self, device: DeviceId, instances: list[Instance], now_s: float) -> None:
-        """An idle model leaves when requests of its neighbours wait for KV memory; one per report, so that the next
-        report shows whether it was enough. Their KV takes its place at once, so that coming back is harder than going:
-        unless nothing can run here at all, it goes only if it is likely to stay idle for many activations."""
-        draining = [i for i in instances if i.state is InstanceState.DRAINING]
-        for instance in draining:
-            self._carry_over(instance, now_s)
-        if draining:
-            return
-        stalled = self.fleet.devices[device].stalled
-        found = [
-            candidate
-            for candidate in self._finder.victims.on(device, Pressing.CAN_WAIT, now_s)
-            if stalled or candidate.expected_remaining_s >= _ACTIVATIONS_AWAY * candidate.activation_s
-        ]
-        chosen = choose_evictions(found, 1, self.settings.eviction)
-        for candidate in chosen or ():
-            reason = because(ReasonCode.KV_PRESSURE, idle_s=candidate.idle_s, regret=candidate.regret)
-            self.stop(self.loaded[InstanceKey(candidate.model, candidate.generation)], reason, now_s)
-
-    def _carry_over(self, instance: Instance, now_s: float) -> None:
-        """What a model still runs where it has moved away from, and where others wait for memory, goes on where it has
-        moved to, unless memory is short there as well. Answers take seconds, and a page of KV, which many requests
-        share, comes back with the last of them."""
-        active = self.models[instance.model].in_state(InstanceState.ACTIVE)
-        drains_s = now_s - instance.since_s
-        if not instance.busy or not active or drains_s < _DRAINS_FOR_S:
-            return
-        if not any(self.fleet.requests_wait_for_memory(d) for i in active for d in i.devices):
-            self.stop(instance, because(ReasonCode.KV_PRESSURE, drains_s=drains_s), now_s, carry=True)
-
-    def next_time_s(self) -> float:
-        return self._next_rebalance_s
+    # --- questions, which change nothing ---
 
     @property
-    def _rebalances(self) -> bool:
-        return self.settings.global_scheduler and self.settings.rebalance_every_s > 0 and len(self.fleet.devices) > 1
+    def wake_s(self) -> float | None:
+        """Send ``Tick`` at this time at the latest; None: nothing to do before the next event."""
+        hurry_s = next_hurry_s(self.books, self._lifecycle)
+        wake_s = min(self._wanting.next_retry_s, hurry_s, self.policy.next_time_s())
+        return wake_s if wake_s < float("inf") else None
 
-    # --- migration ---
+    def find_room(self, model: ModelName, now_s: float) -> Room | NoRoom:
+        """Where the model, which must be in the catalog, would be activated now."""
+        return self.policy.find_room(self.books.models[model], now_s, Survey())
 
-    def _rebalance(self, now_s: float) -> None:
-        moving = sum(len(m.instances) > 1 for m in self._loaded_models())
-        budget = max(1, len(self.fleet.devices) // _MOVES_AT_ONCE_SHARE) - moving
-        for model, assignment in self.wanted_moves(now_s):
-            if budget <= 0:
-                return
-            if self._migrate(model, assignment, now_s):
-                budget -= 1
+    def models_of_interest(self) -> list[ModelRecord]:
+        """Models that are loaded, wanted or failed, most urgent waiting first."""
+        return self._wanting.models_of_interest()
 
-    def wanted_moves(self, now_s: float) -> list[tuple[ModelState, Assignment]]:
-        """Migrations that Algorithm 1 asks for now and that pay, the highest weighted rate first."""
-        return [
-            (model, assignment)
-            for model, assignment in self.assignments(now_s)
-            if assignment.moved and self.move_pays(model, assignment)
-        ]
+    # --- events ---
 
-    def assignments(self, now_s: float) -> list[tuple[ModelState, Assignment]]:
-        """Algorithm 1 over the loaded models and the devices in service, as things stand."""
-        models = [m for m in self._loaded_models() if m.coming_or_here]
-        for model in models:
-            self.refresh_rate(model, now_s)
-        wanted = [entry for m in models for entry in _placement_models(m)]
-        devices = [d.spec for d in self.fleet.devices.values() if not d.draining]
-        tau = self.settings.tau * mean_pressure(wanted, devices)
-        by_name = {m.name: m for m in models}
-        return [(by_name[a.model], a) for a in place(wanted, devices, tau, self.settings.kvpr)]
+    def on_event(self, event: ClusterEvent, now_s: float) -> list[ClusterEffect]:
+        """Take ``event`` in; the effects are to be done in order. ``now_s`` never decreases.
 
-    def _loaded_models(self) -> list[ModelState]:
-        return list({i.model: self.models[i.model] for i in self.loaded.values()}.values())
+        1. What happened goes into the books, and is answered where it asks for an answer.
+        2. Memory that came free, or time, lets wanted models be tried again.
+        3. Drains that a starving model waits for are hurried.
+        4. The policy does what is due.
+        """
+        self._take_in(event, now_s)  # 1
+        self._wanting.retry_freed(now_s)  # 2
+        if now_s >= self._wanting.next_retry_s:
+            self._wanting.retry(now_s)
+        if self._lifecycle.held:
+            hurry_drains(self.books, self._lifecycle, now_s)  # 3
+        if now_s >= self.policy.next_time_s():
+            self.books.rates.refresh_loaded(self.books.loaded_models(), now_s)
+        self._carry_out(self.policy.on_time(now_s), now_s)  # 4
+        return self._outbox.take_all()
 
-    def move_pays(self, model: ModelState, assignment: Assignment) -> bool:
-        """Whether the move gains more than it costs: away from a pressed device where others wait, to one that will be
-        less in use than this one is by more than ``tau`` (else its neighbours there wait instead) and not fuller (idle
-        models there would have to leave as soon as one of them is asked), with so much less pressure that the
-        activation is worth it."""
-        if self.settings.migration is MigrationTest.PAPER:
-            return True
-        instance = next(i for i in model.instances if i.state is not InstanceState.DRAINING)
-        if instance.idle_since_s is not None or model.weighted_rate <= 0.0:
-            return False
-        if not any(self.fleet.pressed(d, self.settings.pressed_kv_share) for d in instance.devices):
-            return False
-        if self._brings_its_queue(instance):
-            return False
-        use, use_there = self.fleet.use_if_moved(instance, assignment.devices)
-        if use_there >= (1.0 - self.settings.tau) * use:
-            return False
-        full, full_there = self.fleet.use_if_moved(instance, assignment.devices, idle_too=True)
-        if full_there > full:
-            return False
-        current_kvpr = float("inf") if assignment.current_kvpr is None else assignment.current_kvpr
-        window_s = self.settings.planning_window_s
-        return move_pays(current_kvpr, assignment.best_kvpr, self.activation_s(model), window_s)
+    def _take_in(self, event: ClusterEvent, now_s: float) -> None:
+        match event:
+            case Arrivals(model, count):
+                self._on_arrivals(model, count, now_s)
+            case WaitingRequests():
+                self._wanting.on_waiting(event, now_s)
+            case DeviceReport():
+                self._on_report(event, now_s)
+            case OperatorLoad():
+                self._operators.on_load(event, now_s)
+            case OperatorUnload():
+                self._operators.on_unload(event, now_s)
+            case OperatorDrain():
+                self._drains.on_operator_drain(event, now_s)
+            case CatalogChanged():
+                self._catalog.on_catalog_changed(event, now_s)
+                self._carry_out(self.policy.on_catalog_changed(now_s), now_s)
+            case PinChanged(model, pinned):
+                self._catalog.on_pin_changed(model, pinned)
+            case NodeJoined() | NodeLost() | DeviceLost():
+                self._on_devices(event, now_s)
+            case ActivationStarted() | Tick():
+                pass
+            case _:
+                self._on_instance(event, now_s)
 
-    def _brings_its_queue(self, instance: Instance) -> bool:
-        """Most requests that wait on its device are its own, for a place in its engine and not for memory: they would
-        go with it, while what it runs still slows down the device that it leaves."""
-        id = instance.devices[0]
-        waiting = sum(i.waiting for i in self.fleet.devices[id].instances.values())
-        return 2 * instance.waiting > waiting and not self.fleet.requests_wait_for_memory(id)
+    def _on_instance(
+        self,
+        event: ActivationFinished | ActivationFailed | DeactivationFinished | InstanceLost | InstanceFound,
+        now_s: float,
+    ) -> None:
+        """An answer of an instance's owner, or its word on what it has."""
+        if isinstance(event, InstanceFound):
+            self._losses.on_instance_found(event, now_s)
+            return
+        instance = self.books.loaded.get(event.key)
+        if instance is None:
+            return
+        match event:
+            case ActivationFinished():
+                if self._lifecycle.finish_activation(event, now_s) is not None:
+                    self._wanting.on_serving(self.books.models[instance.model])
+            case ActivationFailed():
+                self._wanting.on_activation_failed(instance, event.error, event.detail, now_s)
+            case DeactivationFinished():
+                self._lifecycle.remove_instance(instance, now_s)
+            case InstanceLost():
+                self._losses.on_instance_lost(instance, now_s, event.stillborn)
 
-    def _migrate(self, model: ModelState, assignment: Assignment, now_s: float) -> bool:
-        """Load the model on its new devices if there is room without evicting; the old instance leaves afterwards."""
-        active = model.in_state(InstanceState.ACTIVE)
-        if len(model.instances) != 1 or not active or now_s < self._stays_until_s(model, active[0]):
-            return False
-        shard = self._finder.shard_of(model)
-        fits = self.fleet.fits_now(shard) & self._finder.open_to(model)
-        if not all(fits[self.fleet.index[d]] for d in assignment.devices):
-            return False
-        if set(active[0].devices) & set(assignment.devices):
-            return False  # both copies of a shard would stand on one device; wait for a plan without overlap
-        use, use_there = self.fleet.use_if_moved(active[0], assignment.devices)
-        reason = because(
-            ReasonCode.MIGRATION,
-            source=",".join(active[0].devices),
-            current_kvpr=assignment.current_kvpr if assignment.current_kvpr is not None else "infeasible",
-            best_kvpr=assignment.best_kvpr,
-            use=use,
-            use_there=use_there,
-            rate_per_s=model.rate.per_s(now_s),
-        )
-        cap_bytes = self._kv_cap_bytes(model, assignment.devices)
-        self.start(model, Room(assignment.devices, (), cap_bytes), reason, now_s, active[0].key)
-        return True
+    def _on_devices(self, event: NodeJoined | NodeLost | DeviceLost, now_s: float) -> None:
+        fleet = self.books.fleet
+        match event:
+            case NodeJoined(_, devices):
+                fleet.join([d for d in devices if d.id not in fleet.devices])
+                self._wanting.retry(now_s)
+            case NodeLost(node):
+                self._losses.on_devices_lost(self._devices_on(node), now_s)
+            case DeviceLost(device):
+                self._losses.on_devices_lost([device], now_s)
 
-    def _stays_until_s(self, model: ModelState, instance: Instance) -> float:
-        """Loads must pay: an instance stays where it was loaded for a planning window; or, where requests wait for
-        memory, for so many activation times that at most a twentieth of its time goes into moving."""
-        stays_s = self.settings.planning_window_s
-        if any(self.fleet.requests_wait_for_memory(d) for d in instance.devices):
-            stays_s = min(stays_s, max(_STAYS_S, _STAYS_ACTIVATIONS * self.activation_s(model)))
-        return instance.since_s + stays_s
+    def _devices_on(self, node: NodeId) -> list[DeviceId]:
+        return [id for id, device in self.books.fleet.devices.items() if device.spec.node == node]
 
-    # --- ablations ---
+    def _on_arrivals(self, name: ModelName, count: int, now_s: float) -> None:
+        model = self.books.models.get(name)
+        if model is not None and not model.removed:
+            self.books.rates.on_arrivals(model, count, now_s)
 
-    def _next_in_turn(self, model: ModelState, now_s: float) -> tuple[tuple[DeviceId, ...], float] | None:
-        """Without the global scheduler: the next devices in turn with room."""
-        shard, fleet = self._finder.shard_of(model), self.fleet
-        allowed = fleet.fits_now(shard) & self._finder.allowed(model, now_s)
-        count = len(allowed)
-        turn = fleet.index.get(self.last_devices[-1], -1) + 1 if self.last_devices else 0
-        domains = [
-            sorted((int(i) for i in d if allowed[i]), key=lambda i: (i - turn) % count) for d in fleet.board.domains
-        ]
-        enough = [d[: model.spec.tp] for d in domains if len(d) >= model.spec.tp]
-        if not enough:
-            return None
-        chosen = min(enough, key=lambda d: (d[0] - turn) % count)
-        return tuple(fleet.board.specs[i].id for i in chosen), 0.0
+    def _on_report(self, report: DeviceReport, now_s: float) -> None:
+        if take_report(self.books, report, now_s):
+            self._drains.on_report(self.books.fleet.devices[report.device], now_s)
+            self._carry_out(self.policy.on_report(report, now_s), now_s)
 
-    def _kv_cap_bytes(self, model: ModelState, devices: tuple[DeviceId, ...]) -> int | None:
-        """Without elastic memory: a fixed share, half of what is left on the devices, at least the least KV."""
-        if self.settings.elastic_memory:
-            return None
-        room = self.fleet.room()
-        left = min(int(room[self.fleet.index[d]]) for d in devices) - model.spec.shard_weight_bytes
-        return max(left // 2, self._least_kv_bytes(model, devices))
-
-    def _least_kv_bytes(self, model: ModelState, devices: tuple[DeviceId, ...]) -> int:
-        """Of one shard, in the whole pages that an account gives."""
-        board, index, shard = self.fleet.board, self.fleet.index, self._finder.shard_of(model)
-        return max(board.kv_bytes(index[d], shard) for d in devices)
-
-
-def _placement_models(model: ModelState) -> list[PlacementModel]:
-    """One entry for each instance that stays; only a model's sole, serving instance can be moved."""
-    staying = [i for i in model.instances if i.state is not InstanceState.DRAINING]
-    movable = len(model.instances) == 1 and staying[0].state is InstanceState.ACTIVE and not model.pinned
-    return [
-        PlacementModel(
-            name=model.name,
-            weighted_rate=instance.shard.weighted_rate * model.spec.tp,
-            weight_bytes=model.spec.weight_bytes,
-            min_kv_bytes=instance.shard.min_kv_bytes * model.spec.tp,
-            tp=model.spec.tp,
-            current=instance.devices,
-            fixed=not movable,
-        )
-        for instance in staying
-    ]
+    def _carry_out(self, decisions: Iterable[Decision], now_s: float) -> None:
+        for decision in decisions:
+            match decision:
+                case StartInstance():
+                    self._lifecycle.start_instance(decision, now_s)
+                case StopInstance(instance, reason, carry):
+                    self._lifecycle.stop_instance(instance, reason, now_s, carry)
+                case WantModel(model, reason):
+                    self._wanting.want_because(model, reason, now_s)

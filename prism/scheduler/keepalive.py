@@ -12,7 +12,7 @@ from collections.abc import Iterable
 from typing import Final
 
 from prism.core.views import InstanceState
-from prism.scheduler.fleet import ModelState
+from prism.scheduler.records import ModelRecord
 
 _SLACK_S: Final = 0.001
 """What is missing by less is rounding, not time."""
@@ -25,7 +25,7 @@ def due_in_s(rests: Iterable[tuple[float, float | None]]) -> float:
     return min((left_s for left_s in left if left_s > _SLACK_S), default=float("inf"))
 
 
-def is_over(model: ModelState) -> bool:
+def is_over(model: ModelRecord) -> bool:
     """Whether ``model`` should leave: all its active instances were reported to have reached its keep-alive, and nobody
     wants it."""
     if model.spec.keep_alive_s is None or model.pinned or model.waiting:

@@ -6,18 +6,19 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterator, Sequence
 
 from prism.core.ids import DeviceId, ModelName
 from prism.core.reasons import Reason, ReasonCode, because
-from prism.core.settings import ClusterSettings
 from prism.core.specs import DeviceSpec, ModelSpec
 from prism.core.views import InstanceState
 from prism.policy.fixed_map import FixedPlace, muxserve_map, static_map
 from prism.policy.virtual_queue import Seat, choose_seat
-from prism.scheduler.base import ClusterScheduler
-from prism.scheduler.fleet import Instance, ModelState
-from prism.scheduler.lifecycle import NoRoom, Room
+from prism.scheduler.books import Books
+from prism.scheduler.cluster_policy import ClusterPolicy
+from prism.scheduler.decisions import Decision, NoRoom, Room, StopInstance, WantModel, wait_or_refuse
+from prism.scheduler.records import InstanceRecord, ModelRecord
+from prism.scheduler.survey import Survey
 
 _MAP_AFTER_S = 1.0
 """How long the fixed map waits for further devices after the first ones joined, unless a request comes earlier."""
@@ -25,11 +26,11 @@ _QUANTUM_ACTIVATIONS = 5.0
 """``qlm``: a group in use keeps its device at least this many activation times, else swapping is all that happens."""
 
 
-class FixedMapScheduler(ClusterScheduler):
+class FixedMapPolicy(ClusterPolicy):
     """All models of a map made once are loaded at the start and stay: no eviction, no migration."""
 
-    def __init__(self, settings: ClusterSettings, catalog: Iterable[ModelSpec], first_generation: int = 1) -> None:
-        super().__init__(settings, catalog, first_generation)
+    def __init__(self, books: Books) -> None:
+        super().__init__(books)
         self._map: dict[ModelName, FixedPlace] | None = None
         self._map_at_s = float("inf")
         self._loaded_map = False
@@ -38,93 +39,102 @@ class FixedMapScheduler(ClusterScheduler):
     def make_map(self, models: Sequence[ModelSpec], devices: Sequence[DeviceSpec]) -> dict[ModelName, FixedPlace]:
         """The policy's map for this catalog and these devices."""
 
-    def on_time(self, now_s: float) -> None:
+    def on_time(self, now_s: float) -> Iterator[Decision]:
         """Make the map once the devices are known, and load everything in it."""
-        if self._loaded_map or not self.fleet.devices:
+        if self._loaded_map or not self.books.fleet.devices:
             return
         if self._map_at_s == float("inf"):
             self._map_at_s = now_s + _MAP_AFTER_S
-        if self._map is not None or now_s >= self._map_at_s:
-            self._loaded_map = True
-            for name in self._the_map():
-                model = self.models[name]
-                model.want = model.want or because(ReasonCode.FIXED_MAP)
-                self.want(model, now_s)
+        if self._map is not None or now_s >= self._map_at_s or self._is_asked():
+            self._map, self._loaded_map = self._the_map(), True
+            for name in self._map:
+                yield WantModel(self.books.models[name], because(ReasonCode.FIXED_MAP))
+
+    def _is_asked(self) -> bool:
+        """Somebody could not wait for the map."""
+        return bool(self.books.loaded) or any(m.waiting or m.pinned for m in self.books.models.values())
 
     def next_time_s(self) -> float:
-        return float("inf") if self._loaded_map or not self.fleet.devices else self._map_at_s
+        return float("inf") if self._loaded_map or not self.books.fleet.devices else self._map_at_s
 
     def _the_map(self) -> dict[ModelName, FixedPlace]:
-        """The map, made at the first need of it."""
-        if self._map is None:
-            specs = [m.spec for m in self.models.values() if not m.removed]
-            self._map = self.make_map(specs, [d.spec for d in self.fleet.devices.values()])
-        return self._map
+        """The map, as it was made or as it would be made now."""
+        if self._map is not None:
+            return self._map
+        specs = [m.spec for m in self.books.models.values() if not m.removed]
+        return self.make_map(specs, [d.spec for d in self.books.fleet.devices.values()])
 
-    def find_room(self, model: ModelState, now_s: float) -> Room | NoRoom:
-        """The model's place in the map; a model without one is refused."""
-        place = self._the_map().get(model.name)
-        if place is None:
+    def find_room(self, model: ModelRecord, now_s: float, survey: Survey) -> Room | NoRoom:
+        """The model's place in the map.
+
+        1. It has none: refused for good.
+        2. A device of it is gone or leaves service: it waits.
+        3. The memory is not there (yet): it waits.
+        """
+        place, fleet = self._the_map().get(model.name), self.books.fleet
+        if place is None:  # 1
             return NoRoom(because(ReasonCode.NOT_PLACED), None)
-        if any(d not in self.fleet.devices or self.fleet.devices[d].draining for d in place.devices):
-            reason = because(ReasonCode.NO_DEVICES, devices=",".join(place.devices))
-            return self.give_up_waiting(model, reason, now_s)
-        room = self.fleet.room()
-        if any(room[self.fleet.index[d]] < model.spec.shard_weight_bytes for d in place.devices):
-            return self.give_up_waiting(model, because(ReasonCode.NO_ROOM, waiting=model.waiting), now_s)
-        return Room(place.devices, (), place.kv_cap_bytes)
+        if any(d not in fleet.devices or fleet.devices[d].draining for d in place.devices):  # 2
+            return self._wait(model, because(ReasonCode.NO_DEVICES, devices=",".join(place.devices)), now_s)
+        room = fleet.room()
+        if any(room[fleet.index[d]] < model.spec.shard_weight_bytes for d in place.devices):  # 3
+            return self._wait(model, because(ReasonCode.NO_ROOM, waiting=model.waiting), now_s)
+        return Room.on(place.devices, (), place.kv_cap_bytes)
 
-    def catalog_changed(self, now_s: float) -> None:
+    def _wait(self, model: ModelRecord, reason: Reason, now_s: float) -> NoRoom:
+        return wait_or_refuse(model, reason, self.books.activation_s(model), now_s)
+
+    def on_catalog_changed(self, now_s: float) -> Iterator[Decision]:
         """A changed catalog is a new map: what keeps its place stays loaded, the rest is loaded anew."""
         old, self._map = self._map, None
-        if old is None or not self.fleet.devices:
+        if old is None or not self.books.fleet.devices:
             return
-        new = self._the_map()
+        new = self._map = self._the_map()
         self._loaded_map = False
-        for instance in list(self.loaded.values()):
+        for instance in list(self.books.loaded.values()):
             if new.get(instance.model) != old.get(instance.model):
-                self.stop(instance, because(ReasonCode.CATALOG), now_s)
+                yield StopInstance(instance, because(ReasonCode.CATALOG))
 
 
-class StaticScheduler(FixedMapScheduler):
+class StaticPolicy(FixedMapPolicy):
     """``static``: every model has its devices and a fixed KV share."""
 
     def make_map(self, models: Sequence[ModelSpec], devices: Sequence[DeviceSpec]) -> dict[ModelName, FixedPlace]:
-        return static_map(models, devices, self.settings.min_kv_tokens)
+        return static_map(models, devices, self.books.settings.min_kv_tokens)
 
 
-class MuxServeScheduler(FixedMapScheduler):
+class MuxServePolicy(FixedMapPolicy):
     """``muxserve``: every model has its devices; KV is shared on demand among the models of a device."""
 
     def make_map(self, models: Sequence[ModelSpec], devices: Sequence[DeviceSpec]) -> dict[ModelName, FixedPlace]:
-        rates = {ModelName(name): rate for name, rate in self.settings.expected_rates}
-        return muxserve_map(models, devices, rates, self.settings.min_kv_tokens)
+        rates = {ModelName(name): rate for name, rate in self.books.settings.expected_rates}
+        return muxserve_map(models, devices, rates, self.books.settings.min_kv_tokens)
 
 
-class QlmScheduler(ClusterScheduler):
+class QlmPolicy(ClusterPolicy):
     """``qlm``: one model per device at a time, swapped in the order of the groups' deadlines."""
 
-    def find_room(self, model: ModelState, now_s: float) -> Room | NoRoom:
+    def find_room(self, model: ModelRecord, now_s: float, survey: Survey) -> Room | NoRoom:
         """A free device, else the device of a finished group, else that of one that had its quantum."""
-        needed = model.spec.shard_weight_bytes + self.shard_kv_bytes(model.spec)
+        needed = model.spec.shard_weight_bytes + self.books.shard_kv_bytes(model.spec)
         seats = self._seats(model.spec.tp, needed)
         if not seats:
-            largest = max(d.spec.memory_bytes for d in self.fleet.devices.values())
+            largest = max(d.spec.memory_bytes for d in self.books.fleet.devices.values())
             reason = because(ReasonCode.NO_FEASIBLE_DEVICE, need_bytes=needed, largest_device_bytes=largest)
             return NoRoom(reason, None)
-        swap_s = self.activation_s(model)
+        swap_s = self.books.activation_s(model)
         seat = choose_seat(seats, model.tightest_deadline_s, swap_s, _QUANTUM_ACTIVATIONS * swap_s, now_s)
         if seat is None:
-            return self.give_up_waiting(model, because(ReasonCode.NO_ROOM, waiting=model.waiting), now_s)
-        return Room(seat.devices, self._victims(seat, model, now_s))
+            return wait_or_refuse(model, because(ReasonCode.NO_ROOM, waiting=model.waiting), swap_s, now_s)
+        return Room.on(seat.devices, self._victims(seat, model, now_s))
 
     def _seats(self, tp: int, need_bytes: int) -> list[Seat]:
         """Groups of ``tp`` neighbouring devices of one domain that are large enough."""
         seats: list[Seat] = []
-        specs = self.fleet.board.specs
-        for domain in self.fleet.board.domains:
+        specs = self.books.fleet.board.specs
+        for domain in self.books.fleet.board.domains:
             ids = [specs[i].id for i in domain if specs[i].memory_bytes >= need_bytes]
-            usable = [id for id in ids if not self.fleet.devices[id].draining]
+            usable = [id for id in ids if not self.books.fleet.devices[id].draining]
             starts = range(0, len(usable) - tp + 1, tp)
             seats += [self._seat(tuple(usable[start : start + tp])) for start in starts]
         return seats
@@ -132,7 +142,7 @@ class QlmScheduler(ClusterScheduler):
     def _seat(self, devices: tuple[DeviceId, ...]) -> Seat:
         there = self._there(devices)
         settled = [i for i in there if i.state is InstanceState.ACTIVE and i.served]
-        pinned = any(self.models[i.model].pinned for i in there)
+        pinned = any(self.books.models[i.model].pinned for i in there)
         return Seat(
             devices,
             tuple(i.model for i in there),
@@ -141,10 +151,10 @@ class QlmScheduler(ClusterScheduler):
             since_s=max((i.since_s for i in there), default=0.0),
         )
 
-    def _there(self, devices: tuple[DeviceId, ...]) -> list[Instance]:
-        return list({i.key: i for d in devices for i in self.fleet.devices[d].instances.values()}.values())
+    def _there(self, devices: tuple[DeviceId, ...]) -> list[InstanceRecord]:
+        return list({i.key: i for d in devices for i in self.books.fleet.devices[d].instances.values()}.values())
 
-    def _victims(self, seat: Seat, model: ModelState, now_s: float) -> tuple[tuple[Instance, Reason], ...]:
+    def _victims(self, seat: Seat, model: ModelRecord, now_s: float) -> tuple[tuple[InstanceRecord, Reason], ...]:
         return tuple(
             (victim, because(ReasonCode.SWAP, for_model=model.name, held_s=now_s - victim.since_s))
             for victim in self._there(seat.devices)

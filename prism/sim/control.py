@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from prism.core.effects import Activate, ClusterEffect, Deactivate, RefuseWaiting, Route
 from prism.core.events import ClusterEvent, Tick
-from prism.scheduler.base import ClusterScheduler
+from prism.scheduler.cluster import ClusterScheduler
 
 if TYPE_CHECKING:
     from prism.sim.world import World

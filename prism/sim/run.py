@@ -13,7 +13,7 @@ from prism.core.events import OperatorLoad
 from prism.core.ids import ModelName
 from prism.core.settings import PolicyName, PolicySettings
 from prism.core.specs import ModelSpec
-from prism.scheduler.lifecycle import Room
+from prism.scheduler.decisions import Room
 from prism.sim.calibration import Calibration
 from prism.sim.cluster_file import Cluster
 from prism.sim.job import Job
@@ -174,8 +174,7 @@ def _preload(spec: SimSpec, world: World) -> None:
 
 def _has_free_room(world: World, model: ModelSpec) -> bool:
     """Whether the scheduler would place the model without driving another one out."""
-    scheduler = world.control.scheduler
-    room = scheduler.find_room(scheduler.models[model.name], world.queue.now_s)
+    room = world.control.scheduler.find_room(model.name, world.queue.now_s)
     return isinstance(room, Room) and not room.evict
 
 

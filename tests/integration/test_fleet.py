@@ -75,7 +75,7 @@ async def known_to_be_busy(system: System, answers: list[Answer]) -> None:
 
     def heard() -> bool:
         system.agents[-1]._changed.set()  # it reports
-        return any(instance.busy for instance in system.controller.scheduler.loaded.values())
+        return any(instance.busy for instance in system.controller.scheduler.books.loaded.values())
 
     await happens(lambda: heard() or all(a.ended.is_set() for a in answers), "a report of requests that run")
 

@@ -263,7 +263,7 @@ class World:
     def check(self) -> None:
         """Both sides have the same books."""
         for key, instance in self.live.items():
-            known = self.scheduler.loaded[key]
+            known = self.scheduler.books.loaded[key]
             assert known.devices == instance.devices
             assert {"activating": "activating", "active": "active", "draining": "draining"}[
                 instance.state
@@ -271,8 +271,8 @@ class World:
         in_flight = sum(len(i.running) for i in self.live.values())
         waiting = sum(len(w) for w in self.inactive.values())
         assert self.arrived == self.finished + self.refused + in_flight + waiting, "a request was lost"
-        board, fleet = self.scheduler.fleet.board, self.scheduler.fleet
+        board, fleet = self.scheduler.books.fleet.board, self.scheduler.books.fleet
         for device, index in fleet.index.items():
-            shards = [i.shard for i in fleet.devices[device].instances.values()]
+            shards = [i.shards[device] for i in fleet.devices[device].instances.values()]
             assert board.shared[index] == self.devices[device].memory_bytes - sum(s.weight_bytes for s in shards)
             assert abs(board.rate[index] - sum(s.weighted_rate for s in shards)) < 1e-6

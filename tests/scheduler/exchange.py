@@ -9,7 +9,7 @@ from prism.core.effects import ClusterEffect
 from prism.core.events import ClusterEvent
 from prism.core.ids import DeviceId, NodeId
 from prism.core.specs import DeviceKind, DeviceSpec
-from prism.scheduler.base import ClusterScheduler
+from prism.scheduler.cluster import ClusterScheduler
 
 
 def node_devices(node: str, count: int, memory: int = 1000) -> tuple[DeviceSpec, ...]:

@@ -146,7 +146,7 @@ def test_a_model_is_moved_within_its_planning_window_only_from_where_requests_wa
     if found:
         model = found[0].model
         loaded_s, moved_s = [at_s for at_s, e in w.log if isinstance(e, Activate) and e.model == model]
-        activation_s = w.scheduler.models[model].activation_s
+        activation_s = w.scheduler.books.models[model].activation_s
         assert activation_s is not None
         assert moved_s - loaded_s >= 20.0 * activation_s
 

@@ -10,9 +10,11 @@ from prism.core.ids import ModelName
 from prism.core.reasons import ReasonCode, because
 from prism.core.settings import PolicySettings
 from prism.core.specs import ModelShape
-from prism.scheduler.base import ClusterScheduler
-from prism.scheduler.fleet import ModelState
-from prism.scheduler.lifecycle import NoRoom, Room
+from prism.scheduler.cluster import ClusterScheduler
+from prism.scheduler.cluster_policy import ClusterPolicy
+from prism.scheduler.decisions import NoRoom, Room
+from prism.scheduler.records import ModelRecord
+from prism.scheduler.survey import Survey
 from prism.sim import gpus, models, world
 from prism.sim.cluster_file import parse_cluster
 from prism.sim.models import KnownModel, known_spec
@@ -42,20 +44,20 @@ def test_a_model_is_a_line_of_the_table(monkeypatch: pytest.MonkeyPatch) -> None
     assert not [r for r in result.world.recorder.records if r.error]
 
 
-class FirstFit(ClusterScheduler):
+class FirstFit(ClusterPolicy):
     """The smallest policy: a wanted model goes to the first device with room and stays."""
 
-    def find_room(self, model: ModelState, now_s: float) -> Room | NoRoom:
-        need = model.spec.shard_weight_bytes + self.shard_kv_bytes(model.spec)
-        room = self.fleet.room()
-        for id, index in self.fleet.index.items():
+    def find_room(self, model: ModelRecord, now_s: float, survey: Survey) -> Room | NoRoom:
+        need = model.spec.shard_weight_bytes + self.books.shard_kv_bytes(model.spec)
+        room = self.books.fleet.room()
+        for id, index in self.books.fleet.index.items():
             if room[index] >= need:
-                return Room((id,), (), None)
+                return Room.on((id,))
         return NoRoom(waits=because(ReasonCode.NO_ROOM, waiting=model.waiting))
 
 
 def test_a_policy_is_a_class_with_find_room(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(world, "cluster_scheduler", lambda settings, specs: FirstFit(settings, specs))
+    monkeypatch.setattr(world, "cluster_scheduler", lambda settings, specs: ClusterScheduler(settings, specs, FirstFit))
     specs = llamas(3)
     result, log = run(h100s(2), specs, random_rows([s.name for s in specs], 1, 40, 20.0))
     assert not [r for r in result.world.recorder.records if r.error]

@@ -1,4 +1,4 @@
-"""Further instances of a model that one instance cannot serve (not in the Prism paper, which gives every model one)."""
+"""How many instances a model's load asks for (not in the Prism paper, which gives every model one)."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from prism.core.ids import ModelName
 from prism.core.views import InstanceState
 from prism.policy.autoscale import AutoScaler, CapacityEstimate, ScaleBounds
-from prism.scheduler.fleet import Instance, ModelState
+from prism.scheduler.records import InstanceRecord, ModelRecord
 
 _SMOOTH_S = 2.0
 """Time constant of the averages of running and waiting requests."""
@@ -28,16 +28,17 @@ class _Record:
     """Since when requests have been waiting on average."""
 
 
-class Replicas:
-    """Looks at reported loads and says how many instances a model should have. Costs nothing for models that never
-    make requests wait."""
+class ReplicaLoad:
+    """Follows reported loads. Costs nothing for models that never make requests wait."""
 
     def __init__(self, most: int) -> None:
+        """``most``: instances of one model."""
         self._most = most
         self._records: dict[ModelName, _Record] = {}
 
-    def wanted(self, model: ModelState, now_s: float) -> int:
-        """Instances that the model should have now, at least one, at most ``max_replicas``. Call at every report."""
+    def observe(self, model: ModelRecord, now_s: float) -> int:
+        """Take in the loads as they are reported; the instances that the model should have now, at least one, at most
+        ``most``. Call at every report."""
         active = model.in_state(InstanceState.ACTIVE)
         record = self._records.get(model.name)
         if record is None:
@@ -45,20 +46,17 @@ class Replicas:
                 return len(active)
             record = self._records[model.name] = _Record()
         _smooth(record, active, now_s)
-        load = record.capacity.load(len(active), model.rate.per_s(now_s), record.running, record.waiting)
-        return min(self._most, record.scaler.target(now_s, len(active), load))
+        rate_per_s = model.rate.per_s(now_s)
+        load = record.capacity.observe_load(len(active), rate_per_s, record.running, record.waiting)
+        return min(self._most, record.scaler.decide_target(now_s, len(active), load))
 
     def waits_for_s(self, model: ModelName, now_s: float) -> float:
         """How long requests of the model have been waiting without a break."""
         record = self._records.get(model)
         return 0.0 if record is None or record.waits_since_s is None else now_s - record.waits_since_s
 
-    def forget(self, model: ModelName) -> None:
-        """The model has no instance any more."""
-        self._records.pop(model, None)
 
-
-def _smooth(record: _Record, active: list[Instance], now_s: float) -> None:
+def _smooth(record: _Record, active: list[InstanceRecord], now_s: float) -> None:
     running, waiting = sum(i.running for i in active), sum(i.waiting for i in active)
     if record.at_s is None or record.instances != len(active):
         record.running, record.waiting = float(running), 0.0  # one report with waiting requests is no load yet

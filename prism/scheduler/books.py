@@ -1,0 +1,46 @@
+"""What the cluster scheduler knows, in one place: models, instances, devices, demand.
+
+Everybody may read; each part is changed by its owner only (the table in docs/policies.md).
+"""
+
+from __future__ import annotations
+
+from prism.core.ids import DeviceId, ModelName
+from prism.core.instances import InstanceKey
+from prism.core.settings import ClusterSettings
+from prism.core.specs import ModelSpec
+from prism.core.views import InstanceState
+from prism.policy.pressure import least_kv_bytes
+from prism.scheduler.fleet import Fleet
+from prism.scheduler.rates import Rates
+from prism.scheduler.records import InstanceRecord, ModelRecord
+
+
+class Books:
+    """Of one fleet."""
+
+    def __init__(self, settings: ClusterSettings) -> None:
+        self.settings = settings
+        self.fleet = Fleet()
+        self.rates = Rates(settings, self.fleet)
+        self.models: dict[ModelName, ModelRecord] = {}
+        self.loaded: dict[InstanceKey, InstanceRecord] = {}
+        """All instances, in whatever state."""
+        self.last_devices: tuple[DeviceId, ...] = ()
+        """Of the instance started last."""
+
+    def loaded_models(self) -> list[ModelRecord]:
+        """Every model with an instance in whatever state, in the order in which they were started."""
+        return list({i.model: self.models[i.model] for i in self.loaded.values()}.values())
+
+    def active(self, model: ModelName) -> list[InstanceRecord]:
+        """The model's instances that serve."""
+        return self.models[model].in_state(InstanceState.ACTIVE)
+
+    def shard_kv_bytes(self, spec: ModelSpec) -> int:
+        """Least KV memory that one shard of the model needs beside its weights."""
+        return least_kv_bytes(spec, self.settings.min_kv_tokens)
+
+    def activation_s(self, model: ModelRecord) -> float:
+        """Expected time of an activation of the model."""
+        return model.activation_s if model.activation_s is not None else self.settings.activation_guess_s

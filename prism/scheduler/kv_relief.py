@@ -1,0 +1,64 @@
+"""Room for the KV of requests that wait for memory: idle neighbours leave, and what drains is carried over."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from prism.core.ids import DeviceId
+from prism.core.instances import InstanceKey
+from prism.core.reasons import ReasonCode, because
+from prism.core.views import InstanceState
+from prism.policy.eviction import choose_evictions
+from prism.scheduler.books import Books
+from prism.scheduler.crowding import requests_wait_for_memory
+from prism.scheduler.decisions import StopInstance
+from prism.scheduler.records import InstanceRecord
+from prism.scheduler.victims import Pressing, Victims
+
+_ACTIVATIONS_AWAY = 10.0
+"""An idle model gives way to its neighbours' KV if it stays idle for so many activation times."""
+
+_DRAINS_FOR_S = 0.25
+"""A drain may take so long before it is hurried for neighbours that wait for memory: most answers are nearly done."""
+
+
+class KvRelief:
+    """Decides on a device's report alone; remembers nothing."""
+
+    def __init__(self, books: Books) -> None:
+        self._books, self._victims = books, Victims(books)
+
+    def on_shortage(self, device: DeviceId, here: Sequence[InstanceRecord], now_s: float) -> Iterator[StopInstance]:
+        """Requests wait for memory on ``device``.
+
+        1. What drains there is carried over, where that helps; nobody else leaves until it is gone.
+        2. Else one idle model leaves, so that the next report shows whether it was enough. Its neighbours' KV takes its
+           place at once, so that coming back is harder than going: it goes only if it is likely to stay idle for many
+           activations,
+        3. unless nothing can run here at all: then any that is idle beyond its threshold.
+        """
+        draining = [i for i in here if i.state is InstanceState.DRAINING]
+        if draining:  # 1
+            yield from (stop for i in draining if (stop := self._carry_over(i, now_s)) is not None)
+            return
+        stalled = self._books.fleet.devices[device].stalled
+        found = [
+            candidate
+            for candidate in self._victims.on(device, Pressing.CAN_WAIT, now_s)
+            if stalled or candidate.expected_remaining_s >= _ACTIVATIONS_AWAY * candidate.activation_s  # 3, 2
+        ]
+        for candidate in choose_evictions(found, 1, self._books.settings.eviction) or ():
+            reason = because(ReasonCode.KV_PRESSURE, idle_s=candidate.idle_s, regret=candidate.regret)
+            yield StopInstance(self._books.loaded[InstanceKey(candidate.model, candidate.generation)], reason)
+
+    def _carry_over(self, instance: InstanceRecord, now_s: float) -> StopInstance | None:
+        """What a model still runs where it has moved away from, and where others wait for memory, goes on where it has
+        moved to, unless memory is short there as well. Answers take seconds, and a page of KV, which many requests
+        share, comes back with the last of them."""
+        active = self._books.active(instance.model)
+        drains_s = now_s - instance.since_s
+        if not instance.busy or not active or drains_s < _DRAINS_FOR_S:
+            return None
+        if any(requests_wait_for_memory(self._books.fleet, d) for i in active for d in i.shards):
+            return None
+        return StopInstance(instance, because(ReasonCode.KV_PRESSURE, drains_s=drains_s), carry=True)

@@ -1,0 +1,72 @@
+"""What operators ask for: load and unload a model."""
+
+from __future__ import annotations
+
+from prism.core.events import OperatorLoad, OperatorUnload
+from prism.core.reasons import ReasonCode, because
+from prism.core.views import InstanceState
+from prism.scheduler.books import Books
+from prism.scheduler.cluster_policy import ClusterPolicy
+from prism.scheduler.decisions import Room, StartInstance
+from prism.scheduler.lifecycle import Lifecycle
+from prism.scheduler.records import ModelRecord
+from prism.scheduler.survey import Survey
+from prism.scheduler.wanting import Wanting
+
+
+class Operators:
+    """Carries out operators' wishes; remembers nothing that is not in a model's record."""
+
+    def __init__(self, books: Books, lifecycle: Lifecycle, wanting: Wanting, policy: ClusterPolicy) -> None:
+        self._books, self._lifecycle, self._wanting, self._policy = books, lifecycle, wanting, policy
+
+    def on_load(self, event: OperatorLoad, now_s: float) -> None:
+        """Load the model, on the named devices if there are any; move it there if it serves elsewhere."""
+        model = self._books.models.get(event.model)
+        if model is None or model.removed:
+            return
+        model.stillborn = 0
+        self._wanting.failures.clear(model)
+        if event.instances > 1:
+            self._load_instances(model, event.instances, now_s)
+            return
+        reason = because(ReasonCode.OPERATOR)
+        model.want, model.wanted_devices = reason, event.devices
+        active = model.in_state(InstanceState.ACTIVE)
+        if active and (not event.devices or active[0].devices == event.devices):
+            model.want, model.wanted_devices = None, ()
+        elif active and isinstance(room := self._policy.find_room(model, now_s, Survey()), Room):
+            self._lifecycle.start_instance(StartInstance(model, room, reason, active[0].key), now_s)
+        else:
+            self._wanting.want(model, now_s)
+
+    def _load_instances(self, model: ModelRecord, instances: int, now_s: float) -> None:
+        """As many as there is room for, all ordered at once, so that their weights can be sent together."""
+        model.least_instances = instances
+        model.want, model.wanted_devices = because(ReasonCode.OPERATOR), ()
+        if not model.coming_or_here:
+            self._wanting.want(model, now_s)  # the first may drive others out
+        model.want = None if model.coming_or_here else model.want
+        reason = because(ReasonCode.OPERATOR, instances=instances)
+        while model.coming_or_here and sum(i.state is not InstanceState.DRAINING for i in model.instances) < instances:
+            room = self._policy.find_room(model, now_s, Survey())
+            if not isinstance(room, Room) or room.evict or _holds(model, room):
+                return
+            self._lifecycle.start_instance(StartInstance(model, room, reason), now_s)
+
+    def on_unload(self, event: OperatorUnload, now_s: float) -> None:
+        """Let the model leave the named devices, or all."""
+        if (model := self._books.models.get(event.model)) is None:
+            return
+        leaving = [i for i in model.instances if not event.devices or not i.shards.keys().isdisjoint(event.devices)]
+        if len(leaving) == len(model.instances):
+            model.pinned, model.want, model.least_instances = False, None, 1
+            if not model.waiting:
+                self._wanting.unwant(model)
+        for instance in leaving:
+            self._lifecycle.stop_instance(instance, because(ReasonCode.OPERATOR), now_s, event.carry)
+
+
+def _holds(model: ModelRecord, room: Room) -> bool:
+    """Whether an instance of the model is on one of the devices already."""
+    return any(not i.shards.keys().isdisjoint(room.devices) for i in model.instances)

@@ -1,0 +1,122 @@
+"""Places for a model as they are, without anybody leaving. Questions to the books; nothing is changed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from prism.core.ids import DeviceId
+from prism.core.reasons import Reason, ReasonCode, because
+from prism.policy.pressure import Mask, Shard
+from prism.scheduler.books import Books
+from prism.scheduler.claims import Claims
+from prism.scheduler.records import ModelRecord
+
+
+class Places:
+    """Which devices a model may use, which have room, and which of these bears it best."""
+
+    def __init__(self, books: Books, claims: Claims) -> None:
+        self._books, self._claims = books, claims
+
+    def shard_of(self, model: ModelRecord, now_s: float, sharers: int = 1) -> Shard:
+        """What one shard of one of ``sharers`` instances would put on a device now; a model that just woke counts with
+        one request."""
+        spec, books = model.spec, self._books
+        at_least = 1.0 / (books.settings.rate_window_s * spec.slo_ttft_s)
+        rate = max(books.rates.rate_for_room(model, now_s), at_least) / sharers
+        return Shard(rate / spec.tp, spec.shard_weight_bytes, books.shard_kv_bytes(spec))
+
+    def allowed(self, model: ModelRecord, now_s: float) -> Mask:
+        """Devices that the model may use now: in service, among those the operator named, not claimed by another model,
+        not failed just now."""
+        mask, index = self.open_to(model), self._books.fleet.index
+        for device, until_s in model.avoid_until_s.items():
+            if now_s < until_s and device in index:
+                mask[index[device]] = False
+        return mask
+
+    def open_to(self, model: ModelRecord) -> Mask:
+        """The same, failures aside."""
+        fleet = self._books.fleet
+        mask = fleet.usable.copy()
+        if self._claims:
+            self._close(mask, self._claims.others(model.name))  # one may just have been lost
+        if model.wanted_devices:
+            wanted = {fleet.index[d] for d in model.wanted_devices if d in fleet.index}
+            for index in range(len(mask)):
+                mask[index] &= index in wanted
+        return mask
+
+    def _close(self, mask: Mask, devices: Iterable[DeviceId]) -> None:
+        for device in devices:
+            if (index := self._books.fleet.index.get(device)) is not None:
+                mask[index] = False
+
+    def need_bytes(self, model: ModelRecord, device: DeviceId, shard: Shard) -> int:
+        """Weights, least KV, and what turned out to be missing there lately."""
+        fleet = self._books.fleet
+        return fleet.board.need_on(fleet.index[device], shard) + model.short_bytes.get(device, 0)
+
+    def never_fits(self, model: ModelRecord, now_s: float) -> Reason | None:
+        """Why the model cannot be placed even on empty devices; None if it can."""
+        shard, board = self.shard_of(model, now_s), self._books.fleet.board
+        possible = board.could_ever_fit(shard)
+        if any(int(possible[domain].sum()) >= model.spec.tp for domain in board.domains):
+            return None
+        return because(
+            ReasonCode.NO_FEASIBLE_DEVICE,
+            weight_bytes=shard.weight_bytes,
+            min_kv_bytes=shard.min_kv_bytes,
+            shards=model.spec.tp,
+            largest_device_bytes=int(board.capacity.max()),
+        )
+
+    def find_free(
+        self, model: ModelRecord, now_s: float, sharers: int = 1, without: Iterable[DeviceId] = ()
+    ) -> tuple[tuple[DeviceId, ...], float] | None:
+        """The feasible devices with the least pressure, none of them among ``without``, and that pressure."""
+        fleet, shard = self._books.fleet, self.shard_of(model, now_s, sharers)
+        allowed = fleet.fits_now(shard) & self.allowed(model, now_s)
+        for device in model.short_bytes:
+            if (index := fleet.index.get(device)) is not None:
+                allowed[index] &= self.need_bytes(model, device, shard) <= fleet.room_on(index)
+        for instance in model.instances:  # a second instance (migration) goes elsewhere
+            self._close(allowed, instance.shards)
+        self._close(allowed, without)
+        best = fleet.board.best(shard, model.spec.tp, allowed, self._books.settings.kvpr)
+        if best is None:
+            return None
+        ids = [fleet.board.specs[i].id for i in best[0]]
+        if model.wanted_devices and set(ids) == set(model.wanted_devices):
+            ids = list(model.wanted_devices)  # in the rank order that was asked for
+        return tuple(ids), best[1]
+
+    def next_in_turn(self, model: ModelRecord, now_s: float) -> tuple[tuple[DeviceId, ...], float] | None:
+        """Without the global scheduler (an ablation): the next devices in turn with room."""
+        fleet, last, tp = self._books.fleet, self._books.last_devices, model.spec.tp
+        allowed = fleet.fits_now(self.shard_of(model, now_s)) & self.allowed(model, now_s)
+        count = len(allowed)
+        turn = fleet.index.get(last[-1], -1) + 1 if last else 0
+        domains = [
+            sorted((int(i) for i in d if allowed[i]), key=lambda i: (i - turn) % count) for d in fleet.board.domains
+        ]
+        enough = [d[:tp] for d in domains if len(d) >= tp]
+        if not enough:
+            return None
+        chosen = min(enough, key=lambda d: (d[0] - turn) % count)
+        return tuple(fleet.board.specs[i].id for i in chosen), 0.0
+
+    def kv_cap_bytes(self, model: ModelRecord, devices: tuple[DeviceId, ...], now_s: float) -> int | None:
+        """Without elastic memory (an ablation): a fixed share, half of what is left on the devices, at least the least
+        KV. None: no cap."""
+        if self._books.settings.elastic_memory:
+            return None
+        fleet = self._books.fleet
+        room = fleet.room()
+        left = min(int(room[fleet.index[d]]) for d in devices) - model.spec.shard_weight_bytes
+        return max(left // 2, self.least_kv_bytes(model, devices, now_s))
+
+    def least_kv_bytes(self, model: ModelRecord, devices: tuple[DeviceId, ...], now_s: float) -> int:
+        """Of one shard, in the whole pages that an account gives."""
+        board, index, shard = self._books.fleet.board, self._books.fleet.index, self.shard_of(model, now_s)
+        return max(board.kv_bytes(index[d], shard) for d in devices)

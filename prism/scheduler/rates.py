@@ -1,0 +1,86 @@
+"""Demand for all models, and the one home of when the board is told of it.
+
+What the board has of a model, ``r / s``, stands from one refresh to the next. It is refreshed at these moments and no
+others, live and simulated:
+
+1. when requests for the model arrive (:meth:`Rates.on_arrivals`);
+2. when the policy's own time has come, before it is asked, for all loaded models: Algorithm 1 compares them as of now
+   (:meth:`Rates.refresh_loaded`);
+3. when the model is started, if the catalog says what is expected: before its first request nothing else does
+   (:meth:`Rates.on_start`).
+
+Whoever asks in between (a view, a plan, a look for room) computes with :meth:`Rates.weighted_rate`, which changes
+nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from prism.core.settings import ClusterSettings
+from prism.core.views import InstanceState
+from prism.policy.demand import IDLE_GAP_S, ExpectedRates, IdleIntervals
+from prism.scheduler.fleet import Fleet
+from prism.scheduler.records import InstanceRecord, ModelRecord
+
+
+class Rates:
+    """Owns what is expected of models, the idle intervals of all of them, and the rates on the board."""
+
+    def __init__(self, settings: ClusterSettings, fleet: Fleet) -> None:
+        self._fleet = fleet
+        self._expected = ExpectedRates(dict(settings.expected_rates), settings.rate_window_s)
+        self.pool_idle = IdleIntervals()
+        """Idle intervals of all models together."""
+
+    def weighted_rate(self, model: ModelRecord, now_s: float) -> float:
+        """``r / s`` as of now, whatever the board has."""
+        return (model.rate.per_s(now_s) + self._expected.per_s(model.name, now_s)) / model.spec.slo_ttft_s
+
+    def rate_for_room(self, model: ModelRecord, now_s: float) -> float:
+        """``r / s`` for which a place is looked for: what the board has of a loaded model, else what it will have after
+        :meth:`on_start`."""
+        return self.weighted_rate(model, now_s) if self._expected and not model.instances else model.weighted_rate
+
+    def on_arrivals(self, model: ModelRecord, count: int, now_s: float) -> None:
+        """``count`` requests for the model reached the front doors."""
+        since_s = model.idle_since_s if model.idle_since_s is not None else model.last_arrival_s
+        if since_s is not None and now_s - since_s > IDLE_GAP_S:
+            model.idle.observe(now_s - since_s)
+            self.pool_idle.observe(now_s - since_s)
+        model.last_arrival_s, model.idle_since_s = now_s, None
+        for instance in model.instances:
+            self._fleet.mark_busy(instance)
+        self._expected.saw_request(now_s)
+        model.rate.add(count, now_s)
+        self._refresh(model, now_s)
+
+    def on_start(self, model: ModelRecord, now_s: float) -> None:
+        """A further instance of the model stands in the books: it has its part of the rate from now on."""
+        if self._expected:
+            self._refresh(model, now_s)
+        else:
+            self.share_out(model)
+
+    def refresh_loaded(self, models: Iterable[ModelRecord], now_s: float) -> None:
+        """Rates of loaded models without arrivals decay only by this."""
+        for model in models:
+            if model.coming_or_here:
+                self._refresh(model, now_s)
+
+    def _refresh(self, model: ModelRecord, now_s: float) -> None:
+        model.weighted_rate = self.weighted_rate(model, now_s)
+        self.share_out(model)
+
+    def share_out(self, model: ModelRecord) -> None:
+        """The number or the state of the model's instances changed: divide its rate anew."""
+        for instance, rate in rate_shares(model, model.weighted_rate):
+            self._fleet.set_rate(instance, rate)
+
+
+def rate_shares(model: ModelRecord, weighted_rate: float) -> list[tuple[InstanceRecord, float]]:
+    """Each instance's part of its model's rate. Instances share evenly; one that replaces another counts with what it
+    takes over, one that drains has none."""
+    draining = InstanceState.DRAINING
+    sharers = sum(i.replaces is None for i in model.instances if i.state is not draining) or 1
+    return [(i, 0.0 if i.state is draining else weighted_rate / sharers) for i in model.instances]

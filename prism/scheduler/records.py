@@ -1,0 +1,177 @@
+"""What the cluster scheduler knows of one instance, one model and one device. Values that change; no decisions."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from prism.core.events import DeviceReport
+from prism.core.ids import DeviceId, Generation, ModelName
+from prism.core.instances import InstanceKey, Parts, devices_of, queue_device
+from prism.core.reasons import Reason
+from prism.core.specs import DeviceSpec, ModelSpec
+from prism.core.views import InstanceState
+from prism.policy.demand import IdleIntervals, SlidingRate
+from prism.policy.pressure import Shard
+
+
+@dataclass(slots=True)
+class InstanceRecord:
+    """One copy of a model, from the promise of memory to the end of its deactivation."""
+
+    key: InstanceKey
+    parts: Parts
+    shards: dict[DeviceId, Shard]
+    """What each of its devices carries for it; the rates change with demand, and are 0 once it drains."""
+    state: InstanceState
+    since_s: float
+    reason: Reason
+    kv_cap_bytes: int | None = None
+    running: int = 0
+    waiting: int = 0
+    kv_bytes: int = 0
+    idle_s: float = 0.0
+    """How long it had been idle in the last report that showed it so."""
+    idle_since_s: float | None = None
+    served: bool = False
+    replaces: InstanceKey | None = None
+    """The instance that leaves once this one serves (a migration)."""
+    carried: bool = False
+    """Draining, and told to move its running requests away."""
+    waits_for: set[InstanceKey] = field(default_factory=set)
+    """Instances whose memory it needs before its command can be sent."""
+
+    @property
+    def model(self) -> ModelName:
+        return self.key.model
+
+    @property
+    def generation(self) -> Generation:
+        return self.key.generation
+
+    @property
+    def devices(self) -> tuple[DeviceId, ...]:
+        """All devices of all parts, in order."""
+        return devices_of(self.parts)
+
+    @property
+    def queue_device(self) -> DeviceId:
+        """The device whose queue takes its requests, and whose reports say how many it has."""
+        return queue_device(self.parts)
+
+    @property
+    def busy(self) -> bool:
+        return self.running > 0 or self.waiting > 0
+
+    def enter(self, state: InstanceState, now_s: float) -> None:
+        self.state, self.since_s = state, now_s
+
+
+@dataclass(slots=True)
+class ModelRecord:
+    """One catalog entry with its demand and its instances."""
+
+    spec: ModelSpec
+    pinned: bool
+    rate: SlidingRate
+    idle: IdleIntervals = field(default_factory=IdleIntervals)
+    instances: list[InstanceRecord] = field(default_factory=list)
+    weighted_rate: float = 0.0
+    """``r / s`` as the board has it (:mod:`.rates`)."""
+    last_arrival_s: float | None = None
+    idle_since_s: float | None = None
+    """When its last instance became idle; kept after that instance left."""
+    waiting: int = 0
+    waiting_since_s: float = float("inf")
+    """When its inactive queue last began to fill: requests that were carried here may have arrived long before."""
+    waiting_tokens: int = 0
+    tightest_deadline_s: float = float("inf")
+    refused_at_s: float = float("-inf")
+    """When its waiting requests were refused; minus infinity again once the inactive queue has answered."""
+    want: Reason | None = None
+    """Why it should be loaded although nothing waits for it (pinned, operator, drain)."""
+    wanted_devices: tuple[DeviceId, ...] = ()
+    failures: int = 0
+    stillborn: int = 0
+    """Engines in a row that died by themselves before any request had a token of them."""
+    retry_at_s: float = float("-inf")
+    failure: str = ""
+    failed_for_good: bool = False
+    activation_s: float | None = None
+    least_instances: int = 1
+    """So many an operator asked for: they stay although demand does not need them (neighbours' demand may)."""
+    avoid_until_s: dict[DeviceId, float] = field(default_factory=dict)
+    short_bytes: dict[DeviceId, int] = field(default_factory=dict)
+    """How much more than its size it is believed to need on a device whose memory turned out not to be there."""
+    removed: bool = False
+
+    @property
+    def name(self) -> ModelName:
+        return self.spec.name
+
+    def in_state(self, *states: InstanceState) -> list[InstanceRecord]:
+        return [i for i in self.instances if i.state in states]
+
+    @property
+    def coming_or_here(self) -> bool:
+        """Some instance serves or will."""
+        return any(i.state is not InstanceState.DRAINING for i in self.instances)
+
+    @property
+    def resting_since_s(self) -> float | None:
+        """Since when none of its active instances has had a request; None when one has."""
+        latest_s: float | None = None
+        for instance in self.instances:
+            if instance.state is InstanceState.ACTIVE:
+                if instance.idle_since_s is None:
+                    return None
+                latest_s = instance.idle_since_s if latest_s is None else max(latest_s, instance.idle_since_s)
+        return latest_s
+
+    @property
+    def starves_at_s(self) -> float:
+        """From then on models in use leave for it; infinite when nothing waits."""
+        return self.waiting_since_s + self.spec.max_wait_s / 2 if self.waiting else float("inf")
+
+    def clear_failure(self) -> None:
+        self.failures, self.retry_at_s, self.failure, self.failed_for_good = 0, float("-inf"), "", False
+        self.avoid_until_s.clear()
+
+
+_REMEMBERED_S = 5.0
+"""Time constant of a device's share of time with waiting requests."""
+
+
+@dataclass(slots=True)
+class DeviceRecord:
+    """One device in service, as it was last reported, with what is placed on it."""
+
+    spec: DeviceSpec
+    draining: bool = False
+    carries: bool = False
+    """Draining, and what runs there moves away with its tokens."""
+    free_bytes: int | None = None
+    busy_kv_bytes: int = 0
+    """Mapped KV of running requests, from the last report."""
+    waiting_share: float = 0.0
+    """Share of the recent time in which requests waited in the device's queue, or in an engine without any memory."""
+    stalled: bool = False
+    """Requests are here and nothing runs, or what runs has no KV memory at all."""
+    memory_short_s: float = 0.0
+    """How long requests had been waiting for memory at the last report."""
+    reported_s: float = 0.0
+    instances: dict[InstanceKey, InstanceRecord] = field(default_factory=dict)
+    """By key: two generations of one model may stand here for a moment."""
+    busy_kv: dict[InstanceKey, int] = field(default_factory=dict)
+    """``busy_kv_bytes`` by instance."""
+
+    def take_report(self, report: DeviceReport, now_s: float) -> None:
+        self.free_bytes = report.free_bytes
+        self.busy_kv = {load.key: load.kv_bytes - load.kv_idle_bytes for load in report.instances}
+        self.busy_kv_bytes = sum(self.busy_kv.values())
+        waits, runs = any(load.waiting for load in report.instances), any(load.running for load in report.instances)
+        self.stalled = self.busy_kv_bytes == 0 if runs else waits
+        waits = waits or self.stalled
+        self.memory_short_s = report.memory_short_s
+        keep = _REMEMBERED_S / (_REMEMBERED_S + now_s - self.reported_s)
+        self.waiting_share = self.waiting_share * keep + (1.0 - keep) * waits
+        self.reported_s = now_s

@@ -1,0 +1,37 @@
+"""Device reports, taken into the books."""
+
+from __future__ import annotations
+
+from prism.core.events import DeviceReport, InstanceLoad
+from prism.core.views import InstanceState
+from prism.scheduler.books import Books
+from prism.scheduler.records import InstanceRecord
+
+
+def take_report(books: Books, report: DeviceReport, now_s: float) -> bool:
+    """What the device holds, and how busy the instances are whose requests stand in its queue. False for a device that
+    is not in the books."""
+    if not books.fleet.take_report(report, now_s):
+        return False
+    for load in report.instances:
+        instance = books.loaded.get(load.key)
+        if instance is not None and instance.queue_device == report.device:
+            _take_load(books, instance, load, now_s)
+    return True
+
+
+def _take_load(books: Books, instance: InstanceRecord, load: InstanceLoad, now_s: float) -> None:
+    instance.running, instance.waiting, instance.kv_bytes = load.running, load.waiting, load.kv_bytes
+    if instance.state is not InstanceState.ACTIVE:
+        return
+    rested = now_s - instance.since_s >= books.settings.min_residency_s
+    instance.served = instance.served or load.served > 0 or load.running > 0 or rested
+    model = books.models[instance.model]
+    if load.served:
+        model.stillborn = 0
+    if instance.busy or model.waiting:
+        books.fleet.mark_busy(instance)
+        model.idle_since_s = None
+    else:
+        books.fleet.mark_idle(instance, load.idle_s, now_s)
+        model.idle_since_s = model.resting_since_s
