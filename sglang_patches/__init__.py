@@ -22,10 +22,11 @@ def all_hooks() -> tuple[Hook, ...]:
         reuse,
         sampling,
         scheduling,
+        streams,
         weights,
     )
 
-    modules = (channels, kv_pool, kv_allocator, kv_placement, scheduling, sampling, grammar, reuse, weights)
+    modules = (channels, kv_pool, kv_allocator, kv_placement, scheduling, sampling, grammar, reuse, streams, weights)
     return tuple(hook for module in modules for hook in module.HOOKS)
 
 

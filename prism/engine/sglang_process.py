@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 from typing import Any
 
+import torch
+
 from prism import memory
 from prism.engine.commands import ActivateModel
 
@@ -40,9 +42,25 @@ def release_scheduler(scheduler: Any) -> None:
 
 def forget_globals() -> None:
     """Drop what SGLang keeps per process that belongs to one model. Rotary tables are cached by shape, and their
-    tensors lie in the weight region that is about to go."""
+    tensors lie in the weight region that is about to go; inputs and outputs of graphs are kept for the next one."""
     from sglang.srt.layers.rotary_embedding import factory
+    from sglang.srt.model_executor import input_buffers
+    from sglang.srt.model_executor.graph_shared_output import GraphSharedOutput
     from sglang.srt.runtime_context import Resources, get_context
 
     factory._ROPE_DICT.clear()
+    input_buffers._forward_input_buffer_pool.clear()
+    GraphSharedOutput._process_shared = None
     get_context().resources = Resources()
+
+
+def finish_kernels(kind: str) -> None:
+    """Wait for everything this process gave its GPU: memory that a kernel reads must not be unmapped."""
+    if kind == "cuda":
+        torch.cuda.synchronize()
+
+
+def empty_torch_cache(kind: str) -> None:
+    """Give back the device memory that torch keeps for later allocations of this process."""
+    if kind == "cuda":
+        torch.cuda.empty_cache()

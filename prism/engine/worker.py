@@ -39,7 +39,15 @@ from prism.engine.frames import FrameSocket
 from prism.engine.images import image_keys
 from prism.engine.leftovers import rendezvous_file, structured_log_file
 from prism.engine.seat import WorkerSeat, cut_to_memory, describe
-from prism.engine.sglang_process import forget_globals, prepare_ranks, release_scheduler, seat_pool, suspects_of
+from prism.engine.sglang_process import (
+    empty_torch_cache,
+    finish_kernels,
+    forget_globals,
+    prepare_ranks,
+    release_scheduler,
+    seat_pool,
+    suspects_of,
+)
 from prism.engine.weight_seat import EngineWeights
 from prism.obs.logs import setup_logging
 from prism.weights.folders.fingerprint import fingerprint
@@ -195,9 +203,6 @@ class Worker:
         seat.scheduler = scheduler
         cut_to_memory(scheduler)
         seat.apply_limit(command.limit_bytes)
-        if self._kind == "cuda":
-            # Pages of freed slots go only when what the forward stream was given by then is done.
-            seat_pool(scheduler).defer_on_stream(scheduler.forward_stream.cuda_stream)
         info = describe(scheduler, weights.held_bytes, weights.from_image)
         phases = {**clock.phases, **{f"weights.{k}": v for k, v in weights.phases.items()}}
         self._channel.send(encode(Activated(phases=phases, info=info)))
@@ -216,7 +221,8 @@ class Worker:
         return EngineWeights(self._owner, store, key, command.model, self._args.capacity_bytes, estimate)
 
     def _deactivate(self, active: ActiveModel) -> bool:
-        """Give all memory back. True if the process may take another model."""
+        """Give all memory back, that of torch too. True if the process may take another model."""
+        finish_kernels(self._kind)
         release_scheduler(active.scheduler)
         weights = active.weights
         pool = seat_pool(active.scheduler)
@@ -225,6 +231,7 @@ class Worker:
         gc.collect()
         pool.close()
         weights.release()
+        empty_torch_cache(self._kind)
         self._device.set_limit(self._owner.id, None)
         return self._args.world == 1
 

@@ -1,0 +1,81 @@
+"""What an engine does to its GPU and when, with stand-ins that write down each call: no GPU is needed."""
+
+from __future__ import annotations
+
+import warnings
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from prism.engine import boot, cuda_stub
+from sglang_patches.streams import fence_freed_pages
+
+pytestmark = pytest.mark.engine
+
+
+class Calls(list[str]):
+    def note(self, name: str) -> Any:
+        return lambda *_: self.append(name)
+
+
+@pytest.fixture
+def worker() -> Any:
+    boot.prepare_environment("host")
+    cuda_stub.load()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        from prism.engine import worker
+    return worker
+
+
+@pytest.fixture
+def calls(worker: Any, monkeypatch: pytest.MonkeyPatch) -> Calls:
+    calls = Calls()
+    monkeypatch.setattr("torch.cuda.synchronize", calls.note("synchronize"))
+    monkeypatch.setattr("torch.cuda.empty_cache", calls.note("empty torch's cache"))
+    for name in ("release_scheduler", "forget_globals"):
+        monkeypatch.setattr(worker, name, calls.note(name))
+    monkeypatch.setattr(worker, "seat_pool", lambda _: SimpleNamespace(close=calls.note("unmap KV")))
+    return calls
+
+
+def deactivate(worker: Any, kind: str, calls: Calls) -> None:
+    made: Any = object.__new__(worker.Worker)
+    made._kind, made._args = kind, SimpleNamespace(world=1)
+    made._device = SimpleNamespace(set_limit=calls.note("lift the limit"))
+    made._owner = SimpleNamespace(id=1)
+    active: Any = SimpleNamespace(
+        scheduler=object(), seat=SimpleNamespace(), weights=SimpleNamespace(release=calls.note("unmap weights"))
+    )
+    assert made._deactivate(active)
+
+
+def test_a_gpu_is_done_before_its_memory_goes_and_torch_keeps_none(worker: Any, calls: Calls) -> None:
+    deactivate(worker, "cuda", calls)
+    assert calls.index("synchronize") < calls.index("unmap KV")
+    assert calls.index("forget_globals") < calls.index("empty torch's cache")
+    assert calls.index("unmap weights") < calls.index("empty torch's cache")
+
+
+def test_a_virtual_device_asks_no_gpu(worker: Any, calls: Calls) -> None:
+    deactivate(worker, "host", calls)
+    assert "unmap KV" in calls and not {"synchronize", "empty torch's cache"} & set(calls)
+
+
+@pytest.mark.parametrize(("overlap", "stream"), [(False, 11), (True, 22)])
+def test_pages_are_fenced_on_the_stream_that_steps_run_on(overlap: bool, stream: int) -> None:
+    fenced: list[int] = []
+    scheduler = SimpleNamespace(
+        device="cuda",
+        enable_overlap=overlap,
+        schedule_stream=SimpleNamespace(cuda_stream=11),
+        forward_stream=SimpleNamespace(cuda_stream=22),
+        token_to_kv_pool_allocator=SimpleNamespace(
+            lease=SimpleNamespace(pool=SimpleNamespace(defer_on_stream=fenced.append))
+        ),
+    )
+    fence_freed_pages(scheduler)
+    scheduler.device = "cpu"
+    fence_freed_pages(scheduler)
+    assert fenced == [stream]
