@@ -27,8 +27,6 @@ class Device:
     def free_bytes(self) -> int: ...
     def wanted_bytes(self) -> int: ...
     def set_limit(self, owner_id: int, limit_bytes: int) -> None: ...
-    def set_floor(self, owner_id: int, floor_bytes: int) -> None: ...
-    def wait_free(self, nbytes: int, timeout_s: float) -> bool: ...
     @property
     def capacity_bytes(self) -> int: ...
     @property
@@ -140,12 +138,10 @@ class Pool:
         """Give slots back, all or nothing: DoubleFree, ForeignSlot."""
     def reset(self) -> None:
         """Every slot is free again, as if each had been given back."""
-    def settle(self) -> None:
+    def quiesce(self) -> None:
         """Do now what is due: unmap surplus whose fences have passed, give back lease; wait for the helper thread."""
     def set_lease(self, lease_bytes: int) -> None:
         """Hold this much from now on: growing is atomic, shrinking a target worked down to."""
-    def set_elastic(self) -> None:
-        """From now on the lease follows use."""
     def ensure(self, slots: int, yielding: bool = False) -> bool:
         """Grow the lease until ``slots`` are available; False, and no change, if refused.
 
@@ -153,19 +149,14 @@ class Pool:
         """
     def give_back(self, keep_slots: int = 0, most_bytes: int = ...) -> int:
         """Shrink the lease by what is not in use; returns bytes given to the account by now."""
-    def relieve(self, keep_slots: int = 0) -> int:
-        """give_back() of as much as pressure() asks for."""
     def trim(self) -> int:
         """Give back the whole unused lease, destroy spare pages; returns bytes given to the account."""
     def set_ahead(self, low_bytes: int, high_bytes: int | None) -> None:
         """Keep between low and high bytes mapped with no slot in use."""
-    def set_idle(self, idle: bool) -> None:
-        """While idle a helper thread gives back the unused lease under pressure."""
     def fence_with(self, fence: Fence | None) -> None:
         """Blocks that run empty from now on keep their pages until the fence has been signalled."""
     def defer_on_stream(self, stream: int) -> None:
         """Blocks that run empty from now on keep their pages until the CUDA stream's work so far is done."""
-    def stop_deferring(self) -> None: ...
     def close(self) -> None:
         """Unmap everything and give the lease back."""
 

@@ -80,17 +80,9 @@ class Device:
         """What waiting reservations and wishes ask for, over all owners. Two reads of shared memory."""
         return self._core.wanted_bytes()
 
-    def wait_for(self, nbytes: int, timeout_s: float) -> bool:
-        """Wait until ``nbytes`` were seen free. Promises nothing, asks nobody to give back."""
-        return self._core.wait_free(nbytes, timeout_s)
-
     def set_limit(self, owner_id: int, limit_bytes: int | None) -> None:
         """Change any owner's limit; below what it holds, the owner feels ``pressure()`` and gets nothing more."""
         self._core.set_limit(owner_id, _kvcached.NO_LIMIT if limit_bytes is None else limit_bytes)
-
-    def set_floor(self, owner_id: int, floor_bytes: int) -> None:
-        """Change any owner's guaranteed bytes; ``FloorUnavailable`` if others hold too much."""
-        self._core.set_floor(owner_id, floor_bytes)
 
 
 def open_device(

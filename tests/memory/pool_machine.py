@@ -162,10 +162,6 @@ class PoolMachine(RuleBasedStateMachine):
         except errors.OutOfMemory:
             assert self.pool.lease_bytes == before
 
-    @rule()
-    def set_elastic(self) -> None:
-        self.pool.set_elastic()
-
     @rule(count=st.integers(0, 400))
     def ensure(self, count: int) -> None:
         before, available = self.pool.lease_bytes, self.pool.available()
@@ -181,9 +177,9 @@ class PoolMachine(RuleBasedStateMachine):
         assert self.pool.available() >= min(keep, available)
 
     @rule()
-    def relieve_and_trim(self) -> None:
-        self.pool.relieve()
+    def trim(self) -> None:
         self.pool.trim()
+        assert self.owner.spare_bytes == 0
 
     @rule(high=st.integers(0, 4) | st.none())
     def keep_mapped(self, high: int | None) -> None:
@@ -232,7 +228,7 @@ class PoolMachine(RuleBasedStateMachine):
     def limit(self, pages: int | None) -> None:
         nbytes = None if pages is None else pages * self.bed.page_bytes
         self.bed.device.set_limit(self.owner.id, nbytes)
-        self.pool.settle()  # the helper thread was rung: between two reads of the books it may give back
+        self.pool.quiesce()  # the helper thread was rung: between two reads of the books it may give back
         assert self.owner.excess() == (0 if nbytes is None else max(0, self.owner.leased_bytes - nbytes))
 
     @rule(first=st.integers(0, 4), pages=st.integers(1, 5))
@@ -258,7 +254,7 @@ class PoolMachine(RuleBasedStateMachine):
     def books_are_right(self) -> None:
         if not hasattr(self, "pool"):
             return
-        self.pool.settle()  # so that the next step does not depend on how far the helper thread has come
+        self.pool.quiesce()  # so that the next step does not depend on how far the helper thread has come
         self.pool.check()
         stats = self.pool.stats()
         assert self.pool.used() == len(self.stamps)

@@ -44,8 +44,8 @@ void take(Pool& pool, std::vector<std::int64_t>& slots, unsigned how) {
   if (!pool.alloc_after_at_once(last.data(), slots.data(), count)) pool.alloc_after(last.data(), slots.data(), count);
 }
 
-// Takes slots, marks them, checks the marks, gives them back; `busy` pools are shared by several threads.
-void use(Pool& pool, unsigned seed, int rounds) {
+// Takes slots, marks them, checks the marks, gives them back. `leases`: it also sets the pool's lease, which is then not elastic.
+void use(Pool& pool, unsigned seed, int rounds, bool leases = false) {
   std::mt19937 random(seed);
   std::vector<std::int64_t> slots;
   const std::int64_t cell = kLayout.token_bytes();
@@ -55,7 +55,7 @@ void use(Pool& pool, unsigned seed, int rounds) {
       take(pool, slots, random() % 4);
     } catch (const Error& error) {
       require(error.kind() == ErrorKind::OutOfMemory || error.kind() == ErrorKind::LimitExceeded, error.what());
-      pool.relieve(0);
+      pool.give_back(0, pool.pressure());
       continue;
     }
     for (std::int64_t s : slots) std::memcpy(reinterpret_cast<void*>(pool.address() + s * cell), &s, 8);
@@ -67,8 +67,7 @@ void use(Pool& pool, unsigned seed, int rounds) {
     if (due && !pool.settle_at_once()) pool.settle();
     if (i % 16 == 0) pool.available();
     if (i % 64 == 0) pool.trim();
-    if (i % 50 == 0) pool.set_elastic();
-    if (i % 50 == 25) {
+    if (leases && i % 25 == 0) {
       try {
         pool.set_lease(static_cast<std::int64_t>(random() % 20) * kPage);
       } catch (const Error&) {
@@ -85,7 +84,7 @@ std::shared_ptr<Owner> enter(Device& device, std::int64_t floor_bytes) {
     } catch (const Error& error) {
       require(error.kind() == ErrorKind::FloorUnavailable, error.what());
     }
-    device.account().wait_free(floor_bytes, kPatience_s);
+    std::this_thread::yield();
   }
 }
 
@@ -105,8 +104,8 @@ void threads_on_shared_and_own_pools(const std::string& directory, int rounds) {
       mine->adopt(range);
       for (int again = 0; again < 3; ++again) {
         auto pool = range->divide({{kLayout, 1000, again == 1 ? 4 * kPage : kElastic}}, kPatience_s)[0];
-        pool->set_idle(true);
-        use(*pool, 100 + t, rounds / 3);
+        pool->set_ahead(kPage, 3 * kPage);
+        use(*pool, 100 + t, rounds / 3, again == 1);
       }
     });
   }
@@ -119,7 +118,7 @@ void threads_on_shared_and_own_pools(const std::string& directory, int rounds) {
       shared->stats();
       device->account().stats();
     }
-    shared->stop_deferring();
+    shared->fence_with(nullptr);
   });
   threads.emplace_back([&] {
     auto mine = device->enter("weights", 0, kNoLimit);
@@ -191,7 +190,7 @@ void processes_killed_at_random(const std::string& directory, int kills) {
         auto mine = open(directory)->enter("process", 0, kNoLimit);
         auto arena = std::make_shared<Arena>(mine, std::int64_t{64} << 20);
         auto pool = arena->divide({{kLayout, 2000, kElastic}}, kPatience_s)[0];
-        for (;;) use(*pool, static_cast<unsigned>(getpid()), 100);
+        for (;;) use(*pool, static_cast<unsigned>(getpid()), 100, getpid() % 2 == 0);
       }
       children.push_back(child);
     }

@@ -105,19 +105,6 @@ class AccountMachine(RuleBasedStateMachine):
             self.device.set_limit(entry.owner.id, limit)
             entry.limit = limit
 
-    @rule(entry=owners, floor=BYTES)
-    def set_floor(self, entry: Entry | None, floor: int) -> None:
-        if entry is None:
-            return
-        needed = max(entry.total, floor) - entry.charged
-        try:
-            self.device.set_floor(entry.owner.id, floor)
-        except errors.FloorUnavailable:
-            assert needed > self.free
-        else:
-            assert needed <= self.free
-            entry.floor = floor
-
     @invariant()
     def books_agree(self) -> None:
         audit = self.device.audit()

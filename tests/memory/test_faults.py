@@ -144,7 +144,7 @@ def test_the_driver_says_no_though_the_account_said_yes(tmp_path: Path, fake: Fa
         pool.alloc(100)
     pool.check()
     assert pool.used() == 0
-    pool.settle()
+    pool.quiesce()
     assert owner.leased_bytes == bed.page_bytes
     assert len(pool.alloc(100)) == 100
 
@@ -159,10 +159,10 @@ def test_no_page_goes_while_a_stream_may_touch_it(tmp_path: Path, fake: FakeCuda
     slots = pool.alloc(100)
     mappings = fake.mappings()
     pool.free(slots)
-    pool.settle()
+    pool.quiesce()
     assert fake.mappings() == mappings and pool.stats()["deferred_bytes"] > 0
     fake.hold_streams(False)
-    pool.settle()
+    pool.quiesce()
     assert fake.mappings() == before + 1 and owner.leased_bytes == bed.page_bytes
 
 

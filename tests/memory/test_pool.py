@@ -131,7 +131,7 @@ def test_mapping_ahead(bed: Bed) -> None:
     eventually(lambda: pool.stats()["ahead_bytes"] == 4 * bed.page_bytes)
     pool.alloc(15 + 16 * 3)
     eventually(lambda: pool.stats()["ahead_bytes"] >= 2 * bed.page_bytes)
-    pool.settle()
+    pool.quiesce()
     assert pool.stats()["ahead_bytes"] <= 4 * bed.page_bytes
     rival = bed.device.register("rival")
     rival.reserve(bed.device.capacity_bytes - 4 * bed.page_bytes, "kv", 30.0)
@@ -139,38 +139,46 @@ def test_mapping_ahead(bed: Bed) -> None:
     pool.check()
 
 
-def test_an_idle_pool_gives_back_by_itself(bed: Bed) -> None:
-    owner, pool = make(bed, 40)
-    kept = pool.alloc(20)
-    pool.set_idle(True)
-    rival = bed.device.register("rival")
-    rival.reserve(bed.device.capacity_bytes - 10 * bed.page_bytes, "kv", 30.0)
-    assert owner.leased_bytes <= 10 * bed.page_bytes and pool.used() == len(kept)
-    assert pool.available() == owner.leased_bytes // bed.page_bytes * 16 - 1 - 20
-
-
-def test_a_busy_pool_keeps_what_it_promised(bed: Bed) -> None:
-    _, pool = make(bed, 40)
-    pool.set_idle(True)
-    assert pool.available() == 639
+def test_a_lease_is_mapped_ahead_as_far_as_it_goes(bed: Bed) -> None:
+    """Leased pools map ahead within their lease only, and keep what they promised when others wait."""
+    owner, pool = make(bed, 10)
+    pool.set_ahead(20 * bed.page_bytes, None)
+    eventually(lambda: pool.stats()["ahead_bytes"] == 9 * bed.page_bytes)
+    assert owner.leased_bytes == 10 * bed.page_bytes and pool.available() == 159
     rival = bed.device.register("rival")
     with pytest.raises(errors.OutOfMemory):
         rival.reserve(bed.device.free_bytes() + 1, "kv", 0.3)
-    assert pool.available() == 639
+    assert pool.available() == 159
+    maps = pool.stats()["maps"]
+    pool.alloc(159)
+    assert pool.stats()["maps"] == maps, "nothing was left to map"
+    pool.check()
 
 
-def test_relief_gives_what_is_asked_for(bed: Bed) -> None:
+def test_pages_mapped_ahead_go_with_the_lease(bed: Bed) -> None:
+    owner, pool = make(bed, 40)
+    kept = pool.alloc(20)
+    pool.set_ahead(30 * bed.page_bytes, None)
+    eventually(lambda: pool.stats()["ahead_bytes"] == 30 * bed.page_bytes)
+    assert pool.give_back(keep_slots=11 + 3 * 16) == 35 * bed.page_bytes, "11 are free beside those kept"
+    assert pool.stats()["ahead_bytes"] == 3 * bed.page_bytes and owner.leased_bytes == 5 * bed.page_bytes
+    pool.trim()
+    assert pool.used() == len(kept) and owner.leased_bytes == 2 * bed.page_bytes
+    assert pool.stats()["mapped_bytes"] == 2 * bed.page_bytes and owner.spare_bytes == 0
+
+
+def test_an_owner_gives_back_what_is_asked_for(bed: Bed) -> None:
     owner, pool = make(bed, 40)
     pool.alloc(100)
     rival = bed.device.register("rival")
     with ThreadPoolExecutor(1) as threads:
         waiting = threads.submit(rival.reserve, bed.device.free_bytes() + 3 * bed.page_bytes, "weights", 30.0)
         eventually(lambda: pool.pressure() > 0)
-        assert pool.pressure() == 3 * bed.page_bytes == pool.relieve()
+        assert pool.pressure() == 3 * bed.page_bytes == pool.give_back(most_bytes=pool.pressure())
         waiting.result(30)
-    assert owner.leased_bytes == 37 * bed.page_bytes and pool.relieve() == 0
+    assert owner.leased_bytes == 37 * bed.page_bytes and pool.pressure() == 0
     bed.device.set_limit(owner.id, 10 * bed.page_bytes)
-    assert pool.relieve(keep_slots=20) == 27 * bed.page_bytes
+    assert pool.give_back(keep_slots=20, most_bytes=pool.pressure()) == 27 * bed.page_bytes
     assert pool.give_back(keep_slots=40) == 1 * bed.page_bytes
 
 
@@ -212,7 +220,7 @@ def test_threads_share_a_pool(bed: Bed) -> None:
 
     with ThreadPoolExecutor(8) as threads:
         assert all(threads.map(work, range(8)))
-    pool.settle()
+    pool.quiesce()
     pool.check()
     assert pool.used() == 0 and not bed.device.audit().problems
 

@@ -7,6 +7,7 @@ import os
 import random
 import signal
 import time
+from contextlib import suppress
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 
@@ -35,11 +36,9 @@ def engine(directory: Path, seed: int) -> None:
     k = memory.numpy_views(pool, np.uint16)[0][0]
     held: list[np.ndarray] = []
     while True:
-        try:
-            step(rng, owner, pool, region, k, held)
-        except errors.OutOfMemory:
-            pool.relieve()
-        pool.relieve()
+        with suppress(errors.OutOfMemory):
+            step(rng, owner, pool, region, k, held, leased=seed % 2 == 1)
+        pool.give_back(most_bytes=pool.pressure())
         if rng.random() < 0.002:
             owner._core.die_inside_lock(rng.randrange(PAGE), rng.random() < 0.5)
 
@@ -60,6 +59,7 @@ def step(
     region: memory.WeightRegion,
     k: np.ndarray,
     held: list[np.ndarray],
+    leased: bool,
 ) -> None:
     match rng.randrange(7):
         case 0 | 1:
@@ -75,7 +75,7 @@ def step(
             held.append(pool.alloc(promised))
             k[held[-1], 0, 0] = held[-1]
         case 4:
-            pool.set_lease(rng.randrange(40) * PAGE) if rng.random() < 0.5 else pool.set_elastic()
+            pool.set_lease(rng.randrange(40) * PAGE) if leased else pool.trim()
         case 5:
             region.commit() if region.committed_bytes == 0 else region.decommit()
         case 6:

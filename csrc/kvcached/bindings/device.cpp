@@ -135,8 +135,6 @@ void bind_device(nb::module_& m) {
       .def("free_bytes", [](Device& d) { return d.account().free_bytes(); })
       .def("wanted_bytes", [](Device& d) { return d.account().wanted_bytes(); })
       .def("set_limit", [](Device& d, OwnerId o, std::int64_t bytes) { d.account().set_limit(o, bytes); }, NoGil())
-      .def("set_floor", [](Device& d, OwnerId o, std::int64_t bytes) { d.account().set_floor(o, bytes); }, NoGil())
-      .def("wait_free", [](Device& d, std::int64_t bytes, double timeout_s) { return d.account().wait_free(bytes, timeout_s); }, NoGil())
       .def_prop_ro("capacity_bytes", [](Device& d) { return d.account().capacity_bytes(); })
       .def_prop_ro("page_bytes", [](Device& d) { return d.account().page_bytes(); })
       .def_prop_ro("account_path", &Device::account_path);

@@ -158,26 +158,22 @@ void bind_changes(nb::class_<Pool>& pool) {
       .def("alloc_into", &alloc_into, "buffer"_a, "fresh"_a = false, "Fills an int64 array (numpy, torch CPU) with slots, as alloc() does.")
       .def("free", &free_slots, "slots"_a, "Gives slots back, all or nothing: DoubleFree, ForeignSlot.")
       .def("reset", &reset, NoGil(), "Every slot is free again, as if each had been given back.")
-      .def("settle", &Pool::quiesce, NoGil(), "Does now what is due: unmaps surplus whose fences have passed, gives back lease.")
+      .def("quiesce", &Pool::quiesce, NoGil(),
+           "Does now what is due: unmaps surplus whose fences have passed, gives back lease; waits for the helper thread.")
       .def("set_lease", &Pool::set_lease, "lease_bytes"_a, NoGil(),
            "Holds this much from now on. Growing raises OutOfMemory or LimitExceeded; shrinking is a target worked down to.")
-      .def("set_elastic", &Pool::set_elastic, NoGil(), "From now on the lease follows use.")
       .def("ensure", &Pool::ensure, "slots"_a, "yielding"_a = false, NoGil(), "Grows the lease until `slots` are available; False, and no change, if refused.")
       .def("give_back", &Pool::give_back, "keep_slots"_a = 0, "most_bytes"_a = INT64_MAX, NoGil(),
            "Shrinks the lease by what is not in use, keeping `keep_slots` available. Returns bytes given to the account by now.")
-      .def("relieve", &Pool::relieve, "keep_slots"_a = 0, NoGil(), "give_back() of as much as pressure() asks for. Returns bytes.")
       .def("trim", &Pool::trim, NoGil(), "Gives back the whole unused lease and destroys spare pages. Returns bytes given to the account.")
       .def("set_ahead",
            [](Pool& p, std::int64_t low, std::optional<std::int64_t> high) { p.set_ahead(low, high ? *high : -1); }, "low_bytes"_a,
            "high_bytes"_a.none(), NoGil(),
            "Keeps between low and high bytes mapped with no slot in use: a helper thread refills below low; beyond high they are unmapped.")
-      .def("set_idle", &Pool::set_idle, "idle"_a, NoGil(),
-           "While idle a helper thread gives back the unused lease under pressure; the next alloc, available or ensure ends it.")
       .def("fence_with", [](Pool& p, std::shared_ptr<ManualFence> f) { p.fence_with(std::move(f)); }, "fence"_a.none(),
            "Blocks that run empty from now on keep their pages until this fence has been signalled; None: no fence.")
       .def("defer_on_stream", &Pool::defer_on_stream, "stream"_a,
            "Blocks that run empty from now on keep their pages until what this CUDA stream was given by then is done.")
-      .def("stop_deferring", &Pool::stop_deferring)
       .def("close", &Pool::close, NoGil(), "Unmaps everything and gives the lease back. Slots and views are void.");
 }
 

@@ -119,24 +119,6 @@ void Account::set_limit(OwnerId owner, std::int64_t bytes) {
   memory_came_back();   // or may now get what it waits for
 }
 
-void Account::set_floor(OwnerId owner, std::int64_t bytes) {
-  check_bytes(bytes, "a floor");
-  {
-    Locked lock(*this);
-    OwnerSlot& s = live_slot(owner);
-    const std::int64_t before = s.charged(), held = s.held();
-    const std::int64_t after = held > bytes ? held : bytes;
-    const std::int64_t free = capacity_bytes() - header_->charged_bytes.load(std::memory_order_relaxed);
-    if (after - before > free) {
-      throw Error(ErrorKind::FloorUnavailable, std::string("the floor of ") + s.name + " cannot be guaranteed",
-                  {{"floor_bytes", bytes}, {"held_bytes", held}, {"free_bytes", free}, {"capacity_bytes", capacity_bytes()}});
-    }
-    s.floor_bytes.store(bytes, std::memory_order_relaxed);
-    charge(s, before);
-  }
-  memory_came_back();
-}
-
 std::int64_t Account::free_bytes() const {
   return capacity_bytes() - header_->charged_bytes.load(std::memory_order_relaxed);
 }

@@ -78,18 +78,6 @@ void Account::reserve_within(OwnerId owner, std::int64_t bytes, Klass klass, dou
   }
 }
 
-bool Account::wait_free(std::int64_t bytes, double timeout_s) {
-  const std::int64_t deadline_ns = now_ns() + static_cast<std::int64_t>(timeout_s * 1e9);
-  Waiting waiting(header_->waiters);
-  for (;;) {
-    const std::uint32_t seen = header_->freed.load();
-    if (free_bytes() >= bytes || (reap_if_due() && free_bytes() >= bytes)) return true;
-    const std::int64_t left_ns = deadline_ns - now_ns();
-    if (left_ns <= 0) return false;
-    futex_wait(header_->freed, seen, left_ns < kSlice_ns ? left_ns : kSlice_ns);
-  }
-}
-
 void Account::ring(OwnerId owner) {
   OwnerSlot& s = slot(owner);
   s.doorbell.fetch_add(1);

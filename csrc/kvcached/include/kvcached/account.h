@@ -70,10 +70,6 @@ class Account {
   std::int64_t wished(OwnerId owner) const;
 
   void set_limit(OwnerId owner, std::int64_t bytes);  // any process; below what is held: the owner feels pressure()
-  void set_floor(OwnerId owner, std::int64_t bytes);  // FloorUnavailable if others hold too much
-
-  // Waits until `bytes` are free for a newcomer; true if they were seen free. Promises nothing.
-  bool wait_free(std::int64_t bytes, double timeout_s);
 
   std::vector<OwnerId> reap();  // dead owners; anyone may call
   AccountStats stats();         // consistent: taken under the lock

@@ -17,8 +17,8 @@ namespace kvcached {
 class Tended {
  public:
   virtual ~Tended() = default;
-  // Does a bounded piece of what is due (refill, unmap behind fences, give back under pressure).
-  // Returns ns until it wants to be called again.
+  // Does a bounded piece of what is due (refill, unmap behind fences).
+  // Returns ns until it wants to be called again; INT64_MAX: not before it is woken.
   virtual std::int64_t tend() = 0;
 };
 
