@@ -1,13 +1,13 @@
-"""Copying a pack into a GPU: through pinned buffers, over several GPUs' host links at once where there are some.
+"""Copying a pack into a GPU through pinned buffers.
 
 ::
 
-    host copy --verify + copy--> pinned buffer --DMA--> target                          (the target's own lane)
-    host copy --verify + copy--> pinned buffer --DMA--> helper's staging buffer --NVLink--> target   (a helper's lane)
+    host copy --verify + copy--> pinned buffer 0 --DMA--> target
+                                 pinned buffer 1              the processor fills one while the other is on its way
 
-Every lane has two pinned buffers, so that the processor fills one while the other is on its way; a helper GPU lends one
-staging buffer of a chunk's size (Prism 5.2: about 30 MB). Lanes take chunks in order from one queue: a slow or busy
-lane takes fewer. The driver behind a lane is CuPy; everything else here is host code and tested without a GPU.
+A *lane* is one way into the target: its own link (:mod:`prism.weights.loading.cuda_lanes`). Lanes take chunks in order
+from one queue, so that a slow one takes fewer. The driver behind a lane is CuPy; everything else here is host code and
+tested without a GPU.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from prism.weights.loading.loader import Event, Never, OnBlock
 from prism.weights.store.resident import ResidentPack
 
 CHUNK_BYTES: Final = 16 << 20
-"""Two of these per lane, rounded down to whole leaves: within the 30 MB that a helper lends."""
+"""Two of these per lane, rounded down to whole leaves."""
 
 
 class Lane(Protocol):
@@ -33,10 +33,6 @@ class Lane(Protocol):
 
     buffers: Sequence[int]
     """Addresses of its pinned buffers, :data:`CHUNK_BYTES` each."""
-
-    def busy(self) -> bool:
-        """Whether the lane's GPU has more important work: the lane then takes no chunk."""
-        ...
 
     def send(self, buffer: int, target: int, nbytes: int) -> None:
         """Starts moving ``nbytes`` from the pinned buffer with that index to device address ``target``."""
@@ -56,11 +52,11 @@ def load_gpu(
     on_block: OnBlock | None = None,
     cancel: Event | None = None,
 ) -> None:
-    """Copies the data area of ``packed`` to device address ``target`` over ``lanes`` (the first is the target's own and
-    never busy). ``on_block`` and errors as in :func:`prism.weights.loading.loader.load`."""
+    """Copies the data area of ``packed`` to device address ``target`` over ``lanes``. ``on_block`` and errors as in
+    :func:`prism.weights.loading.loader.load`."""
     job = _Job(packed, target, cancel or Never())
     with ThreadPoolExecutor(len(lanes), thread_name_prefix="weights-gpu") as pool:
-        futures = [pool.submit(job.run, lane, first=i == 0) for i, lane in enumerate(lanes)]
+        futures = [pool.submit(job.run, lane) for lane in lanes]
         try:
             _report(job, futures, on_block)
         finally:
@@ -83,16 +79,10 @@ class _Job:
     def halted(self) -> bool:
         return self.stopped or self.cancel.is_set()
 
-    def run(self, lane: Lane, first: bool) -> None:
+    def run(self, lane: Lane) -> None:
         flying: list[range | None] = [None] * len(lane.buffers)
         turn = 0
         while not self.halted():
-            if not first and lane.busy():
-                with self.changed:
-                    self.changed.wait(0.001)
-                if self._next >= self.packed.header.leaves:
-                    break
-                continue
             chunk = self._take()
             if chunk is None:
                 self._land_all(lane, turn, flying)  # what is in place is reported while the rest still arrives

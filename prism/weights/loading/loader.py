@@ -75,15 +75,14 @@ def load(
 
 def _load_into_gpu(packed: ResidentPack, target: int, gpu: int, on_block: OnBlock | None, cancel: Event | None) -> None:
     # imported here: the module below needs this one, and CuPy is slow to import where no GPU will ever be
-    from prism.weights.loading.cuda_lanes import open_lanes
+    from prism.weights.loading.cuda_lanes import CudaLane
     from prism.weights.loading.gpu_loader import load_gpu
 
-    lanes = open_lanes(gpu)
+    lane = CudaLane(gpu)
     try:
-        load_gpu(packed, target, lanes, on_block, cancel)
+        load_gpu(packed, target, [lane], on_block, cancel)
     finally:
-        for lane in lanes:
-            lane.close()
+        lane.close()
 
 
 @dataclass
