@@ -31,8 +31,10 @@ class SlidingRate:
         """The rate over the window that ends now."""
         if self._counts is None:
             return 0.0
-        gone = sum(self._counts[old % _BUCKETS] for old in self._passed_until(int(now_s // self._width_s)))
-        return (self._total - gone) / (self._width_s * _BUCKETS)
+        bucket, total = int(now_s // self._width_s), self._total
+        if bucket > self._bucket:
+            total -= sum(self._counts[old % _BUCKETS] for old in self._passed_until(bucket))
+        return total / (self._width_s * _BUCKETS)
 
     def _passed_until(self, bucket: int) -> range:
         """Buckets whose place in the ring belongs to a later time once ``bucket`` is the newest one."""
@@ -61,9 +63,6 @@ class ExpectedRates:
     def __init__(self, rates: Mapping[str, float], window_s: float) -> None:
         self._rates, self._window_s = dict(rates), window_s
         self._first_s: float | None = None
-
-    def __bool__(self) -> bool:
-        return bool(self._rates)
 
     def saw_request(self, now_s: float) -> None:
         """A request came; the first one begins the fading."""

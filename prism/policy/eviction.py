@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from prism.core.ids import Generation, ModelName
+from prism.core.instances import InstanceKey
 from prism.core.settings import EvictionOrder
 
 
@@ -13,8 +13,7 @@ from prism.core.settings import EvictionOrder
 class EvictionCandidate:
     """An instance that may leave. Pinned ones and ones that have not served never become one."""
 
-    model: ModelName
-    generation: Generation
+    key: InstanceKey
     frees_bytes: int
     """Memory its leaving gives back on the device in question: weights and promised KV."""
     idle_s: float
@@ -75,11 +74,11 @@ def choose_from_ranked(
     return None
 
 
-def _rank(candidate: EvictionCandidate, order: EvictionOrder) -> tuple[bool, bool, float, float, str, int]:
+def _rank(candidate: EvictionCandidate, order: EvictionOrder) -> tuple[bool, bool, float, float, InstanceKey]:
     by_regret = candidate.regret / max(1, candidate.frees_bytes)
     first = -candidate.slo_ttft_s if order is EvictionOrder.PAPER else by_regret
     stays, in_use = not candidate.leaving, candidate.in_use
-    return (stays, in_use, first, -candidate.idle_s, candidate.model, candidate.generation)
+    return (stays, in_use, first, -candidate.idle_s, candidate.key)
 
 
 def _without_needless(chosen: list[EvictionCandidate], spare_bytes: int) -> tuple[EvictionCandidate, ...]:

@@ -109,7 +109,8 @@ class ClusterScheduler:
         4. The policy does what is due.
         """
         self._take_in(event, now_s)  # 1
-        self._wanting.retry_freed(now_s)  # 2
+        if self._lifecycle.freed:
+            self._wanting.retry_freed(now_s)  # 2
         if now_s >= self._wanting.next_retry_s:
             self._wanting.retry(now_s)
         if self._lifecycle.held:
@@ -121,12 +122,12 @@ class ClusterScheduler:
 
     def _take_in(self, event: ClusterEvent, now_s: float) -> None:
         match event:
-            case Arrivals(model, count):
-                self._on_arrivals(model, count, now_s)
-            case WaitingRequests():
-                self._wanting.on_waiting(event, now_s)
             case DeviceReport():
                 self._on_report(event, now_s)
+            case Arrivals():
+                self._on_arrivals(event, now_s)
+            case WaitingRequests():
+                self._wanting.on_waiting(event, now_s)
             case OperatorLoad():
                 self._operators.on_load(event, now_s)
             case OperatorUnload():
@@ -182,10 +183,10 @@ class ClusterScheduler:
     def _devices_on(self, node: NodeId) -> list[DeviceId]:
         return [id for id, device in self.books.fleet.devices.items() if device.spec.node == node]
 
-    def _on_arrivals(self, name: ModelName, count: int, now_s: float) -> None:
-        model = self.books.models.get(name)
+    def _on_arrivals(self, event: Arrivals, now_s: float) -> None:
+        model = self.books.models.get(event.model)
         if model is not None and not model.removed:
-            self.books.rates.on_arrivals(model, count, now_s)
+            self.books.rates.on_arrivals(model, event.count, now_s)
 
     def _on_report(self, report: DeviceReport, now_s: float) -> None:
         if take_report(self.books, report, now_s):

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from prism.core.ids import DeviceId
 from prism.core.instances import InstanceKey
 from prism.core.reasons import Reason, ReasonCode, because
-from prism.policy.eviction import EvictionCandidate, choose_from_ranked
+from prism.policy.eviction import choose_from_ranked
 from prism.policy.pressure import Mask, Shard
 from prism.scheduler.books import Books
 from prism.scheduler.places import Places
@@ -87,19 +87,19 @@ class Evictions:
         if need_bytes > leavers.room_bytes + leavers.frees_bytes and device not in model.short_bytes:  # 1
             return None
         here = fleet.devices[device].instances
-        forced = [c for c in leavers.candidates if c.model == model.name and c.leaving]
+        forced = [c for c in leavers.candidates if c.key.model == model.name and c.leaving]
         if len(forced) < sum(i.model == model.name for i in here.values()):  # 2
             return None
         room_bytes = leavers.room_bytes + sum(c.frees_bytes for c in forced)  # 3
-        others = [c for c in leavers.ranked if c.model != model.name]
+        others = [c for c in leavers.ranked if c.key.model != model.name]
         chosen = choose_from_ranked(others, int(need_bytes - room_bytes))  # 4
         if chosen is None and device in model.short_bytes and pressing is Pressing.STARVING:  # 5
-            everybody = tuple(c for c in leavers.candidates if c.model != model.name)
+            everybody = tuple(c for c in leavers.candidates if c.key.model != model.name)
             most_bytes = room_bytes + sum(c.frees_bytes for c in everybody)
             chosen = everybody if most_bytes >= fleet.board.need_on(fleet.index[device], shard) else None
         if chosen is None:
             return None
-        victims = tuple(here[_key(c)] for c in (*forced, *chosen))
+        victims = tuple(here[c.key] for c in (*forced, *chosen))
         return Eviction(device, victims, sum(c.regret for c in chosen), self._kvpr_after(device, shard, victims))
 
     def _kvpr_after(self, device: DeviceId, shard: Shard, victims: tuple[InstanceRecord, ...]) -> float:
@@ -147,10 +147,6 @@ class Evictions:
         goes_bytes = sum(fleet.frees_bytes(device, i) for i in instances if not models[i.model].pinned)
         index = fleet.index[device]
         return bool(fleet.room_on(index) + goes_bytes >= fleet.board.need_on(index, shard))
-
-
-def _key(candidate: EvictionCandidate) -> InstanceKey:
-    return InstanceKey(candidate.model, candidate.generation)
 
 
 def _cost(eviction: Eviction) -> tuple[float, float, str]:

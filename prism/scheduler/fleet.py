@@ -100,19 +100,24 @@ class Fleet:
         return True
 
     def _count_kv(self, device: DeviceRecord) -> None:
-        id = device.spec.id
-        self.grown_kv[self.index[id]] = sum(self._grown_bytes(id, device, i) for i in device.instances.values())
+        grown_bytes = 0
+        for instance in device.instances.values():
+            grown_bytes += self._grown_bytes(device, instance)
+        self.grown_kv[self.index[device.spec.id]] = grown_bytes
 
-    def _grown_bytes(self, id: DeviceId, device: DeviceRecord, instance: InstanceRecord) -> int:
+    def _grown_bytes(self, device: DeviceRecord, instance: InstanceRecord) -> int:
         """KV in use by the instance's requests beyond what it was promised."""
-        promised_bytes = self.board.kv_bytes(self.index[id], instance.shards[id])
-        return max(0, device.busy_kv.get(instance.key, 0) - promised_bytes)
+        busy_bytes = device.busy_kv.get(instance.key, 0)
+        if busy_bytes <= 0:
+            return 0
+        id = device.spec.id
+        return max(0, busy_bytes - self.board.kv_bytes(self.index[id], instance.shards[id]))
 
     def frees_bytes(self, id: DeviceId, instance: InstanceRecord) -> int:
         """What the device has more, in :meth:`room`, once the instance has left it."""
         index, shard = self.index[id], instance.shards[id]
         held_bytes = self.board.weights_bytes(index, shard) + self.board.kv_bytes(index, shard)
-        return held_bytes + self._grown_bytes(id, self.devices[id], instance)
+        return held_bytes + self._grown_bytes(self.devices[id], instance)
 
     def room(self) -> Floats:
         """Bytes of every device that nothing is promised to and no running request occupies."""

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from prism.core.ids import DeviceId
-from prism.core.instances import InstanceKey
 from prism.core.reasons import ReasonCode, because
 from prism.core.views import InstanceState
 from prism.policy.eviction import choose_evictions
@@ -49,7 +48,7 @@ class KvRelief:
         ]
         for candidate in choose_evictions(found, 1, self._books.settings.eviction) or ():
             reason = because(ReasonCode.KV_PRESSURE, idle_s=candidate.idle_s, regret=candidate.regret)
-            yield StopInstance(self._books.loaded[InstanceKey(candidate.model, candidate.generation)], reason)
+            yield StopInstance(self._books.loaded[candidate.key], reason)
 
     def _carry_over(self, instance: InstanceRecord, now_s: float) -> StopInstance | None:
         """What a model still runs where it has moved away from, and where others wait for memory, goes on where it has

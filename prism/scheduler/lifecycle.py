@@ -32,12 +32,8 @@ class Lifecycle:
         self._next_generation = first_generation
         self.held: dict[InstanceKey, InstanceRecord] = {}
         """Instances that wait for others to leave."""
-        self._freed: list[ModelRecord] = []
-
-    def take_freed(self) -> list[ModelRecord]:
-        """Models of which an instance is gone since the last call: memory has come free."""
-        freed, self._freed = self._freed, []
-        return freed
+        self.freed: list[ModelRecord] = []
+        """Models of which an instance is gone: memory has come free. :class:`.wanting.Wanting` empties it."""
 
     def start_instance(self, order: StartInstance, now_s: float) -> InstanceRecord:
         """Promise the memory; send the command now or when those that must leave have left."""
@@ -150,4 +146,4 @@ class Lifecycle:
                 for other in list(device.instances.values()):
                     other.waits_for.discard(instance.key)
                     self._send_if_ready(other, now_s)
-        self._freed.append(model)
+        self.freed.append(model)

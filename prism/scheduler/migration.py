@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
+from prism.core.ids import ModelName
 from prism.core.reasons import Reason, ReasonCode, because
 from prism.core.settings import MigrationTest
 from prism.core.views import InstanceState, PlannedDecision
@@ -28,13 +29,12 @@ class Migration:
     def __init__(self, books: Books, places: Places) -> None:
         self._books, self._places = books, places
         self.next_s = float("inf")
+        self._enabled = books.settings.global_scheduler and books.settings.rebalance_every_s > 0
 
     def on_time(self, now_s: float) -> Iterable[StartInstance]:
         """Rebalance when that is due."""
-        books = self._books
-        every_s = books.settings.rebalance_every_s
-        rebalances = books.settings.global_scheduler and every_s > 0 and len(books.fleet.devices) > 1
-        if not rebalances or not books.loaded:
+        books, every_s = self._books, self._books.settings.rebalance_every_s
+        if not (self._enabled and books.loaded and len(books.fleet.devices) > 1):
             self.next_s = float("inf")
         elif self.next_s == float("inf"):
             self.next_s = now_s + every_s
@@ -47,7 +47,8 @@ class Migration:
         """The moves that Algorithm 1 asks for and that pay, the highest weighted rate first."""
         moving = sum(len(m.instances) > 1 for m in self._books.loaded_models())
         budget = max(1, len(self._books.fleet.devices) // _MOVES_AT_ONCE_SHARE) - moving
-        wanted = [(m, a) for m, a in self._assignments(now_s) if a.moved and self._move_pays(m, a, now_s)]
+        rates = {m.name: m.weighted_rate for m in self._books.loaded_models()}  # refreshed a moment ago
+        wanted = [(m, a) for m, a in self._assignments(rates) if a.moved and self._move_pays(m, a, rates[m.name])]
         for model, assignment in wanted:
             if budget <= 0:
                 return
@@ -55,11 +56,11 @@ class Migration:
                 yield move
                 budget -= 1
 
-    def _assignments(self, now_s: float) -> list[tuple[ModelRecord, Assignment]]:
-        """Algorithm 1 over the loaded models and the devices in service, with rates as of now."""
+    def _assignments(self, rates: Mapping[ModelName, float]) -> list[tuple[ModelRecord, Assignment]]:
+        """Algorithm 1 over the loaded models, whose ``r / s`` are ``rates``, and the devices in service."""
         books = self._books
         models = [m for m in books.loaded_models() if m.coming_or_here]
-        wanted = [entry for m in models for entry in _placement_models(m, books.rates.weighted_rate(m, now_s))]
+        wanted = [entry for m in models for entry in _placement_models(m, rates[m.name])]
         devices = [d.spec for d in books.fleet.devices.values() if not d.draining]
         tau = books.settings.tau * mean_pressure(wanted, devices)
         by_name = {m.name: m for m in models}
@@ -67,7 +68,7 @@ class Migration:
 
     # --- whether it pays ---
 
-    def _move_pays(self, model: ModelRecord, assignment: Assignment, now_s: float) -> bool:
+    def _move_pays(self, model: ModelRecord, assignment: Assignment, weighted_rate: float) -> bool:
         """Whether the move gains more than it costs. It does not
 
         1. for a model that nobody uses;
@@ -81,7 +82,7 @@ class Migration:
         if settings.migration is MigrationTest.PAPER:
             return True
         instance = _staying(model)
-        if instance.idle_since_s is not None or self._books.rates.weighted_rate(model, now_s) <= 0.0:  # 1
+        if instance.idle_since_s is not None or weighted_rate <= 0.0:  # 1
             return False
         if not any(is_pressed(fleet, d, settings.pressed_kv_share) for d in instance.shards):  # 2
             return False
@@ -144,14 +145,15 @@ class Migration:
 
     def explain(self, now_s: float) -> Sequence[PlannedDecision]:
         """What Algorithm 1 says of every loaded model now, and whether its move would be made."""
-        return [self._explain(model, assignment, now_s) for model, assignment in self._assignments(now_s)]
+        rates = {m.name: self._books.rates.weighted_rate(m, now_s) for m in self._books.loaded_models()}
+        return [self._explain(model, assignment, rates[model.name]) for model, assignment in self._assignments(rates)]
 
-    def _explain(self, model: ModelRecord, assignment: Assignment, now_s: float) -> PlannedDecision:
+    def _explain(self, model: ModelRecord, assignment: Assignment, weighted_rate: float) -> PlannedDecision:
         here = _staying(model).devices
         if not assignment.devices:
             reason = because(ReasonCode.NO_ROOM, weight_bytes=model.spec.weight_bytes)
             return PlannedDecision(model.name, "stay", here, here, reason)
-        pays = assignment.moved and self._move_pays(model, assignment, now_s)
+        pays = assignment.moved and self._move_pays(model, assignment, weighted_rate)
         code = ReasonCode.STAY
         if assignment.moved:
             code = ReasonCode.MIGRATION if pays else ReasonCode.MOVE_DOES_NOT_PAY
@@ -159,7 +161,7 @@ class Migration:
             code,
             current_kvpr=_known_or_infeasible(assignment.current_kvpr),
             best_kvpr=assignment.best_kvpr,
-            weighted_rate=self._books.rates.weighted_rate(model, now_s),
+            weighted_rate=weighted_rate,
             activation_s=self._books.activation_s(model),
         )
         return PlannedDecision(

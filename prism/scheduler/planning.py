@@ -78,7 +78,7 @@ def _model_view(books: Books, model: ModelRecord, now_s: float) -> ModelView:
 
 def _instance_view(instance: InstanceRecord) -> InstanceView:
     return InstanceView(
-        instance.generation,
+        instance.key.generation,
         instance.parts,
         instance.state,
         instance.running,

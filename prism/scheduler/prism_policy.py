@@ -135,7 +135,7 @@ class PrismPolicy(ClusterPolicy):
         neighbour holds it; in this order."""
         for load in report.instances:
             instance = self.books.loaded.get(load.key)
-            if instance is not None and instance.queue_device == report.device:
+            if instance is not None and instance.queue_device == report.device and instance.idle_since_s is not None:
                 yield from self._end_keep_alive(instance)
         here = list(self.books.fleet.devices[report.device].instances.values())
         if self.books.settings.max_replicas > 1:
@@ -145,14 +145,13 @@ class PrismPolicy(ClusterPolicy):
         if requests_wait_for_memory(self.books.fleet, report.device):
             yield from self._kv_relief.on_shortage(report.device, here, now_s)
 
-    def _end_keep_alive(self, instance: InstanceRecord) -> Iterator[StopInstance]:
+    def _end_keep_alive(self, idle: InstanceRecord) -> Iterable[StopInstance]:
         """A model whose keep-alive is over leaves, with all its instances."""
-        if instance.state is not InstanceState.ACTIVE or instance.idle_since_s is None:
-            return
-        model = self.books.models[instance.model]
-        if keepalive.is_over(model):
-            for active in model.in_state(InstanceState.ACTIVE):
-                yield StopInstance(active, because(ReasonCode.KEEP_ALIVE, idle_s=instance.idle_s))
+        model = self.books.models[idle.model]
+        if not keepalive.is_over(model):
+            return ()
+        reason = because(ReasonCode.KEEP_ALIVE, idle_s=idle.idle_s)
+        return [StopInstance(active, reason) for active in model.in_state(InstanceState.ACTIVE)]
 
     # --- prism plan ---
 

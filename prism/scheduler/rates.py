@@ -30,17 +30,21 @@ class Rates:
     def __init__(self, settings: ClusterSettings, fleet: Fleet) -> None:
         self._fleet = fleet
         self._expected = ExpectedRates(dict(settings.expected_rates), settings.rate_window_s)
+        self._expects = bool(settings.expected_rates)
         self.pool_idle = IdleIntervals()
         """Idle intervals of all models together."""
 
     def weighted_rate(self, model: ModelRecord, now_s: float) -> float:
         """``r / s`` as of now, whatever the board has."""
-        return (model.rate.per_s(now_s) + self._expected.per_s(model.name, now_s)) / model.spec.slo_ttft_s
+        rate_per_s = model.rate.per_s(now_s)
+        if self._expects:
+            rate_per_s += self._expected.per_s(model.spec.name, now_s)
+        return rate_per_s / model.spec.slo_ttft_s
 
     def rate_for_room(self, model: ModelRecord, now_s: float) -> float:
         """``r / s`` for which a place is looked for: what the board has of a loaded model, else what it will have after
         :meth:`on_start`."""
-        return self.weighted_rate(model, now_s) if self._expected and not model.instances else model.weighted_rate
+        return self.weighted_rate(model, now_s) if self._expects and not model.coming_or_here else model.weighted_rate
 
     def on_arrivals(self, model: ModelRecord, count: int, now_s: float) -> None:
         """``count`` requests for the model reached the front doors."""
@@ -57,7 +61,7 @@ class Rates:
 
     def on_start(self, model: ModelRecord, now_s: float) -> None:
         """A further instance of the model stands in the books: it has its part of the rate from now on."""
-        if self._expected:
+        if self._expects:
             self._refresh(model, now_s)
         else:
             self.share_out(model)
@@ -81,6 +85,8 @@ class Rates:
 def rate_shares(model: ModelRecord, weighted_rate: float) -> list[tuple[InstanceRecord, float]]:
     """Each instance's part of its model's rate. Instances share evenly; one that replaces another counts with what it
     takes over, one that drains has none."""
-    draining = InstanceState.DRAINING
-    sharers = sum(i.replaces is None for i in model.instances if i.state is not draining) or 1
-    return [(i, 0.0 if i.state is draining else weighted_rate / sharers) for i in model.instances]
+    draining, sharers = InstanceState.DRAINING, 0
+    for instance in model.instances:
+        sharers += instance.replaces is None and instance.state is not draining
+    share = weighted_rate / (sharers or 1)
+    return [(i, 0.0 if i.state is draining else share) for i in model.instances]

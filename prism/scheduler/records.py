@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from prism.core.events import DeviceReport
-from prism.core.ids import DeviceId, Generation, ModelName
+from prism.core.ids import DeviceId, ModelName
 from prism.core.instances import InstanceKey, Parts, devices_of, queue_device
 from prism.core.reasons import Reason
 from prism.core.specs import DeviceSpec, ModelSpec
@@ -39,24 +39,14 @@ class InstanceRecord:
     """Draining, and told to move its running requests away."""
     waits_for: set[InstanceKey] = field(default_factory=set)
     """Instances whose memory it needs before its command can be sent."""
+    model: ModelName = field(init=False)
+    devices: tuple[DeviceId, ...] = field(init=False)
+    """All devices of all parts, in order."""
+    queue_device: DeviceId = field(init=False)
+    """The device whose queue takes its requests, and whose reports say how many it has."""
 
-    @property
-    def model(self) -> ModelName:
-        return self.key.model
-
-    @property
-    def generation(self) -> Generation:
-        return self.key.generation
-
-    @property
-    def devices(self) -> tuple[DeviceId, ...]:
-        """All devices of all parts, in order."""
-        return devices_of(self.parts)
-
-    @property
-    def queue_device(self) -> DeviceId:
-        """The device whose queue takes its requests, and whose reports say how many it has."""
-        return queue_device(self.parts)
+    def __post_init__(self) -> None:
+        self.model, self.devices, self.queue_device = self.key.model, devices_of(self.parts), queue_device(self.parts)
 
     @property
     def busy(self) -> bool:
@@ -168,7 +158,9 @@ class DeviceRecord:
         self.free_bytes = report.free_bytes
         self.busy_kv = {load.key: load.kv_bytes - load.kv_idle_bytes for load in report.instances}
         self.busy_kv_bytes = sum(self.busy_kv.values())
-        waits, runs = any(load.waiting for load in report.instances), any(load.running for load in report.instances)
+        waits = runs = False
+        for load in report.instances:
+            waits, runs = waits or load.waiting > 0, runs or load.running > 0
         self.stalled = self.busy_kv_bytes == 0 if runs else waits
         waits = waits or self.stalled
         self.memory_short_s = report.memory_short_s

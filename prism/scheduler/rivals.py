@@ -41,12 +41,14 @@ class FixedMapPolicy(ClusterPolicy):
 
     def on_time(self, now_s: float) -> Iterator[Decision]:
         """Make the map once the devices are known, and load everything in it."""
-        if self._loaded_map or not self.books.fleet.devices:
+        if (self._loaded_map and self._map is not None) or not self.books.fleet.devices:
             return
         if self._map_at_s == float("inf"):
             self._map_at_s = now_s + _MAP_AFTER_S
-        if self._map is not None or now_s >= self._map_at_s or self._is_asked():
-            self._map, self._loaded_map = self._the_map(), True
+        if self._map is None and (now_s >= self._map_at_s or self._is_asked()):
+            self._map = self._the_map()
+        if self._map is not None and not self._loaded_map:
+            self._loaded_map = True
             for name in self._map:
                 yield WantModel(self.books.models[name], because(ReasonCode.FIXED_MAP))
 

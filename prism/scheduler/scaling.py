@@ -6,7 +6,7 @@ and removes one at a time; :data:`AT_ONCE` and :func:`decide_scaling` are all th
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from prism.core.ids import DeviceId
@@ -95,12 +95,13 @@ class Scaling:
         self._books, self._places = books, places
         self._load = ReplicaLoad(books.settings.max_replicas)
 
-    def on_report(self, model: ModelRecord, now_s: float) -> Iterator[Decision]:
+    def on_report(self, model: ModelRecord, now_s: float) -> Iterable[Decision]:
         """The load of an instance of the model was reported."""
         active = model.in_state(InstanceState.ACTIVE)
         wanted = max(self._load.observe(model, now_s), min(model.least_instances, len(active)))
-        if wanted == len(active):
-            return
+        return self._scale(model, active, wanted, now_s) if wanted != len(active) else ()
+
+    def _scale(self, model: ModelRecord, active: list[InstanceRecord], wanted: int, now_s: float) -> Iterator[Decision]:
         view = self._view(model, active, wanted, now_s)
         decision = decide_scaling(view, self._further_places(model, len(active), now_s))
         for place in decision.add:

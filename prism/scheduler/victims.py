@@ -90,8 +90,7 @@ class Victims:
         if pressing is Pressing.CAN_WAIT and not leaving and idle_s < self._threshold_s(model, activation_s):  # 4
             return None
         return EvictionCandidate(
-            model=instance.model,
-            generation=instance.generation,
+            key=instance.key,
             frees_bytes=self._books.fleet.frees_bytes(device, instance),
             idle_s=idle_s,
             slo_ttft_s=model.spec.slo_ttft_s,

@@ -117,11 +117,13 @@ class Wanting:
 
     def retry_freed(self, now_s: float) -> None:
         """If memory has come free, try everybody who waits."""
-        freed = self._lifecycle.take_freed()
+        if not self._lifecycle.freed:
+            return
+        freed, self._lifecycle.freed = self._lifecycle.freed, []
         for model in freed:
             if model.waiting:
                 self._enlist(model, now_s)
-        if freed and self._wanting:
+        if self._wanting:
             self.retry(now_s)
 
     def retry(self, now_s: float) -> None:

@@ -9,12 +9,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from prism.core.ids import Generation, ModelName
+from prism.core.instances import InstanceKey
 from prism.core.settings import EvictionOrder
 from prism.policy.eviction import EvictionCandidate, choose_evictions
 
 
 def _candidate(i: int, frees: int, idle: float = 10.0, slo: float = 1.0, left: float = 10.0) -> EvictionCandidate:
-    return EvictionCandidate(ModelName(f"m{i}"), Generation(1), frees, idle, slo, left, 1.0)
+    return EvictionCandidate(InstanceKey(ModelName(f"m{i}"), Generation(1)), frees, idle, slo, left, 1.0)
 
 
 candidates_strategy = st.lists(
