@@ -105,7 +105,8 @@ class Admin:
                 return await self.reload()
             case "plan":
                 return self.plan()
-        raise CommandRefused(f"unknown command {command.verb!r}")
+            case _:
+                raise CommandRefused(f"unknown command {command.verb!r}")
 
     def _devices(self, named: list[str]) -> tuple[DeviceId, ...]:
         """The devices as the scheduler calls them; the machine may be left out where one name means one device."""

@@ -100,6 +100,8 @@ class ZygoteClient:
                     self._asks.pop(ask).set_exception(EngineSetupError(f"the zygote could not fork: {error}"))
                 case Exited(pid=pid, status=status):
                     self._on_exit(pid, status)
+                case Hello():
+                    pass  # only once, before this loop
         self.alive = False
         for answer in self._asks.values():
             answer.set_exception(EngineSetupError(f"the zygote at {self._path} is gone"))

@@ -55,5 +55,5 @@ ToZygote = Fork
 FromZygote = Hello | Forked | ForkFailed | Exited
 
 to_zygote = msgspec.msgpack.Decoder(ToZygote)
-from_zygote = msgspec.msgpack.Decoder(FromZygote)
+from_zygote: msgspec.msgpack.Decoder[FromZygote] = msgspec.msgpack.Decoder(FromZygote)
 encode = msgspec.msgpack.Encoder().encode

@@ -183,6 +183,8 @@ class DeviceShell:
         retractions = 0
         async for event in handle.events():
             match event:
+                case engine_events.Accepted():
+                    pass  # told by its first token
                 case engine_events.FirstToken(rid=rid):
                     self.served[model] += 1
                     self.feed(FirstToken(RequestId(rid)))
