@@ -18,7 +18,8 @@ import matplotlib.pyplot as plt
 
 from benchmarks.sim.plots import save
 from prism.core.settings import Admission, PolicySettings
-from prism.sim.cluster_file import Cluster, parse_cluster
+from prism.sim.cluster_file import parse_cluster
+from prism.sim.cluster_sections import Cluster
 from prism.sim.models import known_spec
 from prism.sim.run import SimResult, SimSpec, simulate
 from prism.trace.row import TraceRow

@@ -19,7 +19,7 @@ from benchmarks.sim.workloads import (
 )
 from prism.core.settings import PolicySettings
 from prism.core.specs import ModelSpec
-from prism.sim.cluster_file import Cluster
+from prism.sim.cluster_sections import Cluster
 from prism.sim.objectives import dedicated_objectives, with_objectives
 from prism.sim.run import SimSpec, mean_rates, simulate
 from prism.trace.report import Attainment

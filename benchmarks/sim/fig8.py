@@ -17,7 +17,8 @@ import matplotlib.pyplot as plt
 
 from benchmarks.sim.plots import save
 from prism.core.settings import PolicySettings
-from prism.sim.cluster_file import Cluster, parse_cluster
+from prism.sim.cluster_file import parse_cluster
+from prism.sim.cluster_sections import Cluster
 from prism.sim.models import known_spec
 from prism.sim.run import SimSpec, simulate
 from prism.trace.report import Report

@@ -23,7 +23,7 @@ from dataclasses import replace
 from benchmarks.sim.workloads import MIX_58, catalog, h100_cluster, requests
 from prism.core.settings import PolicySettings
 from prism.core.specs import ModelSpec
-from prism.sim.cluster_file import Cluster
+from prism.sim.cluster_sections import Cluster
 from prism.sim.run import SimResult, SimSpec, simulate
 from prism.trace.generate import preset
 from prism.trace.row import TraceRow

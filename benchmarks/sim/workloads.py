@@ -6,7 +6,8 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from prism.core.specs import ModelSpec
-from prism.sim.cluster_file import Cluster, parse_cluster
+from prism.sim.cluster_file import parse_cluster
+from prism.sim.cluster_sections import Cluster
 from prism.sim.models import known_spec
 from prism.trace.generate import GeneratorSpec, generate, preset
 from prism.trace.row import TraceRow

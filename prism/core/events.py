@@ -87,9 +87,6 @@ class EngineLoad:
     free_kv_tokens: int
     """Token slots that the engine can use without new device memory: free ones in its mapped pages and evictable
     prefix-cache ones. For tensor parallelism the least over the ranks."""
-    prefill_backlog_tokens: int | None = None
-    """Tokens of dispatched requests that are not yet prefilled; None when the engine cannot tell (the scheduler then
-    counts a prompt until its first token)."""
     cached_kv_tokens: int = 0
     """The part of ``free_kv_tokens`` that is prefix cache; its bytes are in :class:`MemoryReport` too."""
 
@@ -230,13 +227,6 @@ class DeviceReport:
 
 
 @dataclass(frozen=True, slots=True)
-class ActivationStarted:
-    """The owner accepted the command."""
-
-    key: InstanceKey
-
-
-@dataclass(frozen=True, slots=True)
 class ActivationFinished:
     """The instance serves from now on."""
 
@@ -348,7 +338,6 @@ ClusterEvent = (
     Arrivals
     | WaitingRequests
     | DeviceReport
-    | ActivationStarted
     | ActivationFinished
     | ActivationFailed
     | DeactivationFinished

@@ -22,6 +22,7 @@ from prism.node.device import DeviceShell
 from prism.node.instances import Instances
 from prism.node.live import Live
 from prism.node.measures import NodeMeasures
+from prism.node.services import NodeServices
 from prism.node.weights import NodeWeights
 from prism.obs.metrics import Metrics
 from prism.store.interface import Store, consumer_name
@@ -87,24 +88,11 @@ class NodeAgent:
         self.outbox = Outbox(keys=inbox.keys)
         self._accounts = accounts
         self.measures = NodeMeasures(metrics, self.devices)
-        self.shells = {
-            d.id: DeviceShell(
-                d.id,
-                settings,
-                store,
-                self.outbox,
-                inbox.address,
-                self.consumer,
-                self._memory(d.id),
-                time.time,
-                self.measures,
-                max(1, d.page_bytes),
-            )
-            for d in self.devices
-        }
         self._changed = asyncio.Event()
-        for shell in self.shells.values():
-            shell.memory_is_short = self._changed.set
+        services = NodeServices(
+            store, self.outbox, inbox.address, self.consumer, self.measures, hasten_report=self._changed.set
+        )
+        self.shells = {d.id: DeviceShell(d, settings, self._memory(d.id), services) for d in self.devices}
         self.weights = weights
         if weights is not None:
             weights.changed = self._changed.set
@@ -120,7 +108,7 @@ class NodeAgent:
         self._leaving = True
         self._changed.set()
         for _ in range(int(LEAVE_S / LEAVE_LOOK_S)):
-            if not self.instances.all() and not any(shell.live for shell in self.shells.values()):
+            if not self.instances.all() and not any(len(shell.desk.requests) for shell in self.shells.values()):
                 break
             await asyncio.sleep(LEAVE_LOOK_S)
         self._left = True
@@ -160,10 +148,10 @@ class NodeAgent:
             match message:
                 case ResumeReply():
                     for shell in self.shells.values():
-                        shell.fronts.answer(message)
+                        shell.desk.fronts.answer(message)
                 case Cancel(id=request_id):
                     for shell in self.shells.values():
-                        shell.cancel(request_id)
+                        shell.desk.cancel(request_id)
                 case Distribute(part=part) if self.weights is not None:
                     self.weights.distribute(part)
                 case Activate() | Deactivate():
@@ -197,22 +185,22 @@ class NodeAgent:
                 log.warning("the store is away: %s", error)
             else:
                 for shell in self.shells.values():
-                    shell.fronts.refresh(fronts, time.time())
-                    shell.drop_dead_fronts(time.time())
+                    shell.desk.fronts.refresh(fronts, time.time())
+                    shell.desk.drop_dead_fronts(time.time())
             await asyncio.sleep(HEARTBEAT_S)
 
     async def _keep(self, device: DeviceId, shell: DeviceShell) -> None:
         """Keeps the device's queue entries alive, and lets go of requests whose entries somebody else owns by now:
         this node was taken for dead and they run elsewhere."""
-        before = list(shell.live)
+        before = [live.id for live in shell.desk.requests]
         count = await self.store.beat(keys.device_queue(device), self.consumer)
-        held = [request_id for request_id in before if request_id in shell.live]
+        held = [request_id for request_id in before if request_id in shell.desk.requests]
         if count >= len(held):  # entries that are being acknowledged count too: fewer means that some are another's
             return
         owned = set(await self.store.owned(keys.device_queue(device), self.consumer))
         for request_id in held:
             if request_id not in owned:
-                shell.disown(request_id)
+                shell.desk.disown(request_id)
 
     async def _measure(self) -> None:
         self.measures.state(self.instances.reports(), {id: x.free_bytes() for id, x in self._accounts.items()})
@@ -244,10 +232,10 @@ class NodeAgent:
         """The node's state for the controller; takes the arrivals counted since the last report."""
         arrivals: dict[str, int] = {}
         for shell in self.shells.values():
-            for model, count in shell.arrivals.items():
+            for model, count in shell.desk.arrivals.items():
                 arrivals[model] = arrivals.get(model, 0) + count
-            shell.arrivals.clear()
-        short_s = {id: shell.tell_shortage() for id, shell in self.shells.items()}
+            shell.desk.arrivals.clear()
+        short_s = {id: shell.take_shortage_s() for id, shell in self.shells.items()}
         weights = self.weights
         return AgentReport(
             weights="" if weights is None else weights.server.address,
@@ -281,12 +269,12 @@ class NodeAgent:
 
     def _document(self) -> str:
         """What operators' views show of this node, requests included (the oldest first, bounded)."""
-        live = sorted((x for shell in self.shells.values() for x in shell.live.values()), key=_arrival_s)
+        live = sorted((x for shell in self.shells.values() for x in shell.desk.requests), key=_arrival_s)
         requests = [
             {
                 "id": x.id,
                 "model": x.model,
-                "state": x.stage.name.lower(),
+                "state": x.shown_stage,
                 "device": x.entry.queue.removeprefix(keys.device_queue("")),
                 "arrival_s": x.submission.arrival_s,
                 "attempt": x.attempt,

@@ -66,6 +66,10 @@ class Instance:
     """It leaves, and what still runs is to be carried over now."""
     gone: asyncio.Event = field(default_factory=asyncio.Event)
 
+    @property
+    def key(self) -> InstanceKey:
+        return InstanceKey(self.spec.name, self.generation)
+
 
 class Instances:
     """All instances of the node. ``changed`` is called whenever one comes, goes or changes state."""
@@ -173,9 +177,8 @@ class Instances:
     def _serve(self, instance: Instance, handle: Handle, *, elastic: bool) -> None:
         spec, shell = instance.spec, self._shells[instance.devices[0]]
         instance.handle, instance.state = handle, "active"
-        key = InstanceKey(spec.name, instance.generation)
         up = EngineUp(
-            key=key,
+            key=instance.key,
             prefill_tokens_per_s=handle.prefill_tokens_per_s,
             kv_bytes_per_token=-(-spec.shape.kv_bytes_per_token // spec.tp),
             max_running=handle.max_running,
@@ -189,14 +192,14 @@ class Instances:
         self._changed()
 
     async def _watch(self, instance: Instance, handle: Handle, shell: DeviceShell) -> None:
-        died = await shell.consume(instance.spec.name, handle)
+        died = await shell.consume(instance.key, handle)
         if died is not None:
             model = instance.spec.name
             log.error("the engine of %s on %s died: %s", model, ", ".join(instance.devices), died.reason)
             self._measures.engine_died(instance.devices)
-            if died.suspects and not shell.served[model]:
+            if died.suspects and not shell.counts(instance.key).served:
                 self.stillborn.append(Stillborn(model=model, generation=instance.generation, reason=died.reason))
-            shell.engine_down(model)
+            shell.engine_down(instance.key)
             self._remove(instance)
 
     # --- deactivation ---
@@ -220,12 +223,12 @@ class Instances:
         assert instance.handle is not None  # it is active
         instance.state = "draining"
         self._changed()
-        shell.stop_admitting(model)
-        await shell.drained(model, instance.hurry, DRAIN_TIMEOUT_S)
+        shell.stop_admitting(instance.key)
+        await shell.drained(instance.key, instance.hurry, DRAIN_TIMEOUT_S)
         carried = await instance.handle.deactivate(grace_s=0.0)
         if instance.watcher is not None:
             await instance.watcher
-        shell.engine_down(model)
+        shell.engine_down(instance.key)
         self._remove(instance)
         log.info("%s left %s, %d requests carried over", model, ", ".join(instance.devices), len(carried))
 
@@ -239,7 +242,7 @@ class Instances:
 
     def _report(self, instance: Instance) -> InstanceReport:
         model, load = instance.spec.name, instance.handle.load if instance.handle else None
-        snapshot = self._shells[instance.devices[0]].scheduler.snapshot(time.time())
+        counts = self._shells[instance.devices[0]].counts(instance.key)
         ranks = len(instance.devices)
         return InstanceReport(
             model=model,
@@ -249,9 +252,9 @@ class Instances:
             weight_bytes=load.weight_bytes // ranks if load else instance.spec.shard_weight_bytes,
             kv_bytes=load.kv_mapped_bytes // ranks if load else 0,
             kv_idle_bytes=_idle_bytes(instance),
-            running=snapshot.running.get(model, 0),
-            waiting=snapshot.waiting.get(model, 0),
-            served=self._shells[instance.devices[0]].served.get(model, 0),
+            running=counts.running,
+            waiting=counts.waiting,
+            served=counts.served,
             idle_s=self._idle_s(instance) if instance.state == "active" else 0.0,
         )
 

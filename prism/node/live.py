@@ -3,45 +3,30 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from enum import Enum, auto
 
 from prism.core.ids import ModelName, RequestId
+from prism.core.instances import InstanceKey
 from prism.core.request import Request
 from prism.core.specs import LatePolicy
 from prism.engine.api import Handle, Work
+from prism.scheduler.request_life import Stage
 from prism.store.values import Entry
 from prism.wire.messages import Submission
 
 
-class Stage(Enum):
-    """Where a request stands. Arrows::
-
-    ASKING -> WAITING -> RUNNING -> CLOSING -> (acknowledged)
-       ^---------------------'---------'
-    """
-
-    ASKING = auto()
-    """Its front door was asked which tokens the client has (the request was run before, here or elsewhere); or it has
-    answered, and the request waits for its turn (:mod:`prism.node.suspects`)."""
-    WAITING = auto()
-    """The scheduler has it."""
-    RUNNING = auto()
-    """An engine has it."""
-    CLOSING = auto()
-    """The engine is done; the front door was asked whether it has every token."""
-
-
 @dataclass(slots=True)
 class Live:
-    """One request on this device. Changed by its :class:`prism.node.device.DeviceShell` only."""
+    """One request on this device. Changed by its :class:`prism.node.desk.RequestDesk` only."""
 
     entry: Entry
     submission: Submission
-    stage: Stage = Stage.WAITING
+    stage: Stage = Stage.NEW
+    instance: InstanceKey | None = None
     attempt: int = 1
     tokens: tuple[int, ...] = ()
     """What the client's stream has, as of the last answer of the front door."""
     handle: Handle | None = field(default=None, repr=False)
+    """The engine that has it, or had it when its client went away."""
     suspicions: int = 0
     """Engines that died by themselves in a step of this request, on other devices too."""
     died_of: str = ""
@@ -54,6 +39,16 @@ class Live:
     @property
     def model(self) -> ModelName:
         return ModelName(self.submission.model)
+
+    @property
+    def delivered_tokens(self) -> int:
+        """What the client's stream has."""
+        return len(self.tokens)
+
+    @property
+    def shown_stage(self) -> str:
+        """Where it stands, for operators: whether the scheduler has it while its front door is asked is not theirs."""
+        return (Stage.ASKING if self.stage is Stage.LOST else self.stage).name.lower()
 
     def work(self) -> Work:
         """The next attempt, as the engine takes it."""

@@ -20,7 +20,6 @@ from prism.core.effects import ClusterEffect
 from prism.core.events import (
     ActivationFailed,
     ActivationFinished,
-    ActivationStarted,
     Arrivals,
     CatalogChanged,
     ClusterEvent,
@@ -141,7 +140,7 @@ class ClusterScheduler:
                 self._catalog.on_pin_changed(model, pinned)
             case NodeJoined() | NodeLost() | DeviceLost():
                 self._on_devices(event, now_s)
-            case ActivationStarted() | Tick():
+            case Tick():
                 pass
             case _:
                 self._on_instance(event, now_s)

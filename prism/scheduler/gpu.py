@@ -28,6 +28,7 @@ from prism.core.events import (
     Tick,
 )
 from prism.core.ids import DeviceId, ModelName, RequestId
+from prism.core.instances import InstanceKey
 from prism.core.reasons import ReasonCode, because
 from prism.core.request import Request
 from prism.core.settings import Admission, GpuSettings
@@ -38,14 +39,15 @@ from prism.scheduler.shortage import Shortage
 
 
 @dataclass(frozen=True, slots=True)
-class GpuSnapshot:
-    """Numbers for ``ps``, metrics and device reports."""
+class InstanceCounts:
+    """Requests of one instance, for device reports."""
 
-    waiting: dict[ModelName, int]
-    running: dict[ModelName, int]
-    prefill_tokens_per_s: dict[ModelName, float]
-    work_s: float
-    """Seconds of prefill that stand before a newcomer."""
+    waiting: int = 0
+    """In the queue, to be dispatched to it as things stand."""
+    running: int = 0
+    """Dispatched to it and not finished."""
+    served: int = 0
+    """So many got a first token from it."""
 
 
 class GpuScheduler:
@@ -55,7 +57,9 @@ class GpuScheduler:
         self.device = device
         self.settings = settings
         self._queue = WaitingQueue(settings.admission, settings.overdue_share)
-        self._engines: dict[ModelName, EngineState] = {}
+        self._engines: dict[InstanceKey, EngineState] = {}
+        self._serving: dict[ModelName, EngineState] = {}
+        """Who gets a model's requests: of its instances that do not drain, the one that came up last."""
         self._engine_of: dict[RequestId, EngineState] = {}
         self._orphans: dict[RequestId, Request] = {}
         """Dispatched requests whose engine is gone and whose delivered tokens are not known yet."""
@@ -74,13 +78,22 @@ class GpuScheduler:
         """Send ``Tick`` at this time at the latest; None: nothing to do before the next event."""
         return self._wake_s
 
-    def snapshot(self, now_s: float) -> GpuSnapshot:
-        return GpuSnapshot(
-            self._queue.counts(),
-            {model: len(engine.in_flight) for model, engine in self._engines.items()},
-            {model: engine.speed.tokens_per_s for model, engine in self._engines.items()},
-            self._work_s(),
-        )
+    @property
+    def queued(self) -> int:
+        """Requests that wait."""
+        return len(self._queue)
+
+    def waiting(self) -> dict[ModelName, int]:
+        """Models with waiting requests, and how many."""
+        return self._queue.counts()
+
+    def counts(self, key: InstanceKey) -> InstanceCounts:
+        """Requests of the instance; none when it is not here."""
+        engine = self._engines.get(key)
+        if engine is None:
+            return InstanceCounts()
+        waiting = self._queue.count(key.model) if self._serving.get(key.model) is engine else 0
+        return InstanceCounts(waiting, len(engine.in_flight), engine.served)
 
     def positions(self) -> dict[RequestId, int]:
         """Place of every waiting request in the queue, from 1."""
@@ -102,12 +115,12 @@ class GpuScheduler:
             case Finished(id):
                 self._leave_engine(id, now_s)
             case EngineLoad(key):
-                if (engine := self._engines.get(key.model)) and engine.up.key == key:
-                    engine.report(event)
+                if engine := self._engines.get(key):
+                    engine.take_load(event)
             case MemoryReport(free_bytes, wanted_bytes):
                 self._free_bytes, self._wanted_bytes = free_bytes, wanted_bytes
                 for engine in self._engines.values():
-                    engine.settle()
+                    engine.settle_claims()
             case RequestCancelled(id):
                 self._cancelled(id, now_s, effects)
             case AttemptLost(id, generated_tokens):
@@ -118,23 +131,23 @@ class GpuScheduler:
             case EngineUp():
                 self._engine_up(event, now_s)
             case EngineDraining(key):
-                if engine := self._engines.get(key.model):
+                if engine := self._engines.get(key):
                     engine.draining = True
-                self._send_back_waiting(key.model, effects)
+                self._choose_serving(key.model, effects)
             case EngineDown(key):
-                self._engine_down(key.model, now_s, effects)
+                self._engine_down(key, now_s, effects)
             case Tick():
                 pass
         self._wake_s = None
         self._dispatch(now_s, effects)
-        self.shortage.note(self._short_slo_s(), now_s)
+        self.shortage.note_waiting(self._short_slo_s(), now_s)
         return effects
 
     def _arrived(self, request: Request, effects: list[GpuEffect]) -> None:
         if self.owns(request.id):
             return  # a redelivery of something that is already in hand
-        engine = self._engines.get(request.model)
-        if engine is None or engine.draining:
+        engine = self._serving.get(request.model)
+        if engine is None:
             effects.append(SendBack(request.id, request.model, because(ReasonCode.NOT_ACTIVE_HERE)))
         elif 0 < engine.up.max_request_tokens <= request.kv_tokens:
             self._refuse_large(request, engine.up.max_request_tokens, effects)
@@ -175,25 +188,32 @@ class GpuScheduler:
             self._requeue(request.resumed(generated_tokens), effects)
 
     def _requeue(self, request: Request, effects: list[GpuEffect]) -> None:
-        engine = self._engines.get(request.model)
-        if engine is None or engine.draining:
-            effects.append(SendBack(request.id, request.model, because(ReasonCode.NOT_ACTIVE_HERE)))
-        else:
+        if request.model in self._serving:
             self._queue.add(request)
+        else:
+            effects.append(SendBack(request.id, request.model, because(ReasonCode.NOT_ACTIVE_HERE)))
 
     def _engine_up(self, up: EngineUp, now_s: float) -> None:
-        previous = self._engines.get(up.key.model)
+        previous = self._engines.pop(up.key, None)
         if previous is not None:
             self._orphan(previous, now_s)
-        self._engines[up.key.model] = EngineState(
-            up, PrefillSpeed(up.prefill_tokens_per_s), self.settings.decode_reserve_tokens
-        )
+        engine = EngineState(up, PrefillSpeed(up.prefill_tokens_per_s), self.settings.decode_reserve_tokens)
+        self._engines[up.key] = self._serving[up.key.model] = engine
 
-    def _engine_down(self, model: ModelName, now_s: float, effects: list[GpuEffect]) -> None:
-        engine = self._engines.pop(model, None)
+    def _engine_down(self, key: InstanceKey, now_s: float, effects: list[GpuEffect]) -> None:
+        engine = self._engines.pop(key, None)
         if engine is not None:
             self._orphan(engine, now_s)
             self.shortage.memory_came(now_s)
+        self._choose_serving(key.model, effects)
+
+    def _choose_serving(self, model: ModelName, effects: list[GpuEffect]) -> None:
+        """An instance of the model drains or is gone: another one gets its requests, or they are sent back."""
+        left = [e for e in self._engines.values() if e.up.key.model == model and not e.draining]
+        if left:
+            self._serving[model] = left[-1]
+            return
+        self._serving.pop(model, None)
         self._send_back_waiting(model, effects)
 
     def _orphan(self, engine: EngineState, now_s: float) -> None:
@@ -218,7 +238,7 @@ class GpuScheduler:
         if self.settings.admission is Admission.GREEDY:
             self._dispatch_all(now_s, effects)
             return
-        ready = [m for m in self._queue.models() if self._engines[m].can_start()]
+        ready = [m for m in self._queue.models() if self._serving[m].can_start()]
         if not ready and not self._queue.wants_plan_for_refusals:
             return
         self._wake_s = self._queue.plan_held_until_s(now_s)
@@ -241,7 +261,7 @@ class GpuScheduler:
         blocked: list[Request] = []
         while heads:
             model = heappop(heads)[1]
-            head, engine = self._queue.head(model), self._engines[model]
+            head, engine = self._queue.head(model), self._serving[model]
             if head is None or not engine.can_start():
                 continue
             _, request, code = head
@@ -263,7 +283,7 @@ class GpuScheduler:
 
     def _dispatch_all(self, now_s: float, effects: list[GpuEffect]) -> None:
         for model in list(self._queue.models()):
-            engine = self._engines[model]
+            engine = self._serving[model]
             while (head := self._queue.head(model)) is not None:
                 self._hand_over(engine, head[1], ReasonCode.GREEDY, now_s, effects)
 
@@ -313,7 +333,7 @@ class GpuScheduler:
         if self._engine_of or now_s < request.must_run_s:
             return False
         self._queue.remove(request.id)
-        engine = self._engines[request.model]
+        engine = self._serving[request.model]
         room = max(0, engine.spare_tokens())
         if engine.up.elastic and self._free_bytes is not None:
             room += self._free_bytes // max(1, engine.up.kv_bytes_per_token)
@@ -338,14 +358,14 @@ class GpuScheduler:
     # --- time ---
 
     def _seconds(self, request: Request) -> float:
-        return self._engines[request.model].speed.seconds(request.prefill_tokens)
+        return self._serving[request.model].speed.seconds(request.prefill_tokens)
 
     def _accepted_s(self) -> float:
         """Prefill work that the engines have taken and not finished."""
-        return sum(e.speed.seconds(e.step_backlog_tokens()) for e in self._engines.values() if e.no_token_yet)
+        return sum(e.speed.seconds(e.backlog_tokens) for e in self._engines.values() if e.no_token_yet)
 
     def _work_s(self) -> float:
-        waiting_s = sum(self._engines[m].speed.seconds(tokens) for m, tokens in self._queue.tokens())
+        waiting_s = sum(self._serving[m].speed.seconds(tokens) for m, tokens in self._queue.tokens())
         return self._accepted_s() + waiting_s
 
     def _count_sharer(self, engine: EngineState, now_s: float, gone: bool = False) -> None:

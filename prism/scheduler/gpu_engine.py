@@ -31,10 +31,12 @@ class EngineState:
     draining: bool = False
     in_flight: dict[RequestId, InFlight] = field(default_factory=dict)
     no_token_yet: int = 0
+    served: int = 0
+    """Requests that got their first token."""
     growth_tokens: int = 0
     """What the running ones are expected to grow by in the time to come."""
     backlog_tokens: int = 0
-    """Of dispatched requests without a first token, whole prompts."""
+    """Of dispatched requests without a first token, whole prompts: they stand before a newly dispatched one."""
     free_tokens: int | None = None
     """Last report, without caches that count as free memory of the device; None before the first."""
     claims: dict[RequestId, int] = field(default_factory=dict)
@@ -43,8 +45,6 @@ class EngineState:
     settled: list[RequestId] = field(default_factory=list)
     """Requests whose prefill is done: the next report contains their memory."""
     extra_waiting: int = 0
-    reported_backlog_tokens: int | None = None
-    since_report_tokens: int = 0
     last_token_clock_s: float = 0.0
     shares_device: bool = False
     """It is counted among the engines that prefill."""
@@ -55,14 +55,8 @@ class EngineState:
             not self.draining
             and self.extra_waiting == 0
             and len(self.in_flight) < self.up.max_running
-            and self.step_backlog_tokens() < self.up.chunk_tokens
+            and self.backlog_tokens < self.up.chunk_tokens
         )
-
-    def step_backlog_tokens(self) -> int:
-        """Tokens that stand before a newly dispatched prompt."""
-        if self.reported_backlog_tokens is None:
-            return self.backlog_tokens
-        return min(self.backlog_tokens, self.reported_backlog_tokens + self.since_report_tokens)
 
     def spare_tokens(self) -> int:
         """Slots that the engine has without new device memory and that nobody has claimed (may be negative)."""
@@ -92,7 +86,6 @@ class EngineState:
         self.in_flight[request.id] = InFlight(request, clock_s)
         self.no_token_yet += 1
         self.backlog_tokens += request.prefill_tokens
-        self.since_report_tokens += request.prefill_tokens
         self.claims[request.id] = claim_tokens
         self.claimed_tokens += claim_tokens
 
@@ -102,6 +95,7 @@ class EngineState:
         if entry is None or entry.has_token:
             return False
         entry.has_token = True
+        self.served += 1
         self.growth_tokens += self.growth_of(entry.request)
         self._leave_backlog(entry)
         busy_s = clock_s - max(entry.dispatched_clock_s, self.last_token_clock_s)
@@ -129,16 +123,15 @@ class EngineState:
             return self.reserve_tokens
         return min(self.reserve_tokens, -(-request.max_new_tokens // 2))
 
-    def report(self, load: EngineLoad) -> None:
+    def take_load(self, load: EngineLoad) -> None:
+        """The engine has told its counters."""
         # What an elastic engine caches is in the device's free memory already, for whoever asks first.
         cached = load.cached_kv_tokens if self.up.elastic else 0
         self.free_tokens = load.free_kv_tokens - cached
         self.extra_waiting = max(0, load.waiting - self.no_token_yet)
-        self.reported_backlog_tokens = load.prefill_backlog_tokens
-        self.since_report_tokens = 0
-        self.settle()
+        self.settle_claims()
 
-    def settle(self) -> None:
+    def settle_claims(self) -> None:
         """A report came that contains the memory of all finished prefills."""
         for id in self.settled:
             self._drop_claim(id)

@@ -69,6 +69,11 @@ class WaitingQueue:
         """Models with waiting requests."""
         return self._lines.keys()
 
+    def count(self, model: ModelName) -> int:
+        """How many wait for the model."""
+        line = self._lines.get(model)
+        return 0 if line is None else line.count
+
     def counts(self) -> dict[ModelName, int]:
         return {model: line.count for model, line in self._lines.items()}
 

@@ -32,7 +32,7 @@ class Shortage:
         self.is_short = False
         """Requests wait for memory, as far as is known."""
 
-    def note(self, slo_s: float | None, now_s: float) -> None:
+    def note_waiting(self, slo_s: float | None, now_s: float) -> None:
         """From now on requests wait for memory, the tightest TTFT objective among them being ``slo_s``; None: no
         request does."""
         if self.is_short:
@@ -62,6 +62,6 @@ class Shortage:
             return float("inf")
         return max(self._since_s + self._bearable_s, self._told_s + _AGAIN_S)
 
-    def told(self, now_s: float) -> None:
+    def note_report(self, now_s: float) -> None:
         """A report was made."""
         self._told_s = now_s

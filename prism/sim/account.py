@@ -8,12 +8,29 @@ back at once when somebody else needs it.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 from prism.sim.queue import EventQueue
 
-if TYPE_CHECKING:
-    from prism.sim.kv import KvMemory
+
+class Tenant(Protocol):
+    """The KV memory of one engine, as the accounts of its devices see it. Pages are those on each device."""
+
+    def ahead_pages(self) -> int:
+        """Reserved for a run in progress and not used yet."""
+        ...
+
+    def idle_pages(self) -> int:
+        """Only caching prefixes."""
+        ...
+
+    def recall(self) -> None:
+        """Give back what is reserved ahead."""
+        ...
+
+    def drop_cache_pages(self, pages: int) -> None:
+        """Evict idle blocks until ``pages`` came back or none is left."""
+        ...
 
 
 class Account:
@@ -25,9 +42,9 @@ class Account:
         self.page_bytes = page_bytes
         self.capacity_pages = memory_bytes // page_bytes
         self.free_pages = self.capacity_pages
-        self.tenants: dict[KvMemory, None] = {}
+        self.tenants: dict[Tenant, None] = {}
         """KV memories with a shard here, in order of arrival."""
-        self.waiters: dict[KvMemory, Callable[[], None]] = {}
+        self.waiters: dict[Tenant, Callable[[], None]] = {}
         """Called once, soon after pages came back."""
         self._wake = queue.alarm(self._wake_waiters)
         self._queue = queue
@@ -54,14 +71,14 @@ class Account:
         for call in waiters.values():
             call()
 
-    def recall(self, pages: int, asking: KvMemory | None = None) -> bool:
+    def recall(self, pages: int, asking: Tenant | None = None) -> bool:
         """Make ``pages`` free from what others reserved ahead (were steps taken singly, it would be free)."""
         for tenant in self.tenants:
             if self.free_pages < pages and tenant is not asking:
                 tenant.recall()
         return self.free_pages >= pages
 
-    def reclaim(self, pages: int, asking: KvMemory | None = None) -> bool:
+    def reclaim(self, pages: int, asking: Tenant | None = None) -> bool:
         """Make ``pages`` free: first what others reserved ahead, then what they only cache. False when that is not
         enough; then nothing in use was touched."""
         self.recall(pages, asking)

@@ -14,38 +14,75 @@ blocks, each of which goes on to the device while the next one arrives.
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from prism.core.effects import Activate
 from prism.core.ids import DeviceId, NodeId
 from prism.core.specs import ModelSpec
-from prism.sim.fetch import Fetch
-from prism.sim.links import Flow, Link, evenly
+from prism.sim.cluster_sections import LoadSection, TimingSection
+from prism.sim.fetch import Fetch, Fetcher
+from prism.sim.gpus import Gpu
+from prism.sim.host_cache import HostCache
+from prism.sim.links import Flow, Link, Network, evenly
+from prism.sim.queue import EventQueue
 from prism.sim.roofline import Load
+from prism.sim.sharing import Pool
 from prism.sim.stint import Stint
-
-if TYPE_CHECKING:
-    from prism.sim.world import World
+from prism.sim.topology import Topology
 
 BLOCKS: Final = 16
 
 
-class Activation:
-    """Runs the phases of one ``Activate`` whose memory is taken; calls ``on_ready(self)`` at the end, once."""
+@dataclass(frozen=True, slots=True)
+class WeightRoads:
+    """Where weights are and what they travel over."""
 
-    def __init__(self, world: World, effect: Activate, spec: ModelSpec, on_ready: Callable[[Activation], None]) -> None:
+    network: Network
+    topology: Topology
+    host_cache: HostCache
+    fetcher: Callable[[NodeId], Fetcher]
+    """What brings weights to a node."""
+    load: LoadSection
+
+    def source_path(self, node: NodeId, spec: ModelSpec) -> tuple[Link, ...]:
+        """What the weights cross before they are in the memory of ``node`` (nothing when they are there)."""
+        if self.host_cache.has(node, spec.name):
+            return ()
+        holder = self.host_cache.holder(spec.name)
+        if holder is None or holder not in self.topology.nodes:
+            return (self.topology.nodes[node].ssd,)
+        return self.topology.network_path(holder, node)
+
+
+class Activation:
+    """Runs the phases of one ``Activate`` whose memory is taken, for engines that are there in ``engine_in_s``; calls
+    ``on_ready(self)`` at the end, once. ``gpu`` and ``pool`` are those of rank 0."""
+
+    def __init__(
+        self,
+        queue: EventQueue,
+        roads: WeightRoads,
+        timing: TimingSection,
+        effect: Activate,
+        spec: ModelSpec,
+        gpu: Gpu,
+        pool: Pool,
+        engine_in_s: float,
+        on_ready: Callable[[Activation], None],
+    ) -> None:
         self.effect, self.spec = effect, spec
-        self.started_s = world.queue.now_s
+        self.started_s = queue.now_s
         self.loaded_s: float | None = None
-        self._world = world
+        self._queue, self._roads, self._timing, self._gpu = queue, roads, timing, gpu
         self._on_ready = on_ready
         self._flows: dict[DeviceId, Flow] = {}
         self._fetches: dict[NodeId, Fetch] = {}
         self._engine_ready = self._weights_here = False
-        self._stint = Stint(world.queue, (world.devices[effect.devices[0]].pool,), self._engine_taken)
-        self._alarm = world.queue.alarm(self._take_layout)
-        self._alarm.set(world.queue.now_s + self._parked_s())
+        self._stint = Stint(queue, (pool,), self._engine_taken)
+        self._alarm = queue.alarm(self._take_layout)
+        self._alarm.set(queue.now_s + engine_in_s)
         self._load()
 
     def cancel(self) -> None:
@@ -53,25 +90,21 @@ class Activation:
         self._alarm.clear()
         self._stint.rest()
         for flow in self._flows.values():
-            self._world.network.cancel(flow)
+            self._roads.network.cancel(flow)
         for node, fetch in self._fetches.items():
-            self._world.machines.fetcher(node).cancel(fetch)
+            self._roads.fetcher(node).cancel(fetch)
         self._flows.clear()
         self._fetches.clear()
 
     # --- the engine ---
 
-    def _parked_s(self) -> float:
-        """Until there is an engine on every device."""
-        return max([self._world.nodes.take_parked(device) for device in self.effect.devices])
-
     def _take_layout(self, _: object) -> None:
-        gpu, seconds = self._world.devices[self.effect.devices[0]].gpu, float(self._world.cluster.timing.relayout)
-        if gpu.overhead_is_compute:
-            self._stint.begin(seconds, Load(gpu.engine_share, 0.0))
+        seconds = float(self._timing.relayout)
+        if self._gpu.overhead_is_compute:
+            self._stint.begin(seconds, Load(self._gpu.engine_share, 0.0))
         else:
             self._alarm.fn = self._engine_taken
-            self._alarm.set(self._world.queue.now_s + seconds)
+            self._alarm.set(self._queue.now_s + seconds)
 
     def _engine_taken(self, _: object) -> None:
         self._engine_ready = True
@@ -82,7 +115,7 @@ class Activation:
 
     def _load(self) -> None:
         """Bring the weights to the node(s), then to the devices."""
-        nodes = {self._world.topology.devices[device].node: None for device in self.effect.devices}
+        nodes = {self._roads.topology.devices[device].node: None for device in self.effect.devices}
         for node in nodes:
             self._fetch(node)
         if not self._fetches:
@@ -90,41 +123,41 @@ class Activation:
 
     def _fetch(self, node: NodeId) -> None:
         """Bring the weights into the memory of ``node``, if they are not there."""
-        path = source_path(self._world, node, self.spec)
+        path = self._roads.source_path(node, self.spec)
         if path:
-            fetcher = self._world.machines.fetcher(node)
+            fetcher = self._roads.fetcher(node)
             self._fetches[node] = fetcher.fetch(path, self.spec.weight_bytes, partial(self._fetched, node))
 
     def _fetched(self, node: NodeId) -> None:
         """The last block came; those before it are on the devices already."""
         del self._fetches[node]
-        self._world.host_cache.keep(node, self.spec.name, self.spec.weight_bytes)
+        self._roads.host_cache.keep(node, self.spec.name, self.spec.weight_bytes)
         if not self._fetches:
             self._load_devices(1.0 / BLOCKS)
 
     def _load_devices(self, part: float) -> None:
         """Start one flow per shard, split over its helpers, for ``part`` of the weights."""
-        load = self._world.cluster.load
+        load = self._roads.load
         nbytes = self.spec.shard_weight_bytes * part / (load.naive_share if load.mode == "naive" else 1.0)
         for device in self.effect.devices:
             self._load_device(device, nbytes)
 
     def _load_device(self, device: DeviceId, nbytes: float) -> None:
-        world, topology = self._world, self._world.topology
+        roads, topology = self._roads, self._roads.topology
         node = topology.devices[device].node
-        helpers = topology.helpers(device) if world.cluster.load.mode == "parallel" else [device]
+        helpers = topology.helpers(device) if roads.load.mode == "parallel" else [device]
         shares = evenly([topology.load_path(node, helper, device) for helper in helpers])
-        self._flows[device] = world.network.start(shares, max(1.0, nbytes), partial(self._loaded, device))
+        self._flows[device] = roads.network.start(shares, max(1.0, nbytes), partial(self._loaded, device))
 
     def links_lost(self, links: set[Link]) -> None:
         """``links`` are gone with their device or node (none of this instance's own): what was on its way to a device
         goes on through the helpers that are left; what came from another node comes again, from elsewhere."""
         for device, flow in list(self._flows.items()):
             if not links.isdisjoint(flow.path):
-                self._load_device(device, self._world.network.cancel(flow))
+                self._load_device(device, self._roads.network.cancel(flow))
         lost = [node for node, fetch in self._fetches.items() if not links.isdisjoint(fetch.path)]
         for node in lost:
-            self._world.machines.fetcher(node).cancel(self._fetches.pop(node))
+            self._roads.fetcher(node).cancel(self._fetches.pop(node))
             self._fetch(node)
         if lost and not self._fetches:
             self._load_devices(1.0)
@@ -134,23 +167,13 @@ class Activation:
         if self._flows:
             return
         self._weights_here = True
-        self.loaded_s = self._world.queue.now_s
+        self.loaded_s = self._queue.now_s
         self._maybe_ready()
 
     def _maybe_ready(self) -> None:
         if self._engine_ready and self._weights_here:
             self._alarm.fn = self._ready
-            self._alarm.set(self._world.queue.now_s + self._world.cluster.timing.ready)
+            self._alarm.set(self._queue.now_s + self._timing.ready)
 
     def _ready(self, _: object) -> None:
         self._on_ready(self)
-
-
-def source_path(world: World, node: NodeId, spec: ModelSpec) -> tuple[Link, ...]:
-    """What the weights cross before they are in the memory of ``node`` (nothing when they are there)."""
-    if world.host_cache.has(node, spec.name):
-        return ()
-    holder = world.host_cache.holder(spec.name)
-    if holder is None or holder not in world.topology.nodes:
-        return (world.topology.nodes[node].ssd,)
-    return world.topology.network_path(holder, node)

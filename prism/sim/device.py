@@ -7,88 +7,102 @@ the others only hold its shards.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import Protocol
 
-from prism.core.effects import Abort, Dispatch, GpuEffect, Refuse, SendBack
+from prism.core.effects import Dispatch, GpuEffect, Refuse, SendBack
 from prism.core.events import (
-    AttemptLost,
-    DispatchRejected,
+    DeviceReport,
     EngineDown,
     EngineDraining,
     EngineLoad,
     EngineUp,
-    Finished,
     FirstToken,
     GpuEvent,
     MemoryReport,
-    RequestArrived,
     Tick,
 )
-from prism.core.ids import ModelName, RequestId
 from prism.core.instances import InstanceKey
 from prism.core.settings import Admission, GpuSettings
 from prism.core.specs import DeviceSpec
 from prism.scheduler.gpu import GpuScheduler
+from prism.scheduler.request_life import DeviceRequests
 from prism.sim.account import Account
 from prism.sim.engine import Engine
 from prism.sim.gpus import Gpu
 from prism.sim.job import Job
+from prism.sim.queue import EventQueue
 from prism.sim.reports import Reports, Shard
 from prism.sim.sharing import Pool
-
-if TYPE_CHECKING:
-    from prism.sim.world import World
 
 _TICK = Tick()
 
 
-class Device:
-    """See the module."""
+class DeviceSink(Protocol):
+    """Who hears of a device's progress."""
 
-    def __init__(self, world: World, spec: DeviceSpec, gpu: Gpu, pool: Pool, settings: GpuSettings) -> None:
-        self.world, self.spec, self.gpu, self.pool = world, spec, gpu, pool
-        self.id = spec.id
-        self.account = Account(world.queue, spec.memory_bytes, gpu.page_bytes)
+    def decided(self, effect: GpuEffect) -> None:
+        """Its scheduler decided ``effect``, which is carried out next."""
+
+    def ended(self, job: Job) -> None:
+        """``job`` has its last token or an error."""
+
+    def sent_back(self, job: Job) -> None:
+        """``job`` is to wait elsewhere: its model is not active here any more."""
+
+    def emptied(self, engine: Engine) -> None:
+        """A draining engine runs nothing any more."""
+
+    def reported(self, report: DeviceReport) -> None:
+        """A report for the controller."""
+
+
+class Device:
+    """See the module. Its reports are ``report_every_s`` apart at least."""
+
+    def __init__(
+        self,
+        spec: DeviceSpec,
+        gpu: Gpu,
+        pool: Pool,
+        settings: GpuSettings,
+        queue: EventQueue,
+        sink: DeviceSink,
+        report_every_s: float,
+    ) -> None:
+        self.id, self.spec, self.gpu, self.pool = spec.id, spec, gpu, pool
+        self.account = Account(queue, spec.memory_bytes, gpu.page_bytes)
         self.scheduler = GpuScheduler(spec.id, settings)
+        self.requests: DeviceRequests[Job] = DeviceRequests()
+        """In this device's queue or engines."""
         self.shards: dict[InstanceKey, Shard] = {}
-        self.engines: dict[ModelName, Engine] = {}
+        self.engines: dict[InstanceKey, Engine] = {}
         """Engines whose rank 0 is here."""
-        self.jobs: dict[RequestId, Job] = {}
-        """Requests in this device's queue or engines."""
-        self.waiting: dict[ModelName, int] = {}
-        """Requests in the scheduler's queue."""
-        self.parked = world.cluster.load.parked_per_device if world.settings.cluster.engine_pool else 0
-        self.starting = 0
-        """Engines that are being started to be parked."""
         self.gone = False
-        self._used_s: dict[ModelName, float] = {}
-        """When a request of the model was last taken in or done, or its engine came up."""
-        self._draining: dict[ModelName, None] = {}
+        self._queue, self._sink = queue, sink
+        self._draining: dict[InstanceKey, None] = {}
         self._greedy = settings.admission is Admission.GREEDY
         self._stale: dict[Engine, None] = {}
         """Engines whose load the scheduler does not know."""
-        self._wake = world.queue.alarm(self._tick)
-        self.reports = Reports(self)
+        self._wake = queue.alarm(self._tick)
+        self._reports = Reports(self, queue, report_every_s, sink.reported)
 
     # --- requests ---
 
     def arrive(self, job: Job) -> None:
         """``job`` enters this device's queue."""
         job.device = self.id
-        self.jobs[job.id] = job
-        self._queued(job.model)
         self.tell_loads()
-        self.tell(RequestArrived(job.request()))
-        self.touch()
+        self.tell(self.requests.admit(job))
+        self._reports.touch()
 
     def tell(self, event: GpuEvent) -> None:
         """Give ``event`` to the scheduler and do what it wants."""
         scheduler = self.scheduler
-        effects = scheduler.on_event(event, self.world.queue.now_s)
+        effects = scheduler.on_event(event, self._queue.now_s)
         if effects:
-            self._do(effects)
+            self._carry_out(effects)
         if scheduler.shortage.is_short:
-            self.reports.watch_shortage()
+            self._reports.watch_shortage()
         wake_s = scheduler.wake_s
         if wake_s is not None:
             self._wake.set(wake_s)
@@ -114,83 +128,62 @@ class Device:
         self.tell_loads()
         self.tell(_TICK)
 
-    def _do(self, effects: list[GpuEffect]) -> None:
+    def _carry_out(self, effects: list[GpuEffect]) -> None:
         for effect in effects:
-            self.world.recorder.decided(effect, self.world.queue.now_s)
-            job = self.jobs[effect.id]
+            self._sink.decided(effect)
+            job = self.requests.get(effect.id)
+            assert job is not None  # the scheduler speaks of what it was given
             if isinstance(effect, Dispatch):
-                self._dequeued(job.model)
-                engine = self.engines.get(effect.model)
-                if engine is None or engine.key != effect.key:
-                    self._queued(job.model)
-                    self.tell(DispatchRejected(effect.id))
-                else:
-                    self._stale[engine] = None
-                    engine.submit(job)
-            elif isinstance(effect, Abort):
-                if job.engine is not None:
-                    job.engine.abort(job)
-                    self._used_s[job.model] = self.world.queue.now_s
-                del self.jobs[job.id]
+                self._dispatch(job, effect.key)
+                continue
+            self.requests.give_up(job, self._queue.now_s)
+            self._forget(job)
+            if isinstance(effect, SendBack):
+                self._sink.sent_back(job)
             else:
-                self._dequeued(job.model)
-                del self.jobs[job.id]
-                if isinstance(effect, SendBack):
-                    self.world.front.send_back(job)
-                else:
-                    assert isinstance(effect, Refuse)
-                    job.error = f"refused:{effect.reason.code.value}"
-                    self.world.front.ended(job)
+                assert isinstance(effect, Refuse)  # simulated clients do not go away, so that nothing is aborted
+                job.error = f"refused:{effect.reason.code.value}"
+                self._sink.ended(job)
 
-    def _queued(self, model: ModelName) -> None:
-        self.waiting[model] = self.waiting.get(model, 0) + 1
-
-    def _dequeued(self, model: ModelName) -> None:
-        self._used_s[model] = self.world.queue.now_s
-        left = self.waiting[model] - 1
-        if left:
-            self.waiting[model] = left
+    def _dispatch(self, job: Job, key: InstanceKey) -> None:
+        self.requests.dispatch(job, key)
+        engine = self.engines.get(key)
+        if engine is None:
+            self.tell(self.requests.reject_dispatch(job))
         else:
-            del self.waiting[model]
+            self._stale[engine] = None
+            engine.submit(job)
+
+    def _forget(self, job: Job) -> None:
+        untold = self.requests.forget(job, self._queue.now_s)
+        assert untold is None  # its end was told, or came from the scheduler
 
     # --- engines (EngineSink) ---
 
     def first_token(self, engine: Engine, job: Job) -> None:
         if job.first_token_s < 0.0:
-            job.first_token_s = self.world.queue.now_s
+            job.first_token_s = self._queue.now_s
         self._stale[engine] = None
         self.tell(FirstToken(job.id))
 
     def finished(self, engine: Engine, job: Job) -> None:
         self._stale[engine] = None
-        self._used_s[job.model] = self.world.queue.now_s
-        if self.jobs.pop(job.id, None) is not None:
-            self.tell(Finished(job.id))
-            self.world.front.ended(job)
+        if job.id in self.requests:
+            self.tell(self.requests.close(job, self._queue.now_s))
+            self._forget(job)
+            self._sink.ended(job)
 
     def stepped(self, engine: Engine) -> None:
         self._stale[engine] = None
-        self.touch()
-        if self.waiting:
+        self._reports.touch()
+        if self.scheduler.queued:
             self.tell_loads()
-        if engine.model in self._draining and not self.has_work(engine):
-            self.world.nodes.drained(self, engine)
+        if engine.key in self._draining and not self.requests.running(engine.key):
+            self._sink.emptied(engine)
 
-    def has_work(self, engine: Engine) -> bool:
-        """Requests are in the engine."""
-        return engine.jobs > 0
-
-    def idle_s(self, engine: Engine) -> float:
-        """How long the engine's model has had no request here; 0 while it has one."""
-        return 0.0 if engine.jobs or engine.model in self.waiting else self.rested_s(engine.model)
-
-    def rested_s(self, model: ModelName) -> float:
-        """Since a request of the model was last taken in or done here, or its engine came up."""
-        return self.world.queue.now_s - self._used_s.get(model, 0.0)
-
-    def serve(self, engine: Engine, max_request_tokens: int, bytes_per_token: int) -> None:
+    def serve(self, engine: Engine, max_request_tokens: int, bytes_per_token: int, keep_alive_s: float | None) -> None:
         """``engine`` takes requests from now on."""
-        self.engines[engine.model] = engine
+        self.engines[engine.key] = engine
         limits = engine.limits
         self.tell(
             EngineUp(
@@ -205,32 +198,29 @@ class Device:
             )
         )
         self._stale[engine] = None
-        self._used_s[engine.model] = self.world.queue.now_s
+        self.requests.came_up(engine.key.model, self._queue.now_s)
         self.tell_loads()
-        self.touch()
-        self.reports.watch(self.world.specs[engine.model].keep_alive_s)
+        self._reports.touch()
+        self._reports.watch_keep_alive(engine.key, keep_alive_s)
 
-    def drain(self, engine: Engine) -> None:
-        """No new requests for ``engine``; :meth:`prism.sim.nodes.Nodes.drained` is called when it is empty."""
-        self._draining[engine.model] = None
+    def stop_admitting(self, engine: Engine) -> None:
+        """No new requests for ``engine``; the sink hears when it is empty."""
+        self._draining[engine.key] = None
         self.tell(EngineDraining(engine.key))
-        if not self.has_work(engine):
-            self.world.nodes.drained(self, engine)
 
     def end_engine(self, engine: Engine) -> None:
         """``engine`` is gone; its unfinished requests are dispatched elsewhere or sent back with their tokens."""
-        lost = engine.stop()
-        self._draining.pop(engine.model, None)
+        unfinished = engine.stop()
+        self._draining.pop(engine.key, None)
         self._stale.pop(engine, None)
-        if self.engines.get(engine.model) is engine:
-            del self.engines[engine.model]
+        self._reports.forget_keep_alive(engine.key)
+        self.engines.pop(engine.key, None)
         self.tell(EngineDown(engine.key))
-        for job in lost:
-            job.lost_times += 1
-            if job.id in self.jobs:
-                self._queued(job.model)
-                self.tell(AttemptLost(job.id, job.generated))
-        self.touch()
+        for job in unfinished:
+            if job.id in self.requests:
+                self.requests.lose(job)
+                self.tell(self.requests.admit(job))
+        self._reports.touch()
 
     def fail(self) -> list[Job]:
         """The device is gone with everything on it; returns its requests."""
@@ -239,22 +229,19 @@ class Device:
             engine.stop()
         self.engines.clear()
         self._wake.clear()
-        self.reports.stop()
-        jobs = list(self.jobs.values())
-        self.jobs.clear()
-        self.waiting.clear()
-        return jobs
+        self._reports.stop()
+        return self.requests.clear()
 
     # --- memory of weights ---
 
-    def hold(self, key: InstanceKey, weight_bytes: int, rank: int) -> Shard | None:
+    def hold(self, key: InstanceKey, weight_bytes: int, *, leads: bool) -> Shard | None:
         """Take the memory of a shard's weights; None when there is not enough."""
         pages = self.account.pages(weight_bytes)
         if not self.account.take(pages) and not (self.account.reclaim(pages) and self.account.take(pages)):
             return None
-        shard = Shard(key, pages * self.account.page_bytes, rank=rank)
+        shard = Shard(key, pages * self.account.page_bytes, leads)
         self.shards[key] = shard
-        self.touch()
+        self._reports.touch()
         return shard
 
     def drop(self, key: InstanceKey) -> None:
@@ -262,14 +249,9 @@ class Device:
         shard = self.shards.pop(key, None)
         if shard is not None:
             self.account.give(shard.weight_bytes // self.account.page_bytes)
-            self.touch()
-
-    def touch(self) -> None:
-        """Something that the controller reads has changed."""
-        self.reports.touch()
+            self._reports.touch()
 
 
 def _engine_load(engine: Engine) -> EngineLoad:
-    return EngineLoad(
-        engine.key, engine.running, len(engine.intake.waiting), engine.kv.spare_tokens(), engine.backlog_tokens
-    )
+    kv = engine.kv
+    return EngineLoad(engine.key, engine.running, len(engine.intake.waiting), kv.free_tokens(), kv.cache.idle_tokens)

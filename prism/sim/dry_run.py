@@ -27,7 +27,8 @@ from prism.core.settings import PolicySettings
 from prism.core.specs import ModelSpec
 from prism.core.views import InstanceState
 from prism.sim.calibration import Calibration, load_calibration
-from prism.sim.cluster_file import Cluster, NodeGroup, load_cluster
+from prism.sim.cluster_file import load_cluster
+from prism.sim.cluster_sections import Cluster, NodeGroup
 from prism.sim.job import Job
 from prism.sim.models import catalog_specs
 from prism.sim.recorder import Recorder

@@ -67,12 +67,10 @@ class Engine:
         self.phase = Phase.IDLE
         self.steps = 0
         self.retractions = 0
-        self.prefilled_tokens = 0
         self._sink = sink
         self._largest_tokens = kv.largest_tokens(weight_bytes)
         self._stint = Stint(queue, pools, self._step_end)
         self._prefilling: list[tuple[Job, int]] = []
-        self._leaving: list[Job] = []
         self._stepping = False
         self._batch_changed = True
         self._after_prefill = False
@@ -91,12 +89,6 @@ class Engine:
     def jobs(self) -> int:
         """Requests inside, waiting ones included."""
         return self.running + len(self.intake.waiting)
-
-    @property
-    def backlog_tokens(self) -> int:
-        """Tokens of requests inside that are not prefilled yet."""
-        waiting = sum(job.prompt_tokens + job.generated for job in self.intake.waiting)
-        return waiting + sum(job.left_tokens for job in self._with_prompt())
 
     def used_tokens_now(self) -> int:
         """KV tokens in use at this moment."""
@@ -118,18 +110,8 @@ class Engine:
 
     def submit(self, job: Job) -> None:
         """``job`` enters at the next step."""
-        job.engine = self
         self.intake.waiting.append(job)
         self._wake()
-
-    def abort(self, job: Job) -> None:
-        """``job`` leaves, at the end of the step in progress if it runs."""
-        if job in self.intake.waiting:
-            self.intake.waiting.remove(job)
-            job.engine = None
-        else:
-            self._leaving.append(job)
-            self._wake()
 
     def stop(self) -> list[Job]:
         """The engine ends now and gives its memory back; returns the unfinished jobs with their tokens counted."""
@@ -140,7 +122,6 @@ class Engine:
             self.batch.remove(job)
         jobs += [*self._with_prompt(), *self.intake.waiting]
         for job in jobs:
-            job.engine = None
             job.held_blocks, job.kv_tokens = [], 0
         self.intake.waiting.clear()
         self._prefilling, self.intake.chunked = [], None
@@ -179,11 +160,6 @@ class Engine:
         self._stepping = True
         phase, self.phase = self.phase, Phase.IDLE
         changed = self._prefilled() if phase is Phase.PREFILL else self._decoded()
-        for job in self._leaving:
-            if job.engine is self:
-                self._drop(job)
-                changed = True
-        self._leaving.clear()
         self._stepping = False
         self._next()
         if changed:
@@ -215,7 +191,7 @@ class Engine:
 
     def _refuse(self, job: Job) -> None:
         """End ``job``: it could not run even alone on the device(s)."""
-        job.error, job.engine = "too_large", None
+        job.error = "too_large"
         self.intake.hungry = False
         self._stepping = True
         self._sink.finished(self, job)
@@ -231,7 +207,6 @@ class Engine:
             pairs += chunk * (job.computed_tokens + chunk / 2)
         work_s, load = self.cost.prefill(tokens, pairs, context, len(self._prefilling))
         self.steps += 1
-        self.prefilled_tokens += tokens
         self.phase = Phase.PREFILL
         self._stint.begin(work_s, load)
 
@@ -301,7 +276,6 @@ class Engine:
 
     def _leave(self, job: Job) -> None:
         """Give back the memory of a job that is out of the batch."""
-        job.engine = None
         if job.held_blocks:
             self.kv.to_cache(self.kv.cache.release(job.held_blocks))
             job.held_blocks = []
@@ -314,17 +288,4 @@ class Engine:
         self.retractions += 1
         self.batch.remove(job)
         self._leave(job)
-        job.engine = self
         self.intake.retracted(job)
-
-    def _drop(self, job: Job) -> None:
-        """Take out an aborted job, wherever it is."""
-        if job in self.intake.waiting:
-            self.intake.waiting.remove(job)
-            job.engine = None
-            return
-        if job.ticket:
-            self.batch.remove(job)
-        elif job is self.intake.chunked:
-            self.intake.chunked = None
-        self._leave(job)

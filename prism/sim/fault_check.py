@@ -5,13 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from difflib import get_close_matches
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from prism.core.ids import DeviceId, NodeId, device_id, node_of
+from prism.sim.cluster_sections import Cluster, FaultSection, NodeGroup
 from prism.sim.gpus import gpu
-
-if TYPE_CHECKING:
-    from prism.sim.cluster_file import Cluster, FaultSection, NodeGroup
 
 _SHOWN: Final = 8
 

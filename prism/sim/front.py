@@ -2,24 +2,44 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Mapping
+from typing import Protocol
 
 from prism.core.effects import RefuseWaiting
-from prism.core.events import Arrivals, WaitingRequests
+from prism.core.events import Arrivals, ClusterEvent, WaitingRequests
 from prism.core.ids import DeviceId, ModelName, RequestId
 from prism.policy.routing import least_loaded
+from prism.scheduler.request_life import DeviceRequests
+from prism.sim.cluster_sections import TimingSection
 from prism.sim.job import Job
+from prism.sim.queue import EventQueue
 
-if TYPE_CHECKING:
-    from prism.sim.device import Device
-    from prism.sim.world import World
+
+class DeviceQueue(Protocol):
+    """A device as a front door sees it."""
+
+    gone: bool
+    requests: DeviceRequests[Job]
+
+    def arrive(self, job: Job) -> None:
+        """``job`` enters the device's queue."""
 
 
 class Front:
-    """All front doors and the inactive queue."""
+    """All front doors and the inactive queue. ``tell`` takes what the cluster scheduler has to hear, ``record`` the
+    requests that have ended; ``slowdown`` says how many times longer than alone a front door takes now."""
 
-    def __init__(self, world: World) -> None:
-        self._world = world
+    def __init__(
+        self,
+        queue: EventQueue,
+        timing: TimingSection,
+        devices: Mapping[DeviceId, DeviceQueue],
+        slowdown: Callable[[], float],
+        tell: Callable[[ClusterEvent], None],
+        record: Callable[[Job], None],
+    ) -> None:
+        self._queue, self._timing, self._devices = queue, timing, devices
+        self._slowdown, self._tell, self._record = slowdown, tell, record
         self._routes: dict[ModelName, tuple[DeviceId, ...]] = {}
         self._inactive: dict[ModelName, dict[RequestId, Job]] = {}
         self._tokens: dict[ModelName, int] = {}
@@ -34,24 +54,26 @@ class Front:
     def arrive(self, job: Job) -> None:
         """A client's request has been read."""
         self.open += 1
-        self._world.control.tell(Arrivals(job.model, 1))
-        more_s = self._world.cluster.timing.front * (self._world.machines.front_slowdown() - 1.0)
+        self._tell(Arrivals(job.model, 1))
+        more_s = self._timing.front * (self._slowdown() - 1.0)
         if more_s > 0.0:
-            self._world.queue.after(more_s, self._place, job)
+            self._queue.after(more_s, self._place, job)
         else:
             self._place(job)
 
-    def send_back(self, job: Job) -> None:
-        """A device cannot take ``job``: its model is not active there any more. It waits in the inactive queue, until
-        the scheduler routes it anew."""
-        self._wait(job)
+    def wait(self, job: Job) -> None:
+        """``job`` waits in the inactive queue until the scheduler routes it (a device sent it back, or failed)."""
+        job.device = None
+        self._inactive.setdefault(job.model, {})[job.id] = job
+        self._tokens[job.model] = self._tokens.get(job.model, 0) + job.prompt_tokens
+        self._tell_waiting(job.model)
 
     def ended(self, job: Job) -> None:
         """``job`` has its last token or an error."""
         self.open -= 1
         job.device = None
-        job.end_s = self._world.queue.now_s
-        self._world.recorder.ended(job)
+        job.end_s = self._queue.now_s
+        self._record(job)
 
     # --- routing ---
 
@@ -60,7 +82,7 @@ class Front:
         self._routes[model] = devices
         if devices and model in self._inactive and model not in self._moving:
             self._moving[model] = None
-            self._world.queue.after(self._world.cluster.timing.route, self._move, model)
+            self._queue.after(self._timing.route, self._move, model)
 
     def refuse(self, effect: RefuseWaiting) -> None:
         """End waiting requests as the effect says."""
@@ -81,21 +103,15 @@ class Front:
         if device is not None:
             device.arrive(job)
         else:
-            self._wait(job)
+            self.wait(job)
 
-    def _wait(self, job: Job) -> None:
-        job.device = None
-        self._inactive.setdefault(job.model, {})[job.id] = job
-        self._tokens[job.model] = self._tokens.get(job.model, 0) + job.prompt_tokens
-        self._tell_waiting(job.model)
-
-    def _choose(self, model: ModelName) -> Device | None:
+    def _choose(self, model: ModelName) -> DeviceQueue | None:
         """The routed device with the fewest requests."""
-        devices = self._world.devices
+        devices = self._devices
         routed = [device for id in self._routes.get(model, ()) if (device := devices.get(id)) and not device.gone]
         if len(routed) < 2:
             return routed[0] if routed else None
-        return least_loaded(routed, lambda device: len(device.jobs))
+        return least_loaded(routed, lambda device: len(device.requests))
 
     def _move(self, model: ModelName) -> None:
         """The controller moves the waiting requests of an active model to its device(s)."""
@@ -119,9 +135,9 @@ class Front:
     def _tell_waiting(self, model: ModelName) -> None:
         jobs = self._inactive.get(model)
         if not jobs:
-            self._world.control.tell(WaitingRequests(model, 0, 0.0))
+            self._tell(WaitingRequests(model, 0, 0.0))
             return
         first = next(iter(jobs.values()))
         oldest_s = first.arrival_s if len(jobs) == 1 else min(job.arrival_s for job in jobs.values())
         deadline_s = oldest_s + first.spec.slo_ttft_s
-        self._world.control.tell(WaitingRequests(model, len(jobs), oldest_s, self._tokens[model], deadline_s))
+        self._tell(WaitingRequests(model, len(jobs), oldest_s, self._tokens[model], deadline_s))

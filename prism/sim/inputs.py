@@ -17,7 +17,8 @@ from prism.config.catalog import Catalog, load_catalog
 from prism.core.errors import InvalidValue
 from prism.core.settings import PolicySettings
 from prism.sim.calibration import Calibration, load_calibration
-from prism.sim.cluster_file import Cluster, NodeGroup, load_cluster
+from prism.sim.cluster_file import load_cluster
+from prism.sim.cluster_sections import Cluster, NodeGroup
 from prism.sim.fault_check import fault_mistakes
 from prism.sim.models import catalog_specs
 from prism.sim.run import SimSpec

@@ -2,23 +2,20 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from prism.core.ids import DeviceId, ModelName, RequestId
+from prism.core.instances import InstanceKey
 from prism.core.request import Request
 from prism.core.specs import ModelSpec
-
-if TYPE_CHECKING:
-    from prism.sim.engine import Engine
+from prism.scheduler.request_life import Stage
 
 
 class Job:
     """The request, what has come of it, and where it stands in an engine. Mutable: owned by whoever holds it (front
     door, device queue or engine)."""
 
-    __slots__ = ("arrival_s", "blocks", "computed_tokens", "device", "end_s", "engine", "entered_step", "error",
-                 "first_token_s", "generated", "held_blocks", "id", "index", "kv_tokens", "left_tokens", "lost_times",
-                 "model", "output_tokens", "prompt_tokens", "spec", "ticket")  # fmt: skip
+    __slots__ = ("arrival_s", "blocks", "computed_tokens", "device", "end_s", "entered_step", "error",
+                 "first_token_s", "generated", "held_blocks", "id", "index", "instance", "kv_tokens", "left_tokens",
+                 "model", "output_tokens", "prompt_tokens", "spec", "stage", "ticket")  # fmt: skip
 
     def __init__(self, index: int, spec: ModelSpec, arrival_s: float, prompt: int, output: int) -> None:
         self.index = index
@@ -37,10 +34,10 @@ class Job:
         self.error = ""
         self.device: DeviceId | None = None
         """Device whose queue or engine has it; None: the inactive queue, or none any more."""
-        self.lost_times = 0
-        """Attempts lost with their engine or carried elsewhere."""
+        self.stage = Stage.NEW
+        self.instance: InstanceKey | None = None
+        """Both: on its device (:class:`prism.scheduler.request_life.DeviceRequests`)."""
         # In an engine:
-        self.engine: Engine | None = None
         self.left_tokens = 0
         """Still to be prefilled."""
         self.computed_tokens = 0
@@ -53,7 +50,7 @@ class Job:
         self.ticket = 0
         """Place in the batch's finishing order; 0: not in the batch."""
 
-    def request(self, cached_tokens: int = 0) -> Request:
+    def request(self) -> Request:
         """The value the schedulers see."""
         spec = self.spec
         return Request(
@@ -65,9 +62,13 @@ class Job:
             spec.max_wait_s,
             spec.late,
             self.output_tokens,
-            0 if self.generated else cached_tokens,
-            self.generated,
+            generated_tokens=self.generated,
         )
+
+    @property
+    def delivered_tokens(self) -> int:
+        """What its client has."""
+        return self.generated
 
     @property
     def remaining(self) -> int:

@@ -18,9 +18,9 @@ class KvMemory:
 
     __slots__ = (
         "_accounts",
-        "_bytes_per_token",
         "_least_pages",
         "_page_bytes",
+        "bytes_per_token",
         "cache",
         "mapped_pages",
         "recall_run",
@@ -33,7 +33,7 @@ class KvMemory:
         self, accounts: Sequence[Account], bytes_per_token: int, block_tokens: int, share_bytes: int | None = None
     ) -> None:
         self._accounts = tuple(accounts)
-        self._bytes_per_token = bytes_per_token
+        self.bytes_per_token = bytes_per_token
         self._page_bytes = accounts[0].page_bytes
         self.cache = PrefixCache(block_tokens)
         self.used_tokens = 0
@@ -103,26 +103,27 @@ class KvMemory:
         pages = min(account.capacity_pages - account.pages(beside_bytes) for account in self._accounts)
         if self.share_pages is not None:
             pages = min(pages, self.share_pages)
-        return pages * self._page_bytes // self._bytes_per_token
+        return pages * self._page_bytes // self.bytes_per_token
 
     def _slots(self, free_pages: int) -> int:
         """Tokens that fit into the mapped pages and ``free_pages`` more, as far as the share allows them."""
         pages = self.mapped_pages + free_pages
         if self.share_pages is not None:
             pages = min(pages, self.share_pages)
-        return pages * self._page_bytes // self._bytes_per_token
+        return pages * self._page_bytes // self.bytes_per_token
 
     def wait(self, call: Callable[[], None]) -> None:
         """Call ``call`` soon after memory came back on one of the devices (once)."""
         for account in self._accounts:
             account.waiters[self] = call
 
-    def spare_tokens(self) -> int:
-        """Tokens the engine can take without new device memory: room in its pages, or in its fixed share."""
-        used = self.settled_tokens() + self.cache.idle_tokens
+    def free_tokens(self) -> int:
+        """Tokens the engine can take without new device memory: room in its pages or its fixed share, and what it only
+        caches."""
         if self.share_pages is not None:
             return self._slots(self.share_pages) - self.settled_tokens()
-        return self.pages_for(used) * self._page_bytes // self._bytes_per_token - used
+        used = self.settled_tokens()
+        return self.pages_for(used + self.cache.idle_tokens) * self._page_bytes // self.bytes_per_token - used
 
     def busy_bytes(self) -> int:
         """Bytes on each device that requests and caches use; the page of an engine without any is not counted."""
@@ -150,7 +151,7 @@ class KvMemory:
     def drop_cache_pages(self, pages: int) -> None:
         """Evict idle blocks until ``pages`` came back or none is left."""
         if self.cache.idle_tokens:
-            self.cache.evict(-(-pages * self._page_bytes // self._bytes_per_token))
+            self.cache.evict(-(-pages * self._page_bytes // self.bytes_per_token))
             self._trim()
 
     def recall(self) -> None:
@@ -160,7 +161,7 @@ class KvMemory:
     # --- pages ---
 
     def pages_for(self, tokens: int) -> int:
-        pages = -(-tokens * self._bytes_per_token // self._page_bytes)
+        pages = -(-tokens * self.bytes_per_token // self._page_bytes)
         return pages if pages > self._least_pages else self._least_pages
 
     def _missing_pages(self, tokens: int) -> int:

@@ -2,21 +2,22 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+from collections.abc import Callable, Iterable
+from typing import Final
 
-from prism.core.ids import NodeId, device_id
-from prism.core.specs import DeviceSpec, ModelSpec
-from prism.sim.cluster_file import NodeGroup
+from prism.core.ids import DeviceId, NodeId, device_id
+from prism.core.specs import DeviceSpec
+from prism.sim.calibration import Calibration
+from prism.sim.cluster_sections import Cluster, NodeGroup
 from prism.sim.device import Device
 from prism.sim.fetch import Fetcher
 from prism.sim.gpus import Gpu, gpu
-from prism.sim.links import Link
-from prism.sim.roofline import StepCost, step_cost
+from prism.sim.host_cache import HostCache
+from prism.sim.links import Link, Network
 from prism.sim.sharing import Pool
-from prism.sim.topology import DeviceLinks, NodeLinks
+from prism.sim.topology import DeviceLinks, NodeLinks, Topology
 
-if TYPE_CHECKING:
-    from prism.sim.world import World
+MakeDevice = Callable[[DeviceSpec, Gpu, Pool], Device]
 
 USABLE: Final = 0.9
 """Share of a GPU's memory that models may use when the cluster file says nothing."""
@@ -25,8 +26,18 @@ USABLE: Final = 0.9
 class Machines:
     """Makes nodes and devices; knows what is particular to them (group, pool, queue for fetching weights)."""
 
-    def __init__(self, world: World) -> None:
-        self._world = world
+    def __init__(
+        self,
+        cluster: Cluster,
+        calibration: Calibration | None,
+        network: Network,
+        topology: Topology,
+        host_cache: HostCache,
+        make_device: MakeDevice,
+    ) -> None:
+        self._cluster, self._calibration, self._make_device = cluster, calibration, make_device
+        self._network, self._topology, self._host_cache = network, topology, host_cache
+        self.devices: dict[DeviceId, Device] = {}
         self.groups: dict[NodeId, NodeGroup] = {}
         self._pools: dict[NodeId, Pool] = {}
         self._fetchers: dict[NodeId, Fetcher] = {}
@@ -34,16 +45,16 @@ class Machines:
 
     def add_node(self, group_index: int) -> list[Device]:
         """One more node of a group of the cluster file (the controller is not told)."""
-        group, network = self._world.cluster.groups[group_index], self._world.cluster.network
+        group, network = self._cluster.groups[group_index], self._cluster.network
         number = len(self.groups)
         node = NodeId(f"node{number}")
         nic = network.nic_gbit * 1e9 / 8 * network.efficiency
         leaf = number // network.nodes_per_leaf
         uplink = nic * network.nodes_per_leaf / network.oversubscription
         if network.oversubscription > 1.0:
-            self._world.topology.leaf_up.setdefault(leaf, Link(f"leaf{leaf} up", uplink))
-            self._world.topology.leaf_down.setdefault(leaf, Link(f"leaf{leaf} down", uplink))
-        self._world.topology.nodes[node] = NodeLinks(
+            self._topology.leaf_up.setdefault(leaf, Link(f"leaf{leaf} up", uplink))
+            self._topology.leaf_down.setdefault(leaf, Link(f"leaf{leaf} down", uplink))
+        self._topology.nodes[node] = NodeLinks(
             dram=Link(f"{node} dram", group.dram_gbytes_per_s * 1e9),
             nic_up=Link(f"{node} nic up", nic),
             nic_down=Link(f"{node} nic down", nic),
@@ -51,7 +62,7 @@ class Machines:
             leaf=leaf,
         )
         self.groups[node] = group
-        self._world.host_cache.add_node(node, int(group.host_memory))
+        self._host_cache.add_node(node, int(group.host_memory))
         return [self.add_device(node) for _ in range(group.gpus_per_node)]
 
     def add_device(self, node: NodeId) -> Device:
@@ -63,7 +74,7 @@ class Machines:
         domain = f"{node}/{index // (group.domain_gpus or 1 << 30)}"
         memory_bytes = int(group.memory or kind.memory_bytes * USABLE)
         spec = DeviceSpec(name, node, kind.device_kind, memory_bytes, domain, kind.page_bytes, kind.page_bytes)
-        device = Device(self._world, spec, kind, self._pool(node, kind, group), self._world.settings.gpu)
+        device = self._make_device(spec, kind, self._pool(node, kind, group))
         nvlink = kind.nvlink_bytes_per_s
         links = DeviceLinks(
             pcie=Link(f"{name} pcie", kind.pcie_bytes_per_s * kind.pcie_efficiency),
@@ -72,9 +83,22 @@ class Machines:
             node=node,
             domain=domain,
         )
-        self._world.topology.add_device(name, links)
-        self._world.devices[name] = device
+        self._topology.add_device(name, links)
+        self.devices[name] = device
         return device
+
+    def remove_links(self, devices: Iterable[DeviceId]) -> set[Link]:
+        """The devices are gone; returns their links."""
+        return {link for device in devices for link in self._topology.remove_device(device)}
+
+    def remove_node_memory(self, node: NodeId) -> Link:
+        """The node is gone with all that its memory held; returns the link that others read from it over."""
+        self._host_cache.remove_node(node)
+        return self._topology.nodes[node].nic_up
+
+    def gpus(self) -> list[str]:
+        """The GPU of each group of the cluster file."""
+        return [group.gpu for group in self._cluster.groups]
 
     def _pool(self, node: NodeId, kind: Gpu, group: NodeGroup) -> Pool:
         if not group.shared_compute:
@@ -87,7 +111,7 @@ class Machines:
         """How many times longer the front door takes where it runs on cores that engines use (the first group's): it is
         a thread like each of them. That engines take more than a core from each other (their measured share) does not
         hold for it: beside one engine of two cores it is as fast as alone."""
-        group = self._world.cluster.groups[0]
+        group = self._cluster.groups[0]
         if not group.shared_compute:
             return 1.0
         return next(iter(self._pools.values())).beside_threads(gpu(group.gpu).engine_share)
@@ -96,15 +120,9 @@ class Machines:
         """What brings weights to ``node``."""
         found = self._fetchers.get(node)
         if found is None:
-            found = self._fetchers[node] = Fetcher(self._world.network, self._world.cluster.load.fetches_per_node)
+            found = self._fetchers[node] = Fetcher(self._network, self._cluster.load.fetches_per_node)
         return found
 
-    def cost(self, spec: ModelSpec, kind: Gpu) -> StepCost:
-        """The step cost of ``spec`` on ``kind``: measured if there is a measurement, else the roofline."""
-        calibration = self._world.calibration
-        measured = calibration.step_cost(spec, kind) if calibration is not None else None
-        return measured or step_cost(spec, kind)
-
     def _gpu(self, name: str) -> Gpu:
-        calibration = self._world.calibration
+        calibration = self._calibration
         return calibration.gpu(gpu(name)) if calibration is not None else gpu(name)

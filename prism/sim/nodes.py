@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, field
 
 from prism.core.effects import Activate, Deactivate
 from prism.core.errors import InvalidValue
@@ -11,22 +11,24 @@ from prism.core.events import (
     ActivationError,
     ActivationFailed,
     ActivationFinished,
-    ActivationStarted,
+    ClusterEvent,
     DeactivationFinished,
     InstanceFound,
     InstanceLost,
 )
 from prism.core.ids import DeviceId, ModelName
-from prism.core.instances import InstanceKey, whole_model
+from prism.core.instances import InstanceKey, Parts, devices_of, queue_device, whole_model
 from prism.core.specs import ModelSpec
-from prism.sim.activation import Activation
+from prism.scheduler.instance_life import InstanceLife, InstanceStep, Steps
+from prism.sim.activation import Activation, WeightRoads
+from prism.sim.cluster_sections import TimingSection
 from prism.sim.device import Device
 from prism.sim.engine import Engine
-from prism.sim.kv import KvMemory
-from prism.sim.roofline import StepCost
-
-if TYPE_CHECKING:
-    from prism.sim.world import World
+from prism.sim.engines import EngineMaker
+from prism.sim.links import Link
+from prism.sim.parking import Parking
+from prism.sim.queue import Alarm, EventQueue
+from prism.sim.recorder import Recorder
 
 
 @dataclass(slots=True)
@@ -34,183 +36,192 @@ class InstanceRecord:
     """An instance that exists on devices."""
 
     key: InstanceKey
-    devices: tuple[DeviceId, ...]
-    activation: Activation | None
+    parts: Parts
+    late: Alarm
+    """Rings when it has drained for long enough."""
+    life: InstanceLife = field(default_factory=InstanceLife)
+    activation: Activation | None = None
+    """The one that loads it, or loaded it."""
     engine: Engine | None = None
+
+    @property
+    def devices(self) -> tuple[DeviceId, ...]:
+        return devices_of(self.parts)
 
 
 class Nodes:
-    """All node agents of the world."""
+    """All node agents of the world. ``tell`` takes what the cluster scheduler has to hear; a device holds parts of
+    ``most_instances`` instances at most."""
 
-    def __init__(self, world: World) -> None:
-        self._world = world
+    def __init__(
+        self,
+        queue: EventQueue,
+        timing: TimingSection,
+        specs: Mapping[ModelName, ModelSpec],
+        devices: Mapping[DeviceId, Device],
+        engines: EngineMaker,
+        parking: Parking,
+        roads: WeightRoads,
+        recorder: Recorder,
+        tell: Callable[[ClusterEvent], None],
+    ) -> None:
+        self._queue, self._timing, self._specs, self._devices = queue, timing, specs, devices
+        self._engines, self._parking, self._roads = engines, parking, roads
+        self._recorder, self._tell = recorder, tell
         self.instances: dict[InstanceKey, InstanceRecord] = {}
-        self._costs: dict[tuple[ModelName, str], StepCost] = {}
 
     # --- commands ---
 
     def activate(self, effect: Activate) -> None:
         """The command arrives at the agent(s)."""
-        key = effect.key
-        spec = self._world.specs[effect.model]
-        error = self._take_memory(effect, spec)
+        error = self._take_memory(effect.key, effect.parts)
         if error is not None:
-            self._world.control.tell(ActivationFailed(key, error))
+            self._tell(ActivationFailed(effect.key, error))
             return
-        self._world.control.tell(ActivationStarted(key))
-        self._world.recorder.activation_started(effect, self._world.queue.now_s)
-        record = InstanceRecord(key, effect.devices, None)
-        self.instances[key] = record
-        record.activation = Activation(self._world, effect, spec, self._ready)
+        self._recorder.activation_started(effect, self._queue.now_s)
+        record = self._record(effect.key, effect.parts)
+        lead = self._lead(record)
+        engine_in_s = max([self._parking.take(device) for device in record.devices])
+        spec = self._specs[effect.model]
+        record.activation = Activation(
+            self._queue, self._roads, self._timing, effect, spec, lead.gpu, lead.pool, engine_in_s, self._loaded
+        )
 
     def deactivate(self, effect: Deactivate) -> None:
         """The command arrives at the agent(s)."""
         record = self.instances.get(effect.key)
-        if record is None:
-            return
-        if record.engine is None:
-            assert record.activation is not None
-            record.activation.cancel()
-            self._remove(record)
-        elif effect.carry:
-            self._world.devices[record.devices[0]].end_engine(record.engine)
-            self._remove(record)
-        else:
-            self._world.devices[record.devices[0]].drain(record.engine)
+        if record is not None:
+            running = self._lead(record).requests.running(record.key)
+            self._follow(record, record.life.leave(effect.carry, running, self._queue.now_s))
 
-    def drained(self, device: Device, engine: Engine) -> None:
+    def emptied(self, engine: Engine) -> None:
         """The last request of a draining engine is done."""
         record = self.instances[engine.key]
-        device.end_engine(engine)
-        self._remove(record)
+        self._follow(record, record.life.emptied())
 
-    def _remove(self, record: InstanceRecord) -> None:
-        """Free the weights; the engines park; the controller hears of it after the unload time."""
-        world = self._world
+    def _drained_long(self, record: InstanceRecord) -> None:
+        self._follow(record, record.life.pass_time(self._queue.now_s))
+
+    def _loaded(self, activation: Activation) -> None:
+        """Weights and engine are there."""
+        record = self.instances[activation.effect.key]
+        self._recorder.ready(record.key, self._queue.now_s)
+        self._follow(record, record.life.loaded(self._queue.now_s))
+
+    def adopt(self, key: InstanceKey, devices: tuple[DeviceId, ...]) -> None:
+        """Let an instance that serves already be there. Raises :class:`InvalidValue` when it does not fit."""
+        parts = whole_model(devices)
+        for id in devices:
+            if not self._hold(key, parts, self._devices[id]):
+                raise InvalidValue("instance", key.model, f"its weights do not fit on {id}")
+            self._parking.adopt(id)
+        record = self._record(key, parts)
+        self._tell(InstanceFound(key, parts))
+        self._follow(record, record.life.loaded(self._queue.now_s))
+
+    # --- an instance's steps ---
+
+    def _follow(self, record: InstanceRecord, steps: Steps) -> None:
+        """Do what the instance's life wants next."""
+        for step in steps:
+            match step:
+                case InstanceStep.SERVE:
+                    self._serve(record)
+                case InstanceStep.STOP_ADMITTING:
+                    assert record.engine is not None  # it serves
+                    record.late.set(record.life.drained_by_s)
+                    self._lead(record).stop_admitting(record.engine)
+                case InstanceStep.END:
+                    self._end(record)
+
+    def _serve(self, record: InstanceRecord) -> None:
+        spec, lead = self._specs[record.key.model], self._lead(record)
+        devices = [self._devices[id] for id in record.devices]
+        activation = record.activation
+        kv_cap_bytes = None if activation is None else activation.effect.kv_cap_bytes
+        engine = record.engine = self._engines.make(record.key, spec, devices, kv_cap_bytes)
+        for device in devices:
+            shard = device.shards[record.key]
+            shard.kv, shard.lead = engine.kv, lead.scheduler
+        lead.serve(engine, spec.context_tokens, engine.kv.bytes_per_token, spec.keep_alive_s)
+        if activation is not None:
+            self._tell(ActivationFinished(record.key, self._queue.now_s - activation.started_s))
+
+    def _end(self, record: InstanceRecord) -> None:
+        """Free engine and weights; the engines park; the controller hears of it after the unload time."""
+        assert record.engine is not None  # it serves
+        record.late.clear()
+        self._lead(record).end_engine(record.engine)
         del self.instances[record.key]
         for id in record.devices:
-            world.devices[id].drop(record.key)
-            if record.engine is not None or record.activation is not None:
-                world.devices[id].parked += int(world.settings.cluster.engine_pool)
-        world.recorder.left(record.key, world.queue.now_s)
-        world.queue.after(world.cluster.timing.unload, self._tell_gone, record.key)
+            self._devices[id].drop(record.key)
+            self._parking.put_back(id)
+        self._recorder.left(record.key, self._queue.now_s)
+        self._queue.after(self._timing.unload, self._tell_gone, record.key)
 
     def _tell_gone(self, key: InstanceKey) -> None:
-        self._world.control.tell(DeactivationFinished(key))
+        self._tell(DeactivationFinished(key))
 
-    # --- an activation's steps ---
+    # --- memory ---
 
-    def _take_memory(self, effect: Activate, spec: ModelSpec) -> ActivationError | None:
-        devices = [self._world.devices.get(id) for id in effect.devices]
-        key = effect.key
+    def _take_memory(self, key: InstanceKey, parts: Parts) -> ActivationError | None:
         held: list[Device] = []
-        for rank, device in enumerate(devices):
-            failed = device is None or device.gone or len(device.shards) >= self._most_engines()
-            if device is not None and not failed and device.hold(key, spec.shard_weight_bytes, rank):
+        for id in devices_of(parts):
+            device = self._devices.get(id)
+            full = device is None or device.gone or len(device.shards) >= self._roads.load.max_engines_per_device
+            if device is not None and not full and self._hold(key, parts, device):
                 held.append(device)
                 continue
             for other in held:
                 other.drop(key)
-            return ActivationError.STALE if failed else ActivationError.NO_MEMORY
+            return ActivationError.STALE if full else ActivationError.NO_MEMORY
         return None
 
-    def _most_engines(self) -> int:
-        return self._world.cluster.load.max_engines_per_device
+    def _hold(self, key: InstanceKey, parts: Parts, device: Device) -> bool:
+        nbytes = self._specs[key.model].shard_weight_bytes
+        return device.hold(key, nbytes, leads=device.id == queue_device(parts)) is not None
 
-    def take_parked(self, id: DeviceId) -> float:
-        """An engine of the device's pool is taken; returns the seconds until it can be (0 when one is parked)."""
-        world, device = self._world, self._world.devices[id]
-        timing = world.cluster.timing
-        if not world.settings.cluster.engine_pool:
-            return timing.engine_start
-        device.parked -= 1
-        if device.parked + device.starting < world.cluster.load.parked_per_device:
-            device.starting += 1
-            world.queue.after(timing.park, self._parked, device)
-        return 0.0 if device.parked >= 0 else timing.park
+    def _record(self, key: InstanceKey, parts: Parts) -> InstanceRecord:
+        record = InstanceRecord(key, parts, self._queue.alarm(self._drained_long))
+        record.late.arg = record
+        self.instances[key] = record
+        return record
 
-    def _parked(self, device: Device) -> None:
-        device.starting -= 1
-        device.parked += 1
-
-    def _ready(self, activation: Activation) -> None:
-        """Weights and engine are there: the instance serves."""
-        world, effect = self._world, activation.effect
-        record = self.instances[effect.key]
-        engine = self._make_engine(record, effect.kv_cap_bytes)
-        world.recorder.ready(record.key, world.queue.now_s)
-        self._serve(record, engine)
-        seconds = world.queue.now_s - activation.started_s
-        world.control.tell(ActivationFinished(effect.key, seconds))
-
-    def adopt(self, key: InstanceKey, devices: tuple[DeviceId, ...]) -> None:
-        """Let an instance that serves already be there. Raises :class:`InvalidValue` when it does not fit."""
-        spec = self._world.specs[key.model]
-        for rank, id in enumerate(devices):
-            if self._world.devices[id].hold(key, spec.shard_weight_bytes, rank) is None:
-                raise InvalidValue("instance", key.model, f"its weights do not fit on {id}")
-            self._world.devices[id].parked -= int(self._world.settings.cluster.engine_pool)
-        record = self.instances[key] = InstanceRecord(key, devices, None)
-        engine = self._make_engine(record, None)
-        self._world.control.tell(InstanceFound(key, whole_model(devices)))
-        self._serve(record, engine)
-
-    def _make_engine(self, record: InstanceRecord, kv_cap_bytes: int | None) -> Engine:
-        """The engine of an instance whose weights are there."""
-        world, spec = self._world, self._world.specs[record.key.model]
-        devices = [world.devices[id] for id in record.devices]
-        accounts = [device.account for device in devices]
-        kv = KvMemory(accounts, _token_bytes(spec, len(devices)), world.block_tokens, kv_cap_bytes)
-        return Engine(
-            world.queue,
-            record.key,
-            self._cost(spec, devices[0]),
-            kv,
-            tuple(dict.fromkeys(device.pool for device in devices)),
-            world.engine_limits,
-            devices[0],
-            spec.shard_weight_bytes,
-        )
-
-    def _serve(self, record: InstanceRecord, engine: Engine) -> None:
-        record.engine, record.activation = engine, None
-        devices = [self._world.devices[id] for id in record.devices]
-        for device in devices:
-            device.shards[record.key].engine = engine
-        spec = self._world.specs[record.key.model]
-        devices[0].serve(engine, spec.context_tokens, _token_bytes(spec, len(devices)))
-
-    def _cost(self, spec: ModelSpec, device: Device) -> StepCost:
-        key = (spec.name, device.gpu.name)
-        cost = self._costs.get(key)
-        if cost is None:
-            cost = self._costs[key] = self._world.machines.cost(spec, device.gpu)
-        return cost
+    def _lead(self, record: InstanceRecord) -> Device:
+        return self._devices[queue_device(record.parts)]
 
     # --- faults ---
 
-    def lose(self, key: InstanceKey, tell: bool) -> None:
-        """An instance is gone without command (its engine died, or a device under it)."""
-        record = self.instances.pop(key, None)
-        if record is None:
-            return
-        if record.activation is not None:
-            record.activation.cancel()
+    def lose_instance(self, key: InstanceKey) -> None:
+        """The engine has died."""
+        self._lose(self.instances[key])
+        self._tell(InstanceLost(key))
+
+    def lose_devices(self, gone: Collection[DeviceId]) -> None:
+        """The devices are gone, and with them every instance that has a part there."""
+        for record in list(self.instances.values()):
+            if not set(record.devices).isdisjoint(gone):
+                self._lose(record)
+
+    def lose_links(self, links: set[Link]) -> None:
+        """The links are gone: what is on its way over them comes another way."""
+        for record in self.instances.values():
+            if record.activation is not None and record.engine is None:
+                record.activation.links_lost(links)
+
+    def _lose(self, record: InstanceRecord) -> None:
+        del self.instances[record.key]
+        record.late.clear()
+        record.life.lost()
         if record.engine is not None:
-            rank0 = self._world.devices[record.devices[0]]
-            if not rank0.gone:
-                rank0.end_engine(record.engine)
+            lead = self._lead(record)
+            if not lead.gone:
+                lead.end_engine(record.engine)
+        elif record.activation is not None:
+            record.activation.cancel()
         for id in record.devices:
-            device = self._world.devices.get(id)
-            if device is not None and not device.gone:
-                device.drop(key)
-                device.starting += 1
-                self._world.queue.after(self._world.cluster.timing.park, self._parked, device)
-        self._world.recorder.left(key, self._world.queue.now_s)
-        if tell:
-            self._world.control.tell(InstanceLost(key))
-
-
-def _token_bytes(spec: ModelSpec, tp: int) -> int:
-    """KV bytes of a token on each of ``tp`` devices; KV heads are not split further than one per device."""
-    return max(1, spec.shape.kv_bytes_per_token // min(tp, spec.shape.kv_heads))
+            device = self._devices[id]
+            if not device.gone:
+                device.drop(record.key)
+                self._parking.replace(id)
+        self._recorder.left(record.key, self._queue.now_s)

@@ -10,7 +10,7 @@ import msgspec
 
 from prism.core.settings import PolicySettings
 from prism.core.specs import ModelSpec
-from prism.sim.cluster_file import Cluster, NodeGroup
+from prism.sim.cluster_sections import Cluster, NodeGroup
 from prism.sim.run import SimSpec, simulate
 from prism.trace.row import TraceRow
 

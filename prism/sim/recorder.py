@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import hashlib
 from collections import Counter
-from collections.abc import Callable
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Iterable, Mapping
 
 from prism.core.effects import Activate, Dispatch, Effect, Route, decision_line
+from prism.core.ids import ModelName
 from prism.core.instances import InstanceKey
+from prism.sim.device import Device
 from prism.sim.job import Job
 from prism.trace.report import RequestRecord, Residence, Sample, Timeline
-
-if TYPE_CHECKING:
-    from prism.sim.world import World
 
 DecisionSink = Callable[[str], None]
 
@@ -115,26 +113,26 @@ class Recorder:
 
     # --- samples ---
 
-    def sample(self, world: World) -> None:
-        """Look at the whole system once."""
-        queued: Counter[str] = Counter(world.front.waiting())
+    def sample(self, now_s: float, inactive: Mapping[ModelName, int], devices: Iterable[Device]) -> None:
+        """Look at the whole system once; ``inactive`` is the length of each model's inactive queue."""
+        queued: Counter[str] = Counter(inactive)
         running: Counter[str] = Counter()
         model_bytes: Counter[str] = Counter()
         mapped, device_queued = {}, {}
-        for device in world.devices.values():
-            queued.update(device.waiting)
-            device_queued[str(device.id)] = sum(device.waiting.values())
+        for device in devices:
+            queued.update(device.scheduler.waiting())
+            device_queued[str(device.id)] = device.scheduler.queued
             account = device.account
             mapped[str(device.id)] = (account.capacity_pages - account.free_pages) * account.page_bytes - (
                 account.ahead_pages() * account.page_bytes
             )
-            for model, engine in device.engines.items():
-                running[model] += engine.running
-                queued[model] += len(engine.intake.waiting)
-                model_bytes[model] += engine.kv.mapped_bytes()
+            for key, engine in device.engines.items():
+                running[key.model] += engine.running
+                queued[key.model] += len(engine.intake.waiting)
+                model_bytes[key.model] += engine.kv.mapped_bytes()
         self._samples.append(
             Sample(
-                t_s=world.queue.now_s - self.offset_s,
+                t_s=now_s - self.offset_s,
                 queued={m: n for m, n in sorted(queued.items()) if n},
                 running={m: n for m, n in sorted(running.items()) if n},
                 mapped_bytes=mapped,

@@ -4,16 +4,20 @@ a model reaches its keep-alive and when memory has become short (the live agents
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 from prism.core.events import DeviceReport, InstanceLoad
+from prism.core.ids import DeviceId
 from prism.core.instances import InstanceKey
+from prism.scheduler.gpu import GpuScheduler
 from prism.scheduler.keepalive import due_in_s
-from prism.sim.engine import Engine
-
-if TYPE_CHECKING:
-    from prism.sim.device import Device
+from prism.scheduler.request_life import DeviceRequests
+from prism.sim.account import Account
+from prism.sim.job import Job
+from prism.sim.kv import KvMemory
+from prism.sim.queue import EventQueue
 
 
 @dataclass(slots=True)
@@ -22,80 +26,104 @@ class Shard:
 
     key: InstanceKey
     weight_bytes: int
-    engine: Engine | None = None
-    rank: int = 0
+    leads: bool
+    """The device's queue takes the instance's requests."""
+    kv: KvMemory | None = None
+    """None while it loads, and so is ``lead``."""
+    lead: GpuScheduler | None = None
+    """The scheduler of the device that leads."""
+
+
+class Reported(Protocol):
+    """What a report reads of its device."""
+
+    id: DeviceId
+    account: Account
+    scheduler: GpuScheduler
+    requests: DeviceRequests[Job]
+    shards: dict[InstanceKey, Shard]
 
 
 class Reports:
-    """Of one device. An idle device sends nothing."""
+    """Of one device; ``send`` gets one at least every ``every_s`` while something changes. An idle device sends
+    nothing."""
 
-    def __init__(self, device: Device) -> None:
-        self._device, self._world = device, device.world
-        self._alarm = device.world.queue.alarm(self._send)
+    def __init__(
+        self, device: Reported, queue: EventQueue, every_s: float, send: Callable[[DeviceReport], None]
+    ) -> None:
+        self._device, self._queue, self._every_s, self._deliver = device, queue, every_s, send
+        self._alarm = queue.alarm(self._send)
         self._next_s = float("-inf")
         """When the last report is old enough for another one."""
-        self._keeps = False
-        """A model that leaves by itself was here."""
+        self._keep_alive_s: dict[InstanceKey, float] = {}
+        """Of the instances that leave by themselves."""
+        self._stopped = False
 
     def touch(self) -> None:
         """Something has changed: report it when the last report is old enough."""
         at_s = self._alarm.at_s
         if at_s is None or at_s > self._next_s:
-            self._by(max(self._next_s, self._world.queue.now_s))
+            self._by(max(self._next_s, self._queue.now_s))
 
-    def watch(self, keep_alive_s: float | None) -> None:
+    def watch_keep_alive(self, key: InstanceKey, keep_alive_s: float | None) -> None:
         """An instance begins to serve: report when its keep-alive may be over for the first time."""
         if keep_alive_s is not None:
-            self._keeps = True
-            self._by(self._world.queue.now_s + keep_alive_s)
+            self._keep_alive_s[key] = keep_alive_s
+            self._by(self._queue.now_s + keep_alive_s)
+
+    def forget_keep_alive(self, key: InstanceKey) -> None:
+        """The instance serves no more."""
+        self._keep_alive_s.pop(key, None)
 
     def watch_shortage(self) -> None:
         """Memory is short: report it if it lasts."""
         due_s = self._device.scheduler.shortage.report_due_s()
         if due_s < float("inf"):
-            self._by(max(due_s, self._world.queue.now_s))
+            self._by(max(due_s, self._queue.now_s))
 
     def _by(self, at_s: float) -> None:
         """Report at ``at_s`` at the latest."""
-        if (self._alarm.at_s is None or self._alarm.at_s > at_s) and not self._device.gone:
+        if (self._alarm.at_s is None or self._alarm.at_s > at_s) and not self._stopped:
             self._alarm.set(at_s)
 
     def stop(self) -> None:
+        """The device is gone."""
+        self._stopped = True
         self._alarm.clear()
 
     def _send(self, _: object) -> None:
-        now_s = self._world.queue.now_s
-        self._next_s = now_s + self._world.cluster.timing.report_every
-        self._world.control.tell(self.report())
-        self._device.scheduler.shortage.told(now_s)
-        if self._device.jobs:
+        now_s = self._queue.now_s
+        self._next_s = now_s + self._every_s
+        self._deliver(self.report())
+        self._device.scheduler.shortage.note_report(now_s)
+        if len(self._device.requests):
             self.touch()
-        if self._keeps:
+        if self._keep_alive_s:
             self._by(now_s + due_in_s(self._rests()))
 
     def report(self) -> DeviceReport:
         account = self._device.account
         free_bytes = (account.free_pages + account.ahead_pages()) * account.page_bytes
-        loads = tuple(self._model_load(shard) for shard in self._device.shards.values())
-        short_s = self._device.scheduler.shortage.age_s(self._world.queue.now_s)
+        loads = tuple([self._load(shard) for shard in self._device.shards.values()])
+        short_s = self._device.scheduler.shortage.age_s(self._queue.now_s)
         return DeviceReport(self._device.id, account.capacity_pages * account.page_bytes, free_bytes, loads, short_s)
 
     def _rests(self) -> list[tuple[float, float | None]]:
-        device, specs = self._device, self._world.specs
-        return [(device.idle_s(engine), specs[model].keep_alive_s) for model, engine in device.engines.items()]
+        requests, now_s = self._device.requests, self._queue.now_s
+        return [(requests.idle_s(key.model, now_s), keep_s) for key, keep_s in self._keep_alive_s.items()]
 
-    def _model_load(self, shard: Shard) -> InstanceLoad:
-        model, engine = shard.key.model, shard.engine
-        if engine is None:
+    def _load(self, shard: Shard) -> InstanceLoad:
+        if shard.kv is None or shard.lead is None:
             return InstanceLoad(shard.key, shard.weight_bytes, 0, 0, 0, 0)
-        rank0, device = shard.rank == 0, self._device
-        running, waiting = (engine.jobs, device.waiting.get(model, 0)) if rank0 else (0, 0)
+        counts = shard.lead.counts(shard.key)
+        leads = shard.leads
         return InstanceLoad(
             shard.key,
             shard.weight_bytes,
-            engine.kv.busy_bytes(),
-            engine.kv.idle_bytes(),
-            running,
-            waiting,
-            idle_s=0.0 if running or waiting or not rank0 else device.rested_s(model),
+            shard.kv.busy_bytes(),
+            shard.kv.idle_bytes(),
+            counts.running if leads else 0,
+            counts.waiting if leads else 0,
+            counts.served,
+            self._device.requests.idle_s(shard.key.model, self._queue.now_s) if leads else 0.0,
         )

@@ -15,7 +15,7 @@ from prism.core.settings import PolicyName, PolicySettings
 from prism.core.specs import ModelSpec
 from prism.scheduler.decisions import Room
 from prism.sim.calibration import Calibration
-from prism.sim.cluster_file import Cluster
+from prism.sim.cluster_sections import Cluster
 from prism.sim.job import Job
 from prism.sim.recorder import DecisionSink, Recorder
 from prism.sim.world import World

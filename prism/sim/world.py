@@ -9,25 +9,32 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from typing import Final
 
-from prism.core.events import NodeJoined, PinChanged
+from prism.core.effects import Activate, ClusterEffect, Deactivate, GpuEffect, RefuseWaiting, Route
+from prism.core.events import ClusterEvent, DeviceReport, NodeJoined, PinChanged
 from prism.core.ids import DeviceId, ModelName, NodeId
 from prism.core.settings import PolicySettings
 from prism.core.specs import DeviceSpec, ModelSpec
 from prism.scheduler import cluster_scheduler
+from prism.sim.activation import WeightRoads
 from prism.sim.calibration import Calibration
-from prism.sim.cluster_file import Cluster
+from prism.sim.cluster_sections import Cluster
 from prism.sim.control import Control
 from prism.sim.device import Device
+from prism.sim.engine import Engine
+from prism.sim.engines import EngineMaker
 from prism.sim.faults import Faults
 from prism.sim.front import Front
+from prism.sim.gpus import Gpu
 from prism.sim.host_cache import HostCache
 from prism.sim.intake import EngineLimits
 from prism.sim.job import Job
 from prism.sim.links import Network
 from prism.sim.machines import Machines
 from prism.sim.nodes import Nodes
+from prism.sim.parking import Parking
 from prism.sim.queue import EventQueue
 from prism.sim.recorder import Recorder
+from prism.sim.sharing import Pool
 from prism.sim.topology import Topology
 
 STALLED_S: Final = 1800.0
@@ -35,7 +42,8 @@ STALLED_S: Final = 1800.0
 
 
 class World:
-    """One run. Parts find each other through its attributes; each part owns its own state."""
+    """One run. Makes the parts, gives each what it needs, and carries word between them (it is the
+    :class:`prism.sim.device.DeviceSink` of all devices)."""
 
     def __init__(
         self,
@@ -49,21 +57,69 @@ class World:
         calibration: Calibration | None = None,
     ) -> None:
         self.cluster, self.settings, self.recorder = cluster, settings, recorder
-        self.calibration = calibration
         self.specs: dict[ModelName, ModelSpec] = {spec.name: spec for spec in models}
         self.block_tokens = block_tokens or cluster.engine.prefix_block_tokens
-        self.engine_limits = EngineLimits(cluster.engine.chunk_tokens, cluster.engine.max_running, fast)
-        self.queue = EventQueue()
-        self.network = Network(self.queue)
-        self.topology = Topology()
-        self.host_cache = HostCache()
-        self.devices: dict[DeviceId, Device] = {}
-        self.machines = Machines(self)
-        self.front = Front(self)
-        self.nodes = Nodes(self)
-        self.control = Control(self, cluster_scheduler(settings.cluster, self.specs.values()))
-        self.faults = Faults(self)
+        self.queue = queue = EventQueue()
+        network, self.topology, self.host_cache = Network(queue), Topology(), HostCache()
+        timing, load, engine = cluster.timing, cluster.load, cluster.engine
+        self.machines = Machines(cluster, calibration, network, self.topology, self.host_cache, self._make_device)
+        self.roads = WeightRoads(network, self.topology, self.host_cache, self.machines.fetcher, load)
+        parking = Parking(queue, timing, load.parked_per_device, pooled=settings.cluster.engine_pool)
+        limits = EngineLimits(engine.chunk_tokens, engine.max_running, fast)
+        engines = EngineMaker(queue, limits, self.block_tokens, calibration)
+        self.nodes = Nodes(queue, timing, self.specs, self.devices, engines, parking, self.roads, recorder, self._tell)
+        slowdown = self.machines.front_slowdown
+        self.front = Front(queue, timing, self.devices, slowdown, self._tell, recorder.ended)
+        self.control = Control(queue, cluster_scheduler(settings.cluster, self.specs.values()), self._carry_out)
+        self.faults = Faults(queue, self.machines, self.nodes, self._tell, self.front.wait, float(timing.lease))
         self._build()
+
+    @property
+    def devices(self) -> dict[DeviceId, Device]:
+        """All that ever were there."""
+        return self.machines.devices
+
+    def _make_device(self, spec: DeviceSpec, gpu: Gpu, pool: Pool) -> Device:
+        every_s = float(self.cluster.timing.report_every)
+        return Device(spec, gpu, pool, self.settings.gpu, self.queue, self, every_s)
+
+    # --- between the parts ---
+
+    def _tell(self, event: ClusterEvent) -> None:
+        self.control.tell(event)
+
+    def _carry_out(self, effect: ClusterEffect) -> None:
+        """Commands reach the node agents after the command time, routes the front doors at once."""
+        self.recorder.decided(effect, self.queue.now_s)
+        match effect:
+            case Activate():
+                self.queue.after(self.cluster.timing.command, self.nodes.activate, effect)
+            case Deactivate():
+                self.queue.after(self.cluster.timing.command, self.nodes.deactivate, effect)
+            case Route(model, devices):
+                self.front.route(model, devices)
+            case RefuseWaiting():
+                self.front.refuse(effect)
+
+    def decided(self, effect: GpuEffect) -> None:
+        """A device's scheduler decided ``effect``."""
+        self.recorder.decided(effect, self.queue.now_s)
+
+    def ended(self, job: Job) -> None:
+        """A device is done with ``job``."""
+        self.front.ended(job)
+
+    def sent_back(self, job: Job) -> None:
+        """A device cannot take ``job``."""
+        self.front.wait(job)
+
+    def emptied(self, engine: Engine) -> None:
+        """A draining engine runs nothing any more."""
+        self.nodes.emptied(engine)
+
+    def reported(self, report: DeviceReport) -> None:
+        """A device's report reaches the controller."""
+        self.control.tell(report)
 
     # --- running ---
 
@@ -79,7 +135,7 @@ class World:
             while min(next_yield_s, next_sample_s) <= at_s:
                 if next_sample_s <= next_yield_s:
                     queue.run_until(next_sample_s)
-                    self.recorder.sample(self)
+                    self._sample()
                     next_sample_s += sampling
                 else:
                     queue.run_until(next_yield_s)
@@ -102,13 +158,16 @@ class World:
             if len(records) > ended:
                 ended, ended_s = len(records), queue.now_s
             if until_s == next_sample_s:
-                self.recorder.sample(self)
+                self._sample()
                 next_sample_s += sampling
                 yield until_s
 
     def stuck(self) -> list[Job]:
         """Requests that nothing will ever finish (there must be none)."""
-        return [job for device in self.devices.values() for job in device.jobs.values()]
+        return [job for device in self.devices.values() for job in device.requests]
+
+    def _sample(self) -> None:
+        self.recorder.sample(self.queue.now_s, self.front.waiting(), self.devices.values())
 
     # --- building ---
 
@@ -120,7 +179,7 @@ class World:
             self.host_cache.fill_everywhere()
         else:
             self.host_cache.spread((spec.name, spec.weight_bytes) for spec in self.specs.values())
-        self.faults.plan(self.cluster.faults, self.recorder.offset_s)
+        self.faults.plan(self.cluster.faults, self.specs, self.recorder.offset_s)
 
     def join(self) -> None:
         """The nodes report to the controller, pinned models are asked for."""

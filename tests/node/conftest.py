@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field
 
 import pytest
 
 from prism.core.events import EngineUp, MemoryReport
-from prism.core.ids import DeviceId, Generation, ModelName
+from prism.core.ids import DeviceId, Generation, ModelName, NodeId
 from prism.core.instances import InstanceKey
 from prism.core.settings import GpuSettings
+from prism.core.specs import DeviceKind, DeviceSpec
 from prism.engine.api import Work
 from prism.engine.errors import EngineGone
 from prism.node.device import DeviceShell
 from prism.node.measures import NodeMeasures
+from prism.node.services import NodeServices
 from prism.obs.metrics import Metrics
 from prism.store.connect import open_store
 from prism.store.interface import Store
@@ -33,6 +35,7 @@ FRONT = "ipc:///front"
 class Engine:
     """Stands in for a handle: notes what it was given, says what the test puts into ``queue``."""
 
+    key: InstanceKey
     works: list[Work] = field(default_factory=list)
     aborted: list[str] = field(default_factory=list)
     queue: asyncio.Queue = field(default_factory=asyncio.Queue)
@@ -62,6 +65,8 @@ class Bench:
     free_bytes: int = 1 << 30
     wanted_bytes: int = 0
     now_s: float = 1000.0
+    clock_s: float = 0.0
+    hasten_report: Callable[[], None] = lambda: None
 
     async def submit(self, id: str, model: str = "m", hops: int = 0, **changes: object) -> None:
         """Puts a request into the device's queue, as a front door does."""
@@ -82,8 +87,8 @@ class Bench:
         await self.store.add(QUEUE, id, encode(Submission(**values)))
 
     def engine_up(self, model: str = "m", generation: int = 1) -> Engine:
-        engine = Engine()
-        up = EngineUp(InstanceKey(ModelName(model), Generation(generation)), 1e6, 1000, 8)
+        engine = Engine(InstanceKey(ModelName(model), Generation(generation)))
+        up = EngineUp(engine.key, 1e6, 1000, 8)
         self.shell.engine_up(engine, up)  # type: ignore[arg-type]
         self.shell.feed(MemoryReport(self.free_bytes))
         return engine
@@ -92,7 +97,7 @@ class Bench:
         """Lets everything that can happen now happen."""
         for _ in range(20):
             await asyncio.sleep(0)
-        await self.shell.ledger.drain()
+        await self.shell.desk.ledger.drain()
 
     async def stands(self, count: int, queue: str = QUEUE) -> None:
         """Waits until so many requests stand in ``queue``."""
@@ -109,17 +114,18 @@ async def bench() -> AsyncIterator[Bench]:
     store = open_store("memory://")
     outbox = NotedOutbox()
     bench = Bench.__new__(Bench)
-    shell = DeviceShell(
-        DEVICE,
-        GpuSettings(),
+    services = NodeServices(
         store,
         outbox,  # type: ignore[arg-type]
         "ipc:///agent",
         "agent:1",
-        lambda: MemoryReport(bench.free_bytes, bench.wanted_bytes),
-        lambda: bench.now_s,
         NodeMeasures(Metrics(), []),
+        hasten_report=lambda: bench.hasten_report(),
+        now_s=lambda: bench.now_s,
+        clock_s=lambda: bench.clock_s,
     )
+    spec = DeviceSpec(DEVICE, NodeId("local"), DeviceKind.HOST, 1 << 30)
+    shell = DeviceShell(spec, GpuSettings(), lambda: MemoryReport(bench.free_bytes, bench.wanted_bytes), services)
     bench.__init__(shell, store, outbox)  # type: ignore[misc]
     task = asyncio.create_task(shell.run())
     await bench.settle()

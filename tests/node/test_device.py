@@ -25,7 +25,7 @@ def finished(rid: str, attempt: int = 1) -> events.Finished:
 
 async def test_a_request_is_acknowledged_only_when_its_front_door_has_everything(bench: Bench) -> None:
     engine = bench.engine_up()
-    consuming = asyncio.create_task(bench.shell.consume("m", engine))
+    consuming = asyncio.create_task(bench.shell.consume(engine.key, engine))
     await bench.submit("a")
     await until(lambda: engine.works)
     assert engine.works[0].attempt == 1 and engine.works[0].resumed == ()
@@ -33,22 +33,22 @@ async def test_a_request_is_acknowledged_only_when_its_front_door_has_everything
     await until(lambda: bench.outbox.of(Finish))
     await bench.settle()
     assert await bench.left() == 1, "the front door has not confirmed yet"
-    bench.shell.fronts.answer(ResumeReply(id="a", known=True, complete=True))
+    bench.shell.desk.fronts.answer(ResumeReply(id="a", known=True, complete=True))
     await bench.settle()
     assert await bench.left() == 0
-    assert not bench.shell.live
+    assert not len(bench.shell.desk.requests)
     engine.queue.put_nowait(None)
     assert await consuming is None
 
 
 async def test_a_front_door_that_lacks_tokens_gets_the_request_run_again_from_where_it_is(bench: Bench) -> None:
     engine = bench.engine_up()
-    consuming = asyncio.create_task(bench.shell.consume("m", engine))
+    consuming = asyncio.create_task(bench.shell.consume(engine.key, engine))
     await bench.submit("a")
     await until(lambda: engine.works)
     engine.queue.put_nowait(finished("a"))
     await until(lambda: bench.outbox.of(Finish))
-    bench.shell.fronts.answer(ResumeReply(id="a", known=True, attempt=2, token_ids=[7, 8]))
+    bench.shell.desk.fronts.answer(ResumeReply(id="a", known=True, attempt=2, token_ids=[7, 8]))
     await until(lambda: len(engine.works) == 2)
     assert engine.works[1].attempt == 2 and engine.works[1].resumed == (7, 8)
     engine.queue.put_nowait(finished("a", attempt=1))  # late news of the first attempt
@@ -62,10 +62,10 @@ async def test_requests_of_a_dead_engine_go_on_with_the_tokens_their_clients_hav
     engine = bench.engine_up()
     await bench.submit("a")
     await until(lambda: engine.works)
-    bench.shell.engine_down("m")
+    bench.shell.engine_down(engine.key)
     await until(lambda: bench.outbox.of(ResumeQuery))
     second = bench.engine_up(generation=2)
-    bench.shell.fronts.answer(ResumeReply(id="a", known=True, attempt=2, token_ids=[1, 2, 3]))
+    bench.shell.desk.fronts.answer(ResumeReply(id="a", known=True, attempt=2, token_ids=[1, 2, 3]))
     await until(lambda: second.works)
     assert second.works[0].resumed == (1, 2, 3)
     assert await bench.left() == 1
@@ -84,7 +84,7 @@ async def test_a_moved_request_asks_its_front_door_before_it_runs(bench: Bench) 
     await bench.submit("a", hops=1)
     await until(lambda: bench.outbox.of(ResumeQuery))
     assert not engine.works
-    bench.shell.fronts.answer(ResumeReply(id="a", known=True, attempt=3, token_ids=[5]))
+    bench.shell.desk.fronts.answer(ResumeReply(id="a", known=True, attempt=3, token_ids=[5]))
     await until(lambda: engine.works)
     assert (engine.works[0].attempt, engine.works[0].resumed) == (3, (5,))
 
@@ -93,7 +93,7 @@ async def test_a_request_whose_client_is_gone_is_dropped_instead_of_run_again(be
     engine = bench.engine_up()
     await bench.submit("a", hops=1)
     await until(lambda: bench.outbox.of(ResumeQuery))
-    bench.shell.fronts.answer(ResumeReply(id="a", known=False))
+    bench.shell.desk.fronts.answer(ResumeReply(id="a", known=False))
     await bench.settle()
     assert await bench.left() == 0 and not engine.works
 
@@ -105,8 +105,8 @@ async def test_a_dead_front_door_answers_no_and_its_running_requests_stop(bench:
     await bench.submit("asking", hops=1)
     await until(lambda: bench.outbox.of(ResumeQuery))
     bench.now_s += 2 * DEAD_AFTER_S
-    bench.shell.fronts.tick(bench.now_s)
-    bench.shell.drop_dead_fronts(bench.now_s)
+    bench.shell.desk.fronts.tick(bench.now_s)
+    bench.shell.desk.drop_dead_fronts(bench.now_s)
     await bench.settle()
     assert engine.aborted == ["running"]
     assert await bench.left() == 0
@@ -118,9 +118,9 @@ async def test_a_front_door_whose_end_was_seen_is_dead_at_once(bench: Bench) -> 
     await until(lambda: engine.works)
     await bench.submit("asking", hops=1)
     await until(lambda: bench.outbox.of(ResumeQuery))
-    bench.shell.fronts.refresh({"ipc:///front": FRONT_DEAD}, bench.now_s)
-    bench.shell.fronts.tick(bench.now_s)
-    bench.shell.drop_dead_fronts(bench.now_s)
+    bench.shell.desk.fronts.refresh({"ipc:///front": FRONT_DEAD}, bench.now_s)
+    bench.shell.desk.fronts.tick(bench.now_s)
+    bench.shell.desk.drop_dead_fronts(bench.now_s)
     await bench.settle()
     assert engine.aborted == ["running"]
     assert await bench.left() == 0
@@ -130,20 +130,20 @@ async def test_a_living_front_door_is_not_dropped_after_the_store_was_away(bench
     engine = bench.engine_up()
     await bench.submit("a")
     await until(lambda: engine.works)
-    bench.shell.fronts.refresh({"ipc:///front": bench.now_s}, bench.now_s)
+    bench.shell.desk.fronts.refresh({"ipc:///front": bench.now_s}, bench.now_s)
     bench.now_s += 2 * DEAD_AFTER_S  # nobody could announce anything meanwhile
-    bench.shell.fronts.refresh({"ipc:///front": bench.now_s - 2 * DEAD_AFTER_S}, bench.now_s)
-    bench.shell.drop_dead_fronts(bench.now_s)
-    assert not engine.aborted and bench.shell.live
+    bench.shell.desk.fronts.refresh({"ipc:///front": bench.now_s - 2 * DEAD_AFTER_S}, bench.now_s)
+    bench.shell.desk.drop_dead_fronts(bench.now_s)
+    assert not engine.aborted and len(bench.shell.desk.requests)
 
 
 async def test_cancel_reaches_a_running_a_waiting_and_a_coming_request(bench: Bench) -> None:
     engine = bench.engine_up()
     await bench.submit("running")
     await until(lambda: engine.works)
-    assert bench.shell.cancel("running")
+    assert bench.shell.desk.cancel("running")
     assert engine.aborted == ["running"]
-    assert not bench.shell.cancel("coming")
+    assert not bench.shell.desk.cancel("coming")
     await bench.submit("coming")
     await bench.stands(0)
     assert [w.rid for w in engine.works] == ["running"]
@@ -169,13 +169,13 @@ async def test_an_unreadable_entry_is_dropped_and_the_next_is_served(bench: Benc
 
 async def test_a_model_that_drains_finishes_what_runs_and_gives_back_what_waits(bench: Bench) -> None:
     engine = bench.engine_up()
-    consuming = asyncio.create_task(bench.shell.consume("m", engine))
+    consuming = asyncio.create_task(bench.shell.consume(engine.key, engine))
     await bench.submit("a")
     await until(lambda: engine.works)
-    bench.shell.stop_admitting("m")
+    bench.shell.stop_admitting(engine.key)
     await bench.submit("b")
     await bench.stands(1, keys.INACTIVE_QUEUE)
-    waiting = asyncio.create_task(bench.shell.drained("m", asyncio.Event(), PATIENCE_S))
+    waiting = asyncio.create_task(bench.shell.drained(engine.key, asyncio.Event(), PATIENCE_S))
     await bench.settle()
     assert not waiting.done()
     engine.queue.put_nowait(finished("a"))
@@ -189,9 +189,9 @@ async def test_a_hurried_drain_does_not_wait_for_what_runs(bench: Bench) -> None
     engine = bench.engine_up()
     await bench.submit("a")
     await until(lambda: engine.works)
-    bench.shell.stop_admitting("m")
+    bench.shell.stop_admitting(engine.key)
     hurry = asyncio.Event()
-    waiting = asyncio.create_task(bench.shell.drained("m", hurry, PATIENCE_S))
+    waiting = asyncio.create_task(bench.shell.drained(engine.key, hurry, PATIENCE_S))
     await bench.settle()
     assert not waiting.done()
     hurry.set()
@@ -200,10 +200,10 @@ async def test_a_hurried_drain_does_not_wait_for_what_runs(bench: Bench) -> None
 
 async def dies(bench: Bench, engine: Engine, *suspects: str) -> None:
     """The engine dies by itself in a step of ``suspects``."""
-    consuming = asyncio.create_task(bench.shell.consume("m", engine))
+    consuming = asyncio.create_task(bench.shell.consume(engine.key, engine))
     engine.queue.put_nowait(events.Died(reason="illegal instruction", suspects=suspects))
     await consuming
-    bench.shell.engine_down("m")
+    bench.shell.engine_down(engine.key)
     await bench.settle()
 
 
@@ -212,18 +212,18 @@ async def test_a_request_that_was_in_two_engines_that_died_is_refused_as_poison(
     await bench.submit("poison")
     await until(lambda: engine.works)
     await dies(bench, engine, "poison")
-    bench.shell.fronts.answer(ResumeReply(id="poison", known=True, attempt=2))
+    bench.shell.desk.fronts.answer(ResumeReply(id="poison", known=True, attempt=2))
     await bench.stands(1, keys.INACTIVE_QUEUE)
     (entry,) = await bench.store.read_new([keys.INACTIVE_QUEUE], "c", 1, 0)
     assert entry.submission.suspicions == 1, "another device has to know"
     second = bench.engine_up(generation=2)
     await bench.submit("again", hops=2, suspicions=1)
     await until(lambda: len(bench.outbox.of(ResumeQuery)) == 2)
-    bench.shell.fronts.answer(ResumeReply(id="again", known=True, attempt=3))
+    bench.shell.desk.fronts.answer(ResumeReply(id="again", known=True, attempt=3))
     await until(lambda: second.works)
     await dies(bench, second, "again")
     await until(lambda: len(bench.outbox.of(ResumeQuery)) == 3)
-    bench.shell.fronts.answer(ResumeReply(id="again", known=True, attempt=4))
+    bench.shell.desk.fronts.answer(ResumeReply(id="again", known=True, attempt=4))
     await until(lambda: bench.outbox.of(Failed))
     (failed,) = bench.outbox.of(Failed)
     assert (failed.status, failed.code, failed.retry_after_s) == (500, "poison_request", None)  # type: ignore[attr-defined]
@@ -239,20 +239,20 @@ async def test_neighbours_of_a_poison_request_run_after_it_one_at_a_time(bench: 
     await bench.submit("fresh")
     await until(lambda: len(bench.outbox.of(ResumeQuery)) == 3)
     for id in ("poison", "b", "c"):
-        bench.shell.fronts.answer(ResumeReply(id=id, known=True, attempt=2))
+        bench.shell.desk.fronts.answer(ResumeReply(id=id, known=True, attempt=2))
     await until(lambda: len(engine.works) == 2)
     await bench.settle()
     assert {w.rid for w in engine.works} == {"poison", "fresh"}, "one suspect, and who is under no suspicion"
     await dies(bench, engine, "poison", "fresh")
     third = bench.engine_up(generation=3)
-    consuming = asyncio.create_task(bench.shell.consume("m", third))
+    consuming = asyncio.create_task(bench.shell.consume(third.key, third))
     for id in ("poison", "fresh"):
-        bench.shell.fronts.answer(ResumeReply(id=id, known=True, attempt=3))
+        bench.shell.desk.fronts.answer(ResumeReply(id=id, known=True, attempt=3))
     for done in ("b", "c", "fresh"):
         await until(lambda last=done: third.works and third.works[-1].rid == last)
         third.queue.put_nowait(finished(done, attempt=third.works[-1].attempt))
         await until(lambda last=done: any(f.id == last for f in bench.outbox.of(Finish)))  # type: ignore[attr-defined]
-        bench.shell.fronts.answer(ResumeReply(id=done, known=True, complete=True))
+        bench.shell.desk.fronts.answer(ResumeReply(id=done, known=True, complete=True))
     await bench.stands(0)
     assert [f.id for f in bench.outbox.of(Failed)] == ["poison"]  # type: ignore[attr-defined]
     third.queue.put_nowait(None)
@@ -264,7 +264,32 @@ async def test_a_killed_engine_is_nobodys_fault(bench: Bench) -> None:
     for attempt in range(1, 6):
         engine = bench.engine_up(generation=attempt)
         await until(lambda n=attempt: len(bench.outbox.of(ResumeQuery)) >= n)
-        bench.shell.fronts.answer(ResumeReply(id="a", known=True, attempt=attempt))
+        bench.shell.desk.fronts.answer(ResumeReply(id="a", known=True, attempt=attempt))
         await until(lambda e=engine: e.works)
         await dies(bench, engine)
     assert not bench.outbox.of(Failed)
+
+
+async def test_two_generations_stand_side_by_side_and_the_old_one_finishes_what_it_has(bench: Bench) -> None:
+    old = bench.engine_up(generation=1)
+    consuming = asyncio.create_task(bench.shell.consume(old.key, old))
+    await bench.submit("a")
+    await until(lambda: old.works)
+    new = bench.engine_up(generation=2)
+    await bench.submit("b")
+    await until(lambda: new.works)
+    assert [w.rid for w in old.works] == ["a"] and [w.rid for w in new.works] == ["b"]
+    assert (bench.shell.counts(old.key).running, bench.shell.counts(new.key).running) == (1, 1)
+    bench.shell.stop_admitting(old.key)
+    waiting = asyncio.create_task(bench.shell.drained(old.key, asyncio.Event(), PATIENCE_S))
+    await bench.submit("c")
+    await until(lambda: len(new.works) == 2)
+    assert not waiting.done()
+    old.queue.put_nowait(finished("a"))
+    await waiting
+    old.queue.put_nowait(None)
+    await consuming
+    bench.shell.engine_down(old.key)
+    await bench.settle()
+    assert not bench.outbox.of(ResumeQuery), "nobody's request was lost with the old one"
+    assert bench.shell.counts(new.key).running == 2

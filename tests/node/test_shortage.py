@@ -11,7 +11,7 @@ from .conftest import Bench
 
 async def test_a_shortage_that_lasts_makes_a_report_and_its_age_is_in_it(bench: Bench) -> None:
     told: list[float] = []
-    bench.shell.memory_is_short = lambda: told.append(bench.shell.tell_shortage())
+    bench.hasten_report = lambda: told.append(bench.shell.take_shortage_s())
     engine = bench.engine_up()
     await bench.submit("a")
     await happens(lambda: engine.works, "the request in the engine")
@@ -25,4 +25,4 @@ async def test_a_shortage_that_lasts_makes_a_report_and_its_age_is_in_it(bench: 
     bench.wanted_bytes = 0
     await happens(lambda: not bench.shell.scheduler.shortage.is_short, "the wish come true")
     bench.now_s += 1.0
-    assert bench.shell.tell_shortage() == 0.0
+    assert bench.shell.take_shortage_s() == 0.0

@@ -6,6 +6,7 @@ from prism.core.effects import Dispatch, GpuEffect, Refuse, SendBack
 from prism.core.events import (
     AttemptLost,
     EngineDown,
+    EngineDraining,
     EngineLoad,
     EngineUp,
     Finished,
@@ -21,7 +22,7 @@ from prism.core.reasons import ReasonCode
 from prism.core.request import Request
 from prism.core.settings import Admission, GpuSettings
 from prism.core.specs import LatePolicy
-from prism.scheduler.gpu import GpuScheduler
+from prism.scheduler.gpu import GpuScheduler, InstanceCounts
 
 A, B = ModelName("a"), ModelName("b")
 A1, B2 = InstanceKey(A, Generation(1)), InstanceKey(B, Generation(2))
@@ -244,3 +245,34 @@ def test_positions_count_over_all_models() -> None:
         arrive(s, id, 10, slo, model=model)
     finish(s, "x", 0.1)  # hands over "late"; the plan is made anew
     assert s.positions() == {"soon": 1}
+
+
+def test_new_requests_go_to_the_newest_instance_that_serves_and_the_old_one_finishes_what_it_has() -> None:
+    s = scheduler()
+    old, new = A1, InstanceKey(A, Generation(5))
+    arrive(s, "one", 100, 5.0)
+    arrive(s, "two", 100, 5.0)
+    (handed,) = s.on_event(EngineUp(new, 1000.0, 1, 1), 1.0)
+    assert isinstance(handed, Dispatch) and (handed.id, handed.key) == ("two", new)
+    assert s.counts(old) == InstanceCounts(0, 1, 0)
+    s.on_event(FirstToken(RequestId("one")), 1.5)
+    assert not s.on_event(EngineDraining(old), 2.0), "nothing waits for the old one"
+    assert s.counts(old) == InstanceCounts(0, 1, 1)
+    s.on_event(Finished(RequestId("one")), 3.0)
+    assert not s.on_event(EngineDown(old), 3.0)
+    assert not arrive(s, "three", 100, 5.0, at=3.0)
+    (sent_back,) = s.on_event(EngineDown(new), 4.0)
+    assert isinstance(sent_back, SendBack) and sent_back.id == "three"
+
+
+def test_when_the_newest_instance_leaves_the_older_one_that_still_serves_takes_over() -> None:
+    s = scheduler()
+    new = InstanceKey(A, Generation(5))
+    s.on_event(EngineUp(new, 1000.0, 1, 1), 0.0)
+    (first,) = arrive(s, "one", 100, 5.0)
+    arrive(s, "two", 100, 5.0)
+    assert isinstance(first, Dispatch) and first.key == new
+    (second,) = s.on_event(EngineDown(new), 1.0)
+    assert isinstance(second, Dispatch) and second.key == A1
+    s.on_event(AttemptLost(RequestId("one"), 3), 1.0)
+    assert s.counts(A1) == InstanceCounts(1, 1, 0)

@@ -40,6 +40,7 @@ RESERVE = 8
 @dataclass
 class Running:
     request: Request
+    key: InstanceKey
     has_token: bool = False
 
 
@@ -55,8 +56,8 @@ class GpuMachine(RuleBasedStateMachine):
         self.count = 0
         self.generation = 0
         self.keys: dict[ModelName, InstanceKey] = {}
-        self.engines: dict[ModelName, bool] = {}  # value: draining
-        self.max_running: dict[ModelName, int] = {}
+        self.engines: dict[InstanceKey, bool] = {}  # in order of coming up; value: draining
+        self.max_running: dict[InstanceKey, int] = {}
         self.waiting: dict[RequestId, Request] = {}
         self.running: dict[RequestId, Running] = {}
         self.orphans: dict[RequestId, Request] = {}
@@ -79,12 +80,10 @@ class GpuMachine(RuleBasedStateMachine):
         assert effect.id not in self.ended, "an ended request was touched"
         if isinstance(effect, Dispatch):
             request = self.waiting.pop(effect.id)
-            assert effect.model == request.model
-            assert self.engines.get(effect.model) is False, "dispatched to an engine that does not take requests"
-            self.running[effect.id] = Running(request)
+            assert effect.key == self.serving(request.model), "not to the newest instance that takes requests"
+            self.running[effect.id] = Running(request, effect.key)
             if self.admission is not Admission.GREEDY:
-                mine = sum(r.request.model == effect.model for r in self.running.values())
-                assert mine <= self.max_running[effect.model]
+                assert len(self.run_by(effect.key)) <= self.max_running[effect.key]
                 assert self.used() <= DEVICE_TOKENS, "over the device's memory"
         elif isinstance(effect, Refuse | SendBack):
             self.waiting.pop(effect.id)
@@ -92,6 +91,29 @@ class GpuMachine(RuleBasedStateMachine):
         elif isinstance(effect, Abort):
             self.running.pop(effect.id)
             self.ended.add(effect.id)
+
+    def serving(self, model: ModelName) -> InstanceKey | None:
+        return next((key for key, drains in reversed(self.engines.items()) if key.model == model and not drains), None)
+
+    def run_by(self, key: InstanceKey) -> list[Running]:
+        return [r for r in self.running.values() if r.key == key]
+
+    def come_up(self, model: ModelName, max_running: int, chunk: int = 8192) -> None:
+        self.generation += 1
+        key = InstanceKey(model, Generation(self.generation))
+        self.engines[key], self.max_running[key] = False, max_running
+        self.send(EngineUp(key, 100.0, 1, max_running, chunk))
+
+    def go_down(self, key: InstanceKey) -> None:
+        del self.engines[key]
+        for id, running in list(self.running.items()):
+            if running.key == key:
+                self.orphans[id] = self.running.pop(id).request
+        self.send(EngineDown(key))
+        self.nobody_waits_in_vain(key.model)
+
+    def nobody_waits_in_vain(self, model: ModelName) -> None:
+        assert self.serving(model) or not [r for r in self.waiting.values() if r.model == model]
 
     def report_memory(self) -> None:
         self.send(MemoryReport(DEVICE_TOKENS - self.used()))
@@ -128,31 +150,21 @@ class GpuMachine(RuleBasedStateMachine):
 
     @rule(model=st.sampled_from(MODELS), max_running=st.integers(1, 6), chunk=st.sampled_from([64, 8192]))
     def engine_up(self, model: ModelName, max_running: int, chunk: int) -> None:
-        if model not in self.engines:
-            self.generation += 1
-            self.engines[model], self.max_running[model] = False, max_running
-            self.keys[model] = InstanceKey(model, Generation(self.generation))
-            up = EngineUp(self.keys[model], 100.0, 1, max_running, chunk)
-            self.send(up)
+        if sum(key.model == model for key in self.engines) < 2:
+            self.come_up(model, max_running, chunk)
 
     @precondition(lambda self: self.engines)
     @rule(data=st.data())
     def engine_draining(self, data: st.DataObject) -> None:
-        model = data.draw(st.sampled_from(sorted(self.engines)))
-        self.engines[model] = True
-        self.send(EngineDraining(self.keys[model]))
-        assert not [r for r in self.waiting.values() if r.model == model]
+        key = data.draw(st.sampled_from(sorted(self.engines)))
+        self.engines[key] = True
+        self.send(EngineDraining(key))
+        self.nobody_waits_in_vain(key.model)
 
     @precondition(lambda self: self.engines)
     @rule(data=st.data())
     def engine_down(self, data: st.DataObject) -> None:
-        model = data.draw(st.sampled_from(sorted(self.engines)))
-        del self.engines[model]
-        for id, running in list(self.running.items()):
-            if running.request.model == model:
-                self.orphans[id] = self.running.pop(id).request
-        self.send(EngineDown(self.keys[model]))
-        assert not [r for r in self.waiting.values() if r.model == model]
+        self.go_down(data.draw(st.sampled_from(sorted(self.engines))))
         self.report_memory()
 
     @precondition(lambda self: self.orphans)
@@ -199,10 +211,10 @@ class GpuMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.engines)
     @rule(data=st.data())
     def report(self, data: st.DataObject) -> None:
-        model = data.draw(st.sampled_from(sorted(self.engines)))
-        mine = [r for r in self.running.values() if r.request.model == model]
+        key = data.draw(st.sampled_from(sorted(self.engines)))
+        mine = self.run_by(key)
         begun = sum(r.has_token for r in mine)
-        self.send(EngineLoad(self.keys[model], begun, len(mine) - begun, 0))
+        self.send(EngineLoad(key, begun, len(mine) - begun, 0))
         self.report_memory()
 
     # --- what must hold ---
@@ -213,18 +225,19 @@ class GpuMachine(RuleBasedStateMachine):
             assert self.s.owns(id)
         for id in self.ended:
             assert not self.s.owns(id)
-        assert len(self.s.positions()) == len(self.waiting)
+        assert len(self.s.positions()) == len(self.waiting) == self.s.queued
+        for key in self.engines:
+            takes = self.serving(key.model) == key
+            waiting = sum(r.model == key.model for r in self.waiting.values()) if takes else 0
+            assert self.s.counts(key).waiting == waiting
+            assert self.s.counts(key).running == len(self.run_by(key))
 
     def teardown(self) -> None:
         """With all engines up and answering, nothing waits for ever."""
+        for key in list(self.engines):
+            self.go_down(key)
         for model in MODELS:
-            self.engines[model], self.max_running[model] = False, 4
-            self.generation += 1
-            for id, running in list(self.running.items()):
-                if running.request.model == model:
-                    self.orphans[id] = self.running.pop(id).request
-            self.keys[model] = InstanceKey(model, Generation(self.generation))
-            self.send(EngineUp(self.keys[model], 100.0, 1, 4))
+            self.come_up(model, 4)
         for id in list(self.orphans):
             self.waiting[id] = self.orphans.pop(id)
             self.send(AttemptLost(id, 0))

@@ -105,7 +105,7 @@ def test_it_counts_when_it_is_longer_than_a_request_can_bear() -> None:
     """A part of the objective, and no less than what leaving takes."""
     for slo_s, bearable_s in ((SLO_S, LONG_S), (8.0, 2.0), (0.01, LEAVES_S)):
         shortage = Shortage()
-        shortage.note(slo_s, 1.0)
+        shortage.note_waiting(slo_s, 1.0)
         assert shortage.report_due_s() == 1.0 + bearable_s
         assert shortage.age_s(1.0 + 0.99 * bearable_s) == 0.0
         assert shortage.age_s(1.0 + bearable_s) == pytest.approx(bearable_s)
@@ -114,12 +114,12 @@ def test_it_counts_when_it_is_longer_than_a_request_can_bear() -> None:
 def test_it_is_reported_once_and_again_when_it_begins_anew() -> None:
     shortage = Shortage()
     assert shortage.report_due_s() == float("inf")
-    shortage.note(SLO_S, 1.0)
+    shortage.note_waiting(SLO_S, 1.0)
     assert shortage.report_due_s() == 1.0 + LONG_S
-    shortage.told(1.0 + LONG_S)
+    shortage.note_report(1.0 + LONG_S)
     assert shortage.report_due_s() == float("inf"), "other reports say how long it lasts"
-    shortage.note(None, 2.0)
-    shortage.note(SLO_S, 3.0)
+    shortage.note_waiting(None, 2.0)
+    shortage.note_waiting(SLO_S, 3.0)
     assert shortage.report_due_s() == 3.0 + LONG_S
 
 
@@ -128,9 +128,9 @@ def test_short_breaks_do_not_end_it_and_many_do_not_make_many_reports() -> None:
     told_s = []
     for i in range(1000):  # ten seconds in which each freed page is taken at once
         now_s = i * 0.01
-        shortage.note(None if i % 2 else SLO_S, now_s)
+        shortage.note_waiting(None if i % 2 else SLO_S, now_s)
         if shortage.report_due_s() <= now_s:
-            shortage.told(now_s)
+            shortage.note_report(now_s)
             told_s.append(now_s)
     assert told_s == [pytest.approx(LONG_S, abs=0.02)]
     assert shortage.age_s(9.99) == pytest.approx(9.99)
@@ -143,14 +143,14 @@ def test_reports_keep_their_distance_and_ages_never_exceed_the_time_since_the_be
     shortage, now_s, told_s, first_s = Shortage(), 0.0, float("-inf"), None
     for pause_s, slo_s in steps:
         now_s += pause_s
-        shortage.note(slo_s, now_s)
+        shortage.note_waiting(slo_s, now_s)
         first_s = now_s if slo_s is not None and first_s is None else first_s
         age_s = shortage.age_s(now_s)
         assert 0.0 <= age_s <= (0.0 if first_s is None else now_s - first_s)
         if shortage.report_due_s() <= now_s:
             assert now_s - told_s >= 0.25 - 1e-9
             assert age_s >= LEAVES_S - 1e-9, "what is reported counts"
-            shortage.told(now_s)
+            shortage.note_report(now_s)
             told_s = now_s
 
 

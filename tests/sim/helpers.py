@@ -9,7 +9,8 @@ from collections.abc import Iterable
 from prism.core.ids import ModelName
 from prism.core.settings import PolicySettings
 from prism.core.specs import ModelShape, ModelSpec
-from prism.sim.cluster_file import Cluster, parse_cluster
+from prism.sim.cluster_file import parse_cluster
+from prism.sim.cluster_sections import Cluster
 from prism.sim.models import known_spec
 from prism.sim.run import SimResult, SimSpec, simulate
 from prism.trace.row import TraceRow

@@ -9,7 +9,8 @@ import pytest
 
 from prism.config.errors import CatalogError
 from prism.core.errors import InvalidValue
-from prism.sim.cluster_file import Cluster, load_cluster, parse_cluster
+from prism.sim.cluster_file import load_cluster, parse_cluster
+from prism.sim.cluster_sections import Cluster
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples" / "sim"
 GROUP = {"gpu": "H100", "nodes": 2, "gpus_per_node": 2}

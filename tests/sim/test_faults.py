@@ -10,7 +10,8 @@ import pytest
 from prism.core.errors import InvalidValue
 from prism.core.ids import DeviceId, NodeId
 from prism.core.settings import PolicySettings
-from prism.sim.cluster_file import Cluster, parse_cluster
+from prism.sim.cluster_file import parse_cluster
+from prism.sim.cluster_sections import Cluster
 from prism.sim.models import known_spec
 from prism.sim.run import SimSpec, simulate
 from prism.trace.row import TraceRow

@@ -6,7 +6,6 @@ import pytest
 
 from prism.core.ids import DeviceId, NodeId
 from prism.core.settings import PolicySettings
-from prism.sim.activation import source_path
 from prism.sim.cluster_file import parse_cluster
 from prism.sim.recorder import Recorder
 from prism.sim.world import World
@@ -25,7 +24,7 @@ def rates(made: World, *pairs: tuple[int, int]) -> list[float]:
     """Bytes per second of transfers between the memories of nodes, all at once."""
     topology = made.topology
     paths = [topology.network_path(NodeId(f"node{a}"), NodeId(f"node{b}")) for a, b in pairs]
-    flows = [made.network.start(dict.fromkeys(path, 1.0), 1e12, lambda: None) for path in paths]
+    flows = [made.roads.network.start(dict.fromkeys(path, 1.0), 1e12, lambda: None) for path in paths]
     return [flow.rate for flow in flows]
 
 
@@ -60,9 +59,9 @@ def test_weights_are_in_memory_on_another_node_or_in_storage() -> None:
     home = made.host_cache.holder(spec.name)
     assert home is not None
     away = next(node for node in nodes if node != home)
-    assert source_path(made, home, spec) == ()
-    assert source_path(made, away, spec) == made.topology.network_path(home, away)
+    assert made.roads.source_path(home, spec) == ()
+    assert made.roads.source_path(away, spec) == made.topology.network_path(home, away)
     made.host_cache.remove_node(home)
-    assert source_path(made, away, spec) == (made.topology.nodes[away].ssd,)
+    assert made.roads.source_path(away, spec) == (made.topology.nodes[away].ssd,)
     everywhere = world({"nodes": 2, "gpus_per_node": 1})
-    assert source_path(everywhere, nodes[1], spec) == ()
+    assert everywhere.roads.source_path(nodes[1], spec) == ()
