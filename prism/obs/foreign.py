@@ -39,6 +39,7 @@ _CALLS: Final = frozenset({"debug", "info", "warning", "warn", "error", "excepti
 _DROPPED: Final = (
     ("sglang.srt.entrypoints.openai.serving_completions", "Echo is not compatible with logprobs"),
     ("sglang.srt.constrained", "Hit invalid "),
+    ("transformers.tokenization_utils", "Token indices sequence length is longer"),
 )
 """Said of what works here, or again by the record that has the request's id."""
 _WORDS: Final = (

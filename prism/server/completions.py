@@ -99,11 +99,10 @@ class Completions:
             error.limits = caller.headers
             raise
         adapted.prism_call = call
+        call.echo_chars = getattr(adapted, "prism_echo_chars", ())
         try:
-            await unless_gone(receive, served.manager.submit(adapted, call))
+            await _submit(receive, served, adapted, call)
             await self._respond(serving, adapted, request, record, headers, caller, scope, receive, send)
-        except BAD_INPUT as error:
-            raise invalid(str(error)) from error
         finally:
             served.manager.abandon(call)
             front.gate.settle(caller, tokens - _used(record))
@@ -121,6 +120,10 @@ class Completions:
         check_text_only(request)
         front.check_backlog(model)
         served = await front.models.get(model)
+        from prism.server.sglang_tools import check_tools
+
+        if (warning := check_tools(request, served.config.tool_call_parser, model)) is not None:
+            caller.headers["x-prism-warning"] = warning
         record.objectives = served.objectives
         check_token_ids(request, served.manager.vocab_size)
         return request, served
@@ -191,6 +194,13 @@ async def unless_gone(receive: Receive, work: Awaitable[T]) -> T:
 async def _gone(receive: Receive) -> None:
     while (await receive())["type"] != "http.disconnect":
         pass
+
+
+async def _submit(receive: Receive, served: ServedModel, adapted: Any, call: Any) -> None:
+    try:
+        await unless_gone(receive, served.manager.submit(adapted, call))
+    except BAD_INPUT as error:
+        raise invalid(str(error)) from error
 
 
 async def _convert(serving: Any, request: Any, body: bytes) -> Any:

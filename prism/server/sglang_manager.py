@@ -25,6 +25,7 @@ from prism.server.errors import context_length_exceeded, invalid
 from prism.server.objectives import Objectives
 from prism.server.sglang_detok import Detokenizer
 from prism.server.stream import RequestStream, submission_of
+from prism.server.token_text import Offsets, TokenLogprob, token_bytes
 
 PIECE_CHARS: Final = 4
 LONG_TEXT_CHARS: Final = 20_000
@@ -59,6 +60,8 @@ class Call:
     streams: list[RequestStream] = field(default_factory=list)
     wake: asyncio.Event = field(default_factory=asyncio.Event)
     submitted: bool = False
+    echo_chars: Sequence[int] = ()
+    """Lengths of the prompts' texts when they are repeated before the answers."""
     piecewise: bool = False
     """SGLang's streaming parsers (tools, reasoning) expect a few characters per step and lose part of what comes at
     once; several tokens that arrived together are handed on in pieces then."""
@@ -94,10 +97,15 @@ class FrontManager(TokenizerManager):  # type: ignore[misc]
         parts = [obj] if obj.is_single else [obj[i] for i in range(obj.batch_size)]
         tokenized = [await self._tokenize(part, call) for part in parts]
         copies = getattr(obj, "parallel_sample_num", 1)
-        for request in tokenized:
+        for row, request in enumerate(tokenized):
             for choice in range(copies):
-                call.streams.append(self._stream(request, call, len(call.streams), bool(obj.stream)))
-                await self._queue(call.streams[-1], request, call, choice)
+                stream = self._stream(request, call, len(call.streams), bool(obj.stream))
+                call.streams.append(stream)
+                if request.return_logprob:
+                    stream.logprobs = self._accumulators(
+                        stream, request, call.echo_chars[row] if call.echo_chars else 0
+                    )
+                await self._queue(stream, request, call, choice)
         call.submitted = True
 
     async def _tokenize(self, part: GenerateReqInput, call: Call) -> TokenizedGenerateReqInput:
@@ -144,8 +152,6 @@ class FrontManager(TokenizerManager):  # type: ignore[misc]
             # The choices of one prompt differ, and each is reproducible.
             request.sampling_params = copy.copy(request.sampling_params)
             request.sampling_params.sampling_seed += choice
-        if request.return_logprob:
-            stream.logprobs = _accumulators(request)
         payload = encode_request(request)
         await self.broker.submit(stream, submission_of(stream, self.broker.inbox.address, call.objectives, payload))
 
@@ -227,7 +233,25 @@ class FrontManager(TokenizerManager):  # type: ignore[misc]
         if stream.logprobs is not None:
             kept = stream.logprobs
             self.add_logprob_to_meta_info(meta, kept.state, kept.top, kept.token_ids, True)
+            kept.place()
+            meta.setdefault("input_top_logprobs", None)  # the text handler reads it even where none are wanted
         return {"text": stream.visible, "output_ids": stream.log.tokens, "meta_info": meta}
+
+    def _accumulators(self, stream: RequestStream, request: TokenizedGenerateReqInput, echo_chars: int) -> Logprobs:
+        state = ReqState([], False, asyncio.Event(), request, None)
+        skip, spaces, _ = stream.decoding
+        answer = Offsets(self.tokenizer, stream.prompt_tail, skip, spaces)
+        answer.chars = echo_chars
+        prompt = Offsets(self.tokenizer, [], True, spaces)
+        return Logprobs(state, request.top_logprobs_num, request.token_ids_logprob, prompt, answer)
+
+    def detokenize_logprob_tokens(
+        self, token_logprobs_val: list[float], token_logprobs_idx: list[int], decode_to_text: bool
+    ) -> list[TokenLogprob]:
+        """As SGLang's, with each token's bytes."""
+        texts = self.tokenizer.batch_decode([[token_id] for token_id in token_logprobs_idx])
+        rows = zip(token_logprobs_val, token_logprobs_idx, texts, strict=True)
+        return [TokenLogprob(value, id, text, token_bytes(self.tokenizer, id, text)) for value, id, text in rows]
 
 
 @dataclass(slots=True)
@@ -237,11 +261,15 @@ class Logprobs:
     state: ReqState
     top: int
     token_ids: Sequence[int] | None
+    prompt: Offsets
+    answer: Offsets
 
-
-def _accumulators(request: TokenizedGenerateReqInput) -> Logprobs:
-    state = ReqState([], False, asyncio.Event(), request, None)
-    return Logprobs(state, request.top_logprobs_num, request.token_ids_logprob)
+    def place(self) -> None:
+        """Gives new tokens their offsets."""
+        rows = ((self.prompt, self.state.input_token_logprobs), (self.answer, self.state.output_token_logprobs))
+        for offsets, tokens in rows:
+            for token in tokens[offsets.placed :]:
+                token.offset = offsets.place(token[1])
 
 
 def new_call(request_id: str, prefix: str, objectives: Objectives, param: str) -> Call:

@@ -11,13 +11,17 @@ from collections.abc import AsyncIterator
 from typing import Any, NoReturn, Protocol
 
 from pydantic import BaseModel
-from sglang.srt.entrypoints.openai.protocol import ChatCompletionRequest, CompletionRequest
+from sglang.srt.entrypoints.openai.protocol import ChatCompletionRequest, ChoiceLogprobs, CompletionRequest
 from sglang.srt.entrypoints.openai.serving_chat import OpenAIServingChat
 from sglang.srt.entrypoints.openai.serving_completions import OpenAIServingCompletion
 from sglang.srt.managers.io_struct import GenerateReqInput
 
 from prism.server.errors import ApiError, internal, invalid
+from prism.server.sglang_logprobs import chat_logprobs, install
 from prism.server.sglang_manager import Call, FrontManager
+from prism.server.sglang_tools import constraint, demanded
+
+install()
 
 
 class Serving(Protocol):
@@ -64,6 +68,24 @@ class _Shared:
 
 
 class ChatServing(_Shared, OpenAIServingChat):  # type: ignore[misc]
+    def _process_messages(self, request: ChatCompletionRequest, is_multimodal: bool) -> Any:
+        found = super()._process_messages(request, is_multimodal)
+        if demanded(request) and self.tool_call_parser:
+            thinking = self._get_reasoning_from_request(request) and not self.reasoning_parser
+            tokenizer = self.tokenizer_manager.tokenizer
+            found.tool_call_constraint = constraint(request, self.tool_call_parser, tokenizer, bool(thinking))
+        return found
+
+    def _process_response_logprobs(self, ret_item: dict[str, Any]) -> ChoiceLogprobs:
+        meta = ret_item["meta_info"]
+        return chat_logprobs(meta["output_token_logprobs"], meta.get("output_top_logprobs") or ())
+
+    def _process_streaming_logprobs(
+        self, content: dict[str, Any], n_prev_token: int, total_output_logprobs: int
+    ) -> ChoiceLogprobs:
+        meta, new = content["meta_info"], slice(n_prev_token, total_output_logprobs)
+        return chat_logprobs(meta["output_token_logprobs"][new], (meta.get("output_top_logprobs") or ())[new])
+
     async def answer(self, adapted: GenerateReqInput, request: ChatCompletionRequest) -> BaseModel:
         return _model(self._build_chat_response(request, await self._results(adapted), int(time.time())))
 
@@ -72,6 +94,18 @@ class ChatServing(_Shared, OpenAIServingChat):  # type: ignore[misc]
 
 
 class TextServing(_Shared, OpenAIServingCompletion):  # type: ignore[misc]
+    def _validate_request(self, request: CompletionRequest) -> str | None:
+        """SGLang takes the token 0 for nothing. Prompts that are empty are refused by the caller, with the field."""
+        ids = isinstance(request.prompt, list) and bool(request.prompt) and isinstance(request.prompt[0], int)
+        return None if ids else super()._validate_request(request)  # type: ignore[no-any-return]
+
+    def _convert_to_internal_request(self, request: CompletionRequest, raw_request: Any = None) -> Any:
+        adapted, request = super()._convert_to_internal_request(request, raw_request)
+        if request.echo and request.logprobs is not None:
+            adapted.logprob_start_len = 0  # SGLang leaves the prompt out when no alternatives are wanted
+            adapted.prism_echo_chars = [len(text) for text in self._prepare_echo_prompts(request)]
+        return adapted, request
+
     async def answer(self, adapted: GenerateReqInput, request: CompletionRequest) -> BaseModel:
         return _model(self._build_completion_response(request, await self._results(adapted), int(time.time())))
 
