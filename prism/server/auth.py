@@ -74,6 +74,10 @@ class Gate:
         if not self.catalog.may_use(caller.key, name):
             raise forbidden(f"The key {caller.name!r} may not use the model {name!r}.", "model")
 
+    def limit_tokens(self, caller: Caller) -> int | None:
+        """Most tokens that one request of ``caller`` may ever take; None: no limit."""
+        return None if caller.key is None else caller.key.tokens_per_minute
+
     async def admit(self, caller: Caller, tokens: int) -> None:
         """Takes one request and ``tokens`` (prompt and the longest answer) from the key's limits. Raises
         :class:`ApiError` (429); nothing is taken then."""

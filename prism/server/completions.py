@@ -17,7 +17,8 @@ from starlette.types import Receive, Scope, Send
 
 from prism.obs import names
 from prism.server.auth import Caller
-from prism.server.errors import ApiError, internal, invalid, unavailable
+from prism.server.demand import demand_of
+from prism.server.errors import ApiError, internal, invalid, never_affordable, unavailable
 from prism.server.front import Front
 from prism.server.http import read_body
 from prism.server.models import ServedModel
@@ -92,7 +93,7 @@ class Completions:
         call.piecewise = bool(getattr(request, "tools", None) or served.config.reasoning_parser)
         adapted = await _convert(serving, request, body)
         _check_size(adapted, self._kind.param)
-        tokens = _tokens(adapted, served)
+        tokens = await _affordable(front, caller, adapted, served)
         try:
             await front.gate.admit(caller, tokens)
         except ApiError as error:
@@ -226,17 +227,16 @@ def _check_size(adapted: Any, param: str) -> None:
         raise invalid("The prompt is empty.", param)
 
 
-def _tokens(adapted: Any, served: ServedModel) -> int:
-    """An upper bound of the tokens a request will use, for the key's limit (given back in part afterwards)."""
-    ids = adapted.input_ids
-    rows = ids if ids and isinstance(ids[0], list) else [ids] if ids else adapted.text
-    rows = [rows] if isinstance(rows, str) else rows
-    params = adapted.sampling_params if isinstance(adapted.sampling_params, dict) else {}
-    answer = params.get("max_new_tokens") or served.context_tokens
-    copies = params.get("n") or 1
-    return sum(len(row) if not isinstance(row, str) else len(row) // 3 + 1 for row in rows) + answer * copies * len(
-        rows
-    )
+async def _affordable(front: Front, caller: Caller, adapted: Any, served: ServedModel) -> int:
+    """What the request takes from its key's limit. Raises :class:`ApiError` (400) when the limit can never be met; a
+    prompt is tokenised for that if its length is only estimated."""
+    limit = front.gate.limit_tokens(caller)
+    demand = demand_of(adapted, served.context_tokens)
+    if limit is not None and demand.tokens > limit:
+        demand = await asyncio.to_thread(demand_of, adapted, served.context_tokens, served.manager.tokenizer)
+        if demand.tokens > limit:
+            raise never_affordable(limit, demand.prompt_tokens, demand.tokens, demand.fitting(limit), demand.chosen)
+    return demand.tokens
 
 
 def _used(record: Record) -> int:

@@ -77,8 +77,20 @@ def forbidden(message: str, param: str | None = None) -> ApiError:
 
 def rate_limited(what: str, limit: int, retry_after_s: float) -> ApiError:
     """429: the key's own limit. ``what``: ``requests`` or ``tokens``."""
-    message = f"Rate limit reached: {limit} {what} per minute. Try again in {retry_after_s:.1f} s."
+    message = f"Rate limit reached: {limit} {what} per minute. Try again in {max(0.1, retry_after_s):.1f} s."
     return ApiError(429, "rate_limit_exceeded", message, type=what, retry_after_s=retry_after_s)
+
+
+def never_affordable(limit: int, prompt: int, needs: int, fits: int, chosen: bool) -> ApiError:
+    """400: the key's tokens per minute are fewer than the request may use, however long the client waits. ``fits``: the
+    longest answer that would do."""
+    asked = f"This request may use {needs} tokens ({prompt} in the prompt), and its key is allowed {limit} per minute."
+    if fits < 1:
+        return ApiError(400, "tokens_over_limit", f"{asked} Shorten the prompt.")
+    how = (
+        "Lower 'max_tokens' to" if chosen else "Without 'max_tokens' the answer may fill the model's context: set it to"
+    )
+    return ApiError(400, "tokens_over_limit", f"{asked} {how} {fits} or less.", param="max_tokens")
 
 
 def queue_full(waiting: int, limit: int, retry_after_s: float) -> ApiError:

@@ -97,7 +97,7 @@ class TextServing(_Shared, OpenAIServingCompletion):  # type: ignore[misc]
     def _validate_request(self, request: CompletionRequest) -> str | None:
         """SGLang takes the token 0 for nothing. Prompts that are empty are refused by the caller, with the field."""
         ids = isinstance(request.prompt, list) and bool(request.prompt) and isinstance(request.prompt[0], int)
-        return None if ids else super()._validate_request(request)  # type: ignore[no-any-return]
+        return None if ids else super()._validate_request(request)
 
     def _convert_to_internal_request(self, request: CompletionRequest, raw_request: Any = None) -> Any:
         adapted, request = super()._convert_to_internal_request(request, raw_request)
