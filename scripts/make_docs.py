@@ -170,14 +170,56 @@ def unit_of(metric: MetricDef) -> str:
     return "s" if metric.kind is Kind.HISTOGRAM else "short"
 
 
-def engine_arguments() -> str:
-    """The field names of the pinned SGLang's ``ServerArgs``, read from its source: importing it takes seconds."""
+def sglang_source(*path: str) -> ast.Module:
+    """A file of the pinned SGLang, parsed: importing it takes seconds."""
     spec = find_spec("sglang")
     assert spec is not None and spec.submodule_search_locations
-    source = Path(spec.submodule_search_locations[0], "srt", "server_args.py").read_text("utf-8")
-    [found] = [n for n in ast.parse(source).body if isinstance(n, ast.ClassDef) and n.name == "ServerArgs"]
-    fields = [n.target.id for n in found.body if isinstance(n, ast.AnnAssign) and isinstance(n.target, ast.Name)]
-    return json.dumps(sorted(name for name in fields if not name.startswith("_")), indent=1) + "\n"
+    return ast.parse(Path(spec.submodule_search_locations[0], "srt", *path).read_text("utf-8"))
+
+
+def engine_fields() -> list[ast.AnnAssign]:
+    """The fields of SGLang's ``ServerArgs``."""
+    [found] = [
+        n for n in sglang_source("server_args.py").body if isinstance(n, ast.ClassDef) and n.name == "ServerArgs"
+    ]
+    return [n for n in found.body if isinstance(n, ast.AnnAssign) and isinstance(n.target, ast.Name)]
+
+
+def engine_arguments() -> str:
+    names = [ast.unparse(field.target) for field in engine_fields()]
+    return json.dumps(sorted(name for name in names if not name.startswith("_")), indent=1) + "\n"
+
+
+def engine_registries() -> str:
+    """What the pinned SGLang knows by name: parsers, chat templates, and the choices of engine arguments."""
+    found: dict[str, Any] = {
+        "chat_template": conversation_templates(),
+        "reasoning_parser": dict_keys(sglang_source("parser", "reasoning_parser.py"), "DetectorMap"),
+        "tool_call_parser": dict_keys(sglang_source("function_call", "function_call_parser.py"), "ToolCallParserEnum"),
+        "engine_args": dict(sorted(engine_choices())),
+    }
+    return json.dumps(found, indent=1) + "\n"
+
+
+def dict_keys(module: ast.Module, name: str) -> list[str]:
+    """The keys of the dict that a class of ``module`` assigns to ``name``."""
+    assigned = [n for n in ast.walk(module) if isinstance(n, ast.AnnAssign) and ast.unparse(n.target) == name]
+    [table] = [n.value for n in assigned if isinstance(n.value, ast.Dict)]
+    return sorted(ast.literal_eval(key) for key in table.keys if key is not None)
+
+
+def conversation_templates() -> list[str]:
+    calls = [n for n in ast.walk(sglang_source("parser", "conversation.py")) if isinstance(n, ast.Call)]
+    named = [k for n in calls if ast.unparse(n.func) == "Conversation" for k in n.keywords if k.arg == "name"]
+    return sorted({str(k.value.value) for k in named if isinstance(k.value, ast.Constant)})
+
+
+def engine_choices() -> Iterator[tuple[str, list[Any]]]:
+    """Arguments that take one of some values which stand in their declaration."""
+    for field in engine_fields():
+        for keyword in (n for n in ast.walk(field.annotation) if isinstance(n, ast.keyword) and n.arg == "choices"):
+            if isinstance(keyword.value, ast.List):
+                yield ast.unparse(field.target), ast.literal_eval(keyword.value)
 
 
 def with_blocks(file: Path, blocks: dict[str, Callable[[], str]]) -> str:
@@ -198,6 +240,7 @@ def outputs() -> dict[Path, str]:
     return {
         ROOT / "prism/config/schema.json": json.dumps(catalog_schema(), indent=2, ensure_ascii=False) + "\n",
         ROOT / "prism/config/engine_args.json": engine_arguments(),
+        ROOT / "prism/config/engine_names.json": engine_registries(),
         docs / "catalog.md": with_blocks(docs / "catalog.md", {"keys": catalog_keys}),
         docs / "metrics.md": with_blocks(docs / "metrics.md", {"table": metrics_table, "queries": metrics_queries}),
         docs / "cli.md": with_blocks(docs / "cli.md", {"commands": commands}),

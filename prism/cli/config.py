@@ -10,9 +10,11 @@ import click
 
 from prism.cli import output
 from prism.cli.errors import CliError, Exit
-from prism.config.catalog import Catalog, load_catalog
-from prism.config.errors import CatalogError, ModelFilesError
+from prism.config.catalog import Catalog, examine_catalog, load_catalog
+from prism.config.devices import resolve_devices
+from prism.config.health import examine_model, too_large
 from prism.core.errors import InvalidValue
+from prism.core.ids import NodeId
 
 
 @click.group()
@@ -22,24 +24,26 @@ def command() -> None:
 
 @command.command()
 @click.argument("catalog", type=click.Path(path_type=Path))
-@click.option("--files", is_flag=True, help="Also read the headers of every model's files and show its sizes.")
+@click.option("--files", is_flag=True, help="Also look at every model's files and templates, and whether it fits.")
 @output.json_option
 @click.pass_context
 def check(context: click.Context, catalog: Path, files: bool, as_json: bool) -> None:
     """Check CATALOG. Every problem is shown with file, line, key, value and choices; exit code 1 if there is one."""
-    try:
-        loaded = load_catalog(catalog)
-    except CatalogError as error:
-        _show_problems(error, as_json)
-        context.exit(Exit.FAILED)
-    sizes = [_sizes(loaded, model.name) for model in loaded.models] if files else []
-    failed = any(row["error"] for row in sizes)
+    loaded, problems = examine_catalog(catalog)
+    sizes = _sizes(loaded) if files and loaded is not None else []
+    failed = bool(problems) or any(row["error"] for row in sizes)
     if as_json:
-        output.print_json({"ok": not failed, "models": len(loaded.models), "problems": [], "files": sizes})
+        count = 0 if loaded is None else len(loaded.models)
+        shown = [_problem(problem) for problem in problems]
+        output.print_json({"ok": not failed, "models": count, "problems": shown, "files": sizes})
     else:
-        click.echo(f"{catalog}: {len(loaded.models)} models, {len(loaded.keys)} keys: the catalog is valid")
-        if files:
+        if files and loaded is not None:
             _show_sizes(sizes)
+        if problems:
+            raise CliError("the catalog cannot be used\n" + "\n".join(map(str, problems)))
+        if loaded is not None:
+            what = "some models cannot be served" if failed else "the catalog is valid"
+            click.echo(f"{catalog}: {len(loaded.models)} models, {len(loaded.keys)} keys: {what}")
     context.exit(Exit.FAILED if failed else Exit.OK)
 
 
@@ -76,30 +80,36 @@ def diff(old: Path, new: Path, as_json: bool) -> None:
         click.echo(found.summary())
 
 
-def _show_problems(error: CatalogError, as_json: bool) -> None:
-    if not as_json:
-        raise CliError(f"the catalog cannot be used\n{error}")
-    output.print_json({"ok": False, "problems": [_problem(problem) for problem in error.problems]})
-
-
 def _problem(problem: InvalidValue) -> dict[str, Any]:
     fields = ("where", "key", "value", "why", "choices")
     return {field: getattr(problem, field) for field in fields}
 
 
-def _sizes(catalog: Catalog, name: str) -> dict[str, Any]:
-    """What a model's files say, or why they cannot be used."""
+def _sizes(catalog: Catalog) -> list[dict[str, Any]]:
+    """What each model's files say, and why it could not be served (several reasons: one per line)."""
+    largest_bytes = _largest_device_bytes(catalog)
+    rows = []
+    for model in catalog.models:
+        found = examine_model(catalog, model.name)
+        problems, spec = list(found.problems), found.spec
+        if spec is not None and largest_bytes is not None and (why := too_large(spec, largest_bytes)) is not None:
+            problems.append(f"{why} (a machine that joins the fleet may have a larger one)")
+        row: dict[str, Any] = {"model": model.name, "error": "\n".join(problems)}
+        if spec is not None:
+            row["weight_bytes"], row["context_tokens"] = spec.weight_bytes, spec.context_tokens
+            row["kv_bytes_per_token"] = spec.shape.kv_bytes_per_token
+        rows.append(row)
+    return rows
+
+
+def _largest_device_bytes(catalog: Catalog) -> int | None:
+    """None when it depends on GPUs that are not in this machine."""
+    from prism.node.gpus import gpu_memory_bytes
+
     try:
-        spec = catalog.spec(name)
-    except ModelFilesError as error:
-        return {"model": name, "error": str(error)}
-    return {
-        "model": name,
-        "weight_bytes": spec.weight_bytes,
-        "kv_bytes_per_token": spec.shape.kv_bytes_per_token,
-        "context_tokens": spec.context_tokens,
-        "error": "",
-    }
+        return max(d.memory_bytes for d in resolve_devices(catalog, NodeId("local"), gpu_memory_bytes()))
+    except InvalidValue:
+        return None
 
 
 def _show_sizes(sizes: list[dict[str, Any]]) -> None:

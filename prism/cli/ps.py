@@ -16,12 +16,18 @@ COLUMNS = ("MODEL", "DEVICE", "STATE", "WEIGHTS>", "KV>?2", "RUN>", "WAIT>", "TT
 @output.json_option
 @server_options
 def command(client: AdminClient, as_json: bool) -> None:
-    """List the models that are loaded, loading or waited for: where, how much memory, how much work, how well."""
+    """List the models that are loaded, loading or waited for: where, how much memory, how much work, how well.
+
+    Those that cannot be served are listed too, with the reason.
+    """
     models = [model for model in client.get("models")["models"] if is_live(model)]
     if as_json:
         output.print_json(models)
         return
     output.print_table(COLUMNS, [row for model in models for row in model_rows(model)], "no model is loaded")
+    for model in models:
+        if model.get("failure"):
+            click.echo(f"{model['name']}: {model['failure']}")
 
 
 def weights(replica: dict[str, Any]) -> str:

@@ -15,7 +15,8 @@ from typing import Any, Literal
 import msgspec
 
 from prism.config.document import CatalogFile
-from prism.config.load import load_file
+from prism.config.errors import CatalogError
+from prism.config.load import examine_file, load_file
 from prism.config.model_files import ModelFacts, local_folder, model_facts
 from prism.config.policy import PolicyConfig
 from prism.config.sections import (
@@ -33,7 +34,7 @@ from prism.core.errors import InvalidValue
 from prism.core.ids import ModelName
 from prism.core.specs import ModelSpec
 
-__all__ = ["Catalog", "load_catalog"]
+__all__ = ["Catalog", "examine_catalog", "load_catalog"]
 
 
 @dataclass(frozen=True)
@@ -105,7 +106,23 @@ def load_catalog(path: str | os.PathLike[str], env: Mapping[str, str] = os.envir
     """The catalog in the YAML file at ``path``. Raises :class:`prism.config.errors.CatalogError` with everything
     that is wrong, each with file, line, key, value and choices. Reads no model files and no devices."""
     file = Path(path).expanduser().absolute()
-    document: CatalogFile = load_file(file, env)
+    return _catalog(file, load_file(file, env))
+
+
+def examine_catalog(
+    path: str | os.PathLike[str], env: Mapping[str, str] = os.environ
+) -> tuple[Catalog | None, tuple[InvalidValue, ...]]:
+    """Like :func:`load_catalog` for somebody who wants to hear everything: the catalog as far as it can be looked at
+    (None: not at all) and all problems, such as variables that are not set here."""
+    file = Path(path).expanduser().absolute()
+    try:
+        document, problems = examine_file(file, env)
+    except CatalogError as error:
+        return None, error.problems
+    return None if document is None else _catalog(file, document), tuple(problems)
+
+
+def _catalog(file: Path, document: CatalogFile) -> Catalog:
     devices = document.devices
     return Catalog(
         file=file,

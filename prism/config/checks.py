@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from typing import Final
 
 from prism.config.document import CatalogFile
-from prism.config.engine_args import OWNED, known_names
+from prism.config.engine_args import OWNED, known_names, registries
 from prism.config.sections import DeviceConfig, ModelConfig
 from prism.config.yaml_source import KeyPath, YamlSource
 from prism.core.errors import InvalidValue
@@ -77,6 +77,17 @@ def _model(model: ModelConfig, document: CatalogFile) -> Iterator[tuple[KeyPath,
         elif name not in known_names():
             near = tuple(difflib.get_close_matches(name, known_names(), n=3))
             yield ("engine_args", name), name, "is not an argument of SGLang's engine", near
+        elif value is not None and value not in (choices := registries().engine_args.get(name, (value,))):
+            yield ("engine_args", name), value, "is none of the values SGLang's engine takes", choices
+    for kind in ("reasoning_parser", "tool_call_parser"):
+        known, value = getattr(registries(), kind), getattr(model, kind)
+        if value is not None and value not in known:
+            yield (kind,), value, "is no parser of SGLang", _near(value, known)
+
+
+def _near(value: str, known: tuple[str, ...]) -> tuple[str, ...]:
+    """What resembles ``value``; all there is when nothing does."""
+    return tuple(difflib.get_close_matches(value, known, n=3)) or known
 
 
 def _written(source: YamlSource, i: int, path: KeyPath) -> KeyPath:

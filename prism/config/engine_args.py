@@ -7,6 +7,8 @@ from functools import lru_cache
 from importlib.resources import files
 from typing import Final
 
+import msgspec
+
 OWNED: Final = {
     "model_path": "`path`",
     "tokenizer_path": "`path`",
@@ -33,6 +35,10 @@ OWNED: Final = {
     "sampling_backend": "Prism, so that seeds give the same answer everywhere",
     "disable_overlap_schedule": "Prism's memory: pages are unmapped between steps",
     "speculative_algorithm": "Prism, which has no memory for a draft model",
+    **dict.fromkeys(
+        ("is_embedding", "disaggregation_mode", "encoder_only", "language_only", "dllm_algorithm"),
+        "Prism, which serves models that answer with text from one engine",
+    ),
 }
 """Arguments that Prism decides itself -> who decides."""
 
@@ -43,3 +49,19 @@ def known_names() -> tuple[str, ...]:
     takes seconds, so they are kept in ``engine_args.json`` (made by ``scripts/make_docs.py``)."""
     names: list[str] = json.loads(files(__package__).joinpath("engine_args.json").read_text("utf-8"))
     return tuple(names)
+
+
+class Registries(msgspec.Struct, frozen=True):
+    """What the pinned SGLang knows by name."""
+
+    chat_template: tuple[str, ...]
+    reasoning_parser: tuple[str, ...]
+    tool_call_parser: tuple[str, ...]
+    engine_args: dict[str, tuple[str | int | None, ...]]
+    """Argument -> the values it takes, for those that take one of some."""
+
+
+@lru_cache(maxsize=1)
+def registries() -> Registries:
+    """Of the pinned SGLang, kept in ``engine_names.json`` as its argument names are."""
+    return msgspec.json.decode(files(__package__).joinpath("engine_names.json").read_bytes(), type=Registries)

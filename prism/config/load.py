@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 
@@ -13,7 +13,8 @@ from prism.config.document import CatalogFile
 from prism.config.errors import CatalogError
 from prism.config.schema import schema_problems
 from prism.config.units import Seconds, parse_duration_s, parse_size_bytes
-from prism.config.yaml_source import YamlSource, parse_yaml, read_yaml
+from prism.config.yaml_source import KeyPath, YamlSource, dotted, scan_file, scan_yaml
+from prism.core.errors import InvalidValue
 
 _MERGED_KEYS = ("slo", "engine_args")
 """Options of which a model may set some parts and take the others from ``defaults``."""
@@ -21,26 +22,67 @@ _MERGED_KEYS = ("slo", "engine_args")
 
 def load_file(path: Path, env: Mapping[str, str]) -> CatalogFile:
     """The checked document at ``path``. Raises :class:`CatalogError`."""
-    return _checked(read_yaml(path, env))
+    return _sound(examine_file(path, env))
 
 
 def load_text(text: bytes, file: str, env: Mapping[str, str]) -> CatalogFile:
     """The checked document in ``text``, whose errors are said to be in ``file``. Raises :class:`CatalogError`."""
-    return _checked(parse_yaml(text, file, env))
+    return _sound(_examine(scan_yaml(text, file, env)))
 
 
-def _checked(source: YamlSource) -> CatalogFile:
-    problems = schema_problems(source)
-    if problems:
-        raise CatalogError(problems)
+def examine_file(path: Path, env: Mapping[str, str]) -> Examined:
+    """The document at ``path`` and all that is wrong with it: a variable that is not set hides no other problem. Raises
+    :class:`CatalogError` for what is no YAML file."""
+    return _examine(scan_file(path, env))
+
+
+class Examined(NamedTuple):
+    """``document``: None when the problems leave none to look at."""
+
+    document: CatalogFile | None
+    problems: list[InvalidValue]
+
+
+def _sound(examined: Examined) -> CatalogFile:
+    if examined.problems or examined.document is None:
+        raise CatalogError(examined.problems)
+    return examined.document
+
+
+def _examine(source: YamlSource) -> Examined:
+    problems = [*source.problems, *_elsewhere(source, schema_problems(source))]
+    if len(problems) > len(source.problems):
+        return Examined(None, problems)
     try:
         document = msgspec.convert(_with_defaults(source.data), CatalogFile, dec_hook=_convert)
     except msgspec.ValidationError as error:  # what the schema allows and the objects refuse, such as 1e300 for an int
-        raise CatalogError([source.problem((), "...", str(error))]) from error
-    problems = cross_checks(document, source)
-    if problems:
-        raise CatalogError(problems)
-    return document
+        return Examined(None, problems or [source.problem((), "...", str(error))])
+    return Examined(document, problems + _about_others(source, cross_checks(document, source)))
+
+
+def _elsewhere(source: YamlSource, found: list[InvalidValue]) -> list[InvalidValue]:
+    """The schema's problems that are not about a value which is wrong already. Such values are taken out, so that the
+    rest can be looked at."""
+    for path in source.unknown:
+        if any(_is_about(problem, path) for problem in found):
+            _take_out(source.data, path)
+    return _about_others(source, found)
+
+
+def _take_out(data: Any, path: KeyPath) -> None:
+    for part in path[:-1]:
+        data = data.get(part, {}) if isinstance(data, dict) else data[part]
+    if path and isinstance(data, dict):
+        data.pop(path[-1], None)
+
+
+def _about_others(source: YamlSource, found: list[InvalidValue]) -> list[InvalidValue]:
+    return [problem for problem in found if not any(_is_about(problem, path) for path in source.unknown)]
+
+
+def _is_about(problem: InvalidValue, path: KeyPath) -> bool:
+    """Whether ``problem`` is about the value at ``path`` or something in it."""
+    return problem.key == dotted(path) or problem.key.startswith((f"{dotted(path)}.", f"{dotted(path)}["))
 
 
 def _with_defaults(data: dict[str, Any]) -> dict[str, Any]:

@@ -12,7 +12,9 @@ from dataclasses import dataclass
 from functools import lru_cache
 from math import prod
 from pathlib import Path
-from typing import Any, Final
+from typing import Annotated, Any, Final
+
+import msgspec
 
 from prism.config.errors import ModelFilesError
 from prism.core.specs import ModelShape
@@ -116,8 +118,7 @@ def _stamp(folder: Path) -> tuple[tuple[str, int, int], ...]:
 def _local_facts(folder: Path, _stamp: tuple[tuple[str, int, int], ...], dtype: str) -> ModelFacts:
     config = _read_json(folder / "config.json")
     headers = [_safetensors_header(file) for file in _weight_files(folder)]
-    entries = [entry for header in headers for name, entry in header.items() if name != "__metadata__"]
-    tensors = [(entry["dtype"], entry["shape"]) for entry in entries]
+    tensors = [(entry.dtype, entry.shape) for header in headers for entry in header.values()]
     return facts_from(config, tensors, dtype, str(folder / "config.json"))
 
 
@@ -218,24 +219,44 @@ def _weight_files(folder: Path) -> list[Path]:
     return files
 
 
-def _safetensors_header(file: Path) -> dict[str, Any]:
-    """The header of one file: an 8-byte little-endian length, then JSON."""
+_Size = Annotated[int, msgspec.Meta(ge=0, lt=1 << 62)]
+
+
+class _Tensor(msgspec.Struct, frozen=True):
+    """One tensor in a safetensors header."""
+
+    dtype: str
+    shape: tuple[_Size, ...]
+    data_offsets: tuple[_Size, _Size]
+
+
+_HEADER: Final = msgspec.json.Decoder(dict[str, msgspec.Raw])
+_TENSOR: Final = msgspec.json.Decoder(_Tensor)
+
+
+def _safetensors_header(file: Path) -> dict[str, _Tensor]:
+    """The tensors in the header of one file: an 8-byte little-endian length, then JSON."""
     try:
         with file.open("rb") as stream:
             length = int.from_bytes(stream.read(8), "little")
-            if not 2 <= length <= MAX_HEADER_BYTES:
-                raise ModelFilesError(f"{file}: is not a safetensors file (header of {length} bytes)")
-            header = json.loads(stream.read(length))
             size = file.stat().st_size
+            if not 2 <= length <= min(MAX_HEADER_BYTES, size - 8):
+                raise ModelFilesError(f"{file}: is not a safetensors file (header of {length} bytes)")
+            header = _HEADER.decode(stream.read(length))
+            header.pop("__metadata__", None)
+            tensors = {name: _TENSOR.decode(entry) for name, entry in header.items()}
+    except msgspec.ValidationError as error:
+        raise ModelFilesError(f"{file}: its header is not a safetensors header: {error}") from error
     except (OSError, ValueError) as error:
         raise ModelFilesError(f"{file}: its header cannot be read: {error}") from error
-    try:
-        end = max((entry["data_offsets"][1] for name, entry in header.items() if name != "__metadata__"), default=0)
-    except (AttributeError, KeyError, TypeError, IndexError) as error:
-        raise ModelFilesError(f"{file}: its header is not a safetensors header") from error
+    for name, entry in tensors.items():
+        each, (start, stop) = _STORED_BYTES.get(entry.dtype), entry.data_offsets
+        if each is not None and prod(entry.shape) * each != stop - start:
+            raise ModelFilesError(f"{file}: {name} has the bytes {start} to {stop}, not as many as its shape needs")
+    end = max((entry.data_offsets[1] for entry in tensors.values()), default=0)
     if size != 8 + length + end:
         raise ModelFilesError(f"{file}: has {size} bytes but its header describes {8 + length + end}; copy it again")
-    return header  # type: ignore[no-any-return]
+    return tensors
 
 
 def _read_json(file: Path) -> dict[str, Any]:

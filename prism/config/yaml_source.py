@@ -46,6 +46,10 @@ class YamlSource:
     """1-based line of each value (of a mapping entry: its key)."""
     secret: dict[KeyPath, str] = field(default_factory=dict)
     """Values that came out of the environment, as they are written in the file; errors show this text."""
+    problems: list[InvalidValue] = field(default_factory=list)
+    """What is wrong with the text itself."""
+    unknown: set[KeyPath] = field(default_factory=set)
+    """Values that ``problems`` are about; what stands there instead says nothing."""
 
     def where(self, path: KeyPath) -> str:
         """``file:line`` of the value at ``path``, or of the nearest thing around it."""
@@ -68,10 +72,16 @@ class YamlSource:
 
 def read_yaml(path: Path, env: Mapping[str, str] = os.environ) -> YamlSource:
     """Read the file at ``path``. Raises :class:`CatalogError` if it cannot be read or is no YAML."""
+    return _sound(scan_file(path, env))
+
+
+def scan_file(path: Path, env: Mapping[str, str] = os.environ) -> YamlSource:
+    """:func:`read_yaml` that goes on after values that cannot be used (a variable that is not set): ``problems`` has
+    them. Raises :class:`CatalogError` when there is no document."""
     try:
         if path.stat().st_size > MAX_FILE_BYTES:
             raise _unreadable(path, f"is larger than {MAX_FILE_BYTES >> 20} MiB")
-        return parse_yaml(path.read_bytes(), str(path), env)
+        return scan_yaml(path.read_bytes(), str(path), env)
     except OSError as error:
         raise _unreadable(path, f"cannot be read: {error.strerror or error}") from error
     except ValueError as error:  # a NUL in the path
@@ -80,6 +90,11 @@ def read_yaml(path: Path, env: Mapping[str, str] = os.environ) -> YamlSource:
 
 def parse_yaml(text: bytes, file: str, env: Mapping[str, str] = os.environ) -> YamlSource:
     """The document in ``text``. Raises :class:`CatalogError` with the line of everything that is wrong."""
+    return _sound(scan_yaml(text, file, env))
+
+
+def scan_yaml(text: bytes, file: str, env: Mapping[str, str] = os.environ) -> YamlSource:
+    """:func:`scan_file` of a file's ``text``."""
     source = YamlSource(file)
     try:
         loader = yaml.SafeLoader(text)
@@ -92,8 +107,12 @@ def parse_yaml(text: bytes, file: str, env: Mapping[str, str] = os.environ) -> Y
         raise CatalogError([InvalidValue("catalog", "", "is empty", where=f"{file}:1")])
     walk = _Walk(loader, source, env)
     source.data = walk.value(node, ())
-    if walk.problems:
-        raise CatalogError(walk.problems)
+    return source
+
+
+def _sound(source: YamlSource) -> YamlSource:
+    if source.problems:
+        raise CatalogError(source.problems)
     return source
 
 
@@ -115,7 +134,6 @@ class _Walk:
 
     def __init__(self, loader: yaml.SafeLoader, source: YamlSource, env: Mapping[str, str]) -> None:
         self.loader, self.source, self.env = loader, source, env
-        self.problems: list[InvalidValue] = []
         self.count = 0
 
     def value(self, node: yaml.Node, path: KeyPath) -> Any:
@@ -167,7 +185,8 @@ class _Walk:
         try:
             text = expand_env(node.value, self.env)
         except EnvError as error:
-            return self._refuse(path, node.value, str(error), node)
+            self._refuse(path, node.value, str(error), node)
+            return node.value  # stands for the text that is missing
         self.source.secret[path] = node.value
         if node.style is None:  # unquoted: `port: ${env:PORT}` is a number
             tag = self.loader.resolve(yaml.ScalarNode, text, (True, False))  # type: ignore[no-untyped-call]
@@ -190,4 +209,5 @@ class _Walk:
 
     def _refuse(self, path: KeyPath, value: object, why: str, node: yaml.Node) -> None:
         where = f"{self.source.file}:{node.start_mark.line + 1}"
-        self.problems.append(InvalidValue(dotted(path), value, why, where=where))
+        self.source.problems.append(InvalidValue(dotted(path), value, why, where=where))
+        self.source.unknown.add(path)

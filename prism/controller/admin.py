@@ -219,6 +219,7 @@ class Admin:
             self._c.count_reload("invalid")
             raise CommandRefused(str(error)) from error
         log.info("catalog reloaded: %s", difference.summary())
+        self._c.health.changed()
         self._c.count_reload("unchanged" if difference.empty else "applied")
         effects = self._c.feed(event) if event is not None else []
         for change in difference.changed:
@@ -277,6 +278,8 @@ class Admin:
         view["arriving"] = [
             {"node": node.id, **msgspec.to_builtins(a)} for node in self._c.nodes.all() for a in node.arriving
         ]
+        names = [m.name for m in self._c.models.catalog.models]
+        view["broken"] = self._c.health.broken([d for node in self._c.nodes.all() for d in node.devices], names)
         view["inactive"] = {m.name: self._c.inactive.count(ModelName(m.name)) for m in self._c.models.catalog.models}
         return view
 

@@ -12,6 +12,7 @@ import msgspec
 
 from prism.controller.admin import Admin
 from prism.controller.distribution import Distribution, Supply
+from prism.controller.health import Health
 from prism.controller.inactive import InactiveQueue, Refusal
 from prism.controller.models import Models
 from prism.controller.nodes import Nodes
@@ -92,6 +93,7 @@ class Controller:
         self.rescue = Rescue(store, self.consumer)
         self.distribution = Distribution(self.nodes)
         self.transfers = Transfers(metrics)
+        self.health = Health()
         self._decisions, self._metrics = decisions, metrics
         self._lines: list[str] = []
         self._moved = asyncio.Event()
@@ -111,6 +113,7 @@ class Controller:
                 group.create_task(self._watch())
                 group.create_task(self._show())
                 group.create_task(self._pinned())
+                group.create_task(self.health.watch(lambda: self.models.catalog))
         finally:
             self.outbox.close()
             await self.store.release_lease(self._holder)

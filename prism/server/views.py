@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from typing import Any
 
 from prism.config.sections import ModelConfig
@@ -29,13 +30,19 @@ async def models_view(front: Front, only: str | None = None) -> list[dict[str, A
         _model(
             model,
             _replicas(model.name, placed.get(ModelName(model.name), []), seen.get(model.name, {}), measured, arriving),
-            {**seen.get(model.name, {}), "held": cluster.get("held", {}).get(model.name, {})},
+            _known(cluster, model.name, seen.get(model.name, {})),
             waiting.get(model.name, 0),
             use.get(model.name, ModelUse()),
         )
         for model in front.catalog.models
         if only in (None, model.name)
     ]
+
+
+def _known(cluster: dict[str, Any], name: str, seen: dict[str, Any]) -> dict[str, Any]:
+    """What the controller says of a model: its scheduler's view, where its weights are, what is wrong with it."""
+    failure = seen.get("failure") or cluster.get("broken", {}).get(name, "")
+    return {**seen, "failure": failure, "held": cluster.get("held", {}).get(name, {})}
 
 
 def _model(
@@ -60,7 +67,7 @@ def _model(
         "waiting": inactive + sum(replica["waiting"] for replica in replicas),
         "ttft_attainment": _share(use.ttft_met, use.ttft_missed),
         "tpot_attainment": _share(use.tpot_met, use.tpot_missed),
-        "last_used_s": use.last_used_s or None,
+        "last_used_s": time.time() if any(replica["running"] for replica in replicas) else use.last_used_s or None,
         "rate_per_s": seen.get("rate_per_s", 0.0),
         "failure": seen.get("failure", ""),
         "held": seen["held"],

@@ -10,6 +10,7 @@ import pytest
 from click.testing import Result
 
 from prism.config.schema import shipped_schema
+from tests.config.test_model_files import CONFIG, write_safetensors
 
 Run = Callable[..., Result]
 
@@ -43,6 +44,34 @@ def test_check_of_model_files(catalog: Path, prism: Run) -> None:
     shown = prism("config", "check", "--files", str(catalog))
     assert shown.exit_code == 1
     assert "does not exist" in shown.output
+
+
+def test_check_of_files_reports_all_problems_although_a_variable_is_not_set(catalog: Path, prism: Run) -> None:
+    catalog.write_text(
+        "keys: [{name: k, key: '${env:PRISM_TEST_UNSET}'}]\ndevices: [{id: host:0, memory: 8MiB}]\n"
+        "models:\n  - {name: a, path: nowhere}\n  - {name: b, path: nowhere, reasoning_parser: qwen33}\n"
+    )
+    shown = prism("config", "check", "--files", str(catalog))
+    assert shown.exit_code == 1
+    for text in ("PRISM_TEST_UNSET is not set", "qwen3", "does not exist"):
+        assert text in shown.output
+    found = json.loads(prism("config", "check", "--files", "--json", str(catalog)).output)
+    assert len(found["problems"]) == 2 and len(found["files"]) == 2
+
+
+def test_check_of_files_finds_a_model_larger_than_every_device(catalog: Path, prism: Run) -> None:
+    folder = catalog.parent / "m"
+    folder.mkdir()
+    (folder / "config.json").write_text(json.dumps(CONFIG))
+    (folder / "tokenizer.json").write_text("{}")
+    write_safetensors(folder / "model.safetensors", {"a": ("F32", [5 << 20])})
+    catalog.write_text(
+        "devices: [{id: host:0, memory: 8MiB}, {id: host:1, memory: 4MiB}]\n"
+        "models: [{name: a, path: m, engine_args: {dtype: float32}}]\n"
+    )
+    shown = prism("config", "check", "--files", str(catalog))
+    assert shown.exit_code == 1
+    assert "needs 20MiB" in shown.output and "the largest device has 8MiB" in shown.output
 
 
 def test_schema(prism: Run) -> None:

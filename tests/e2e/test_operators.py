@@ -102,7 +102,6 @@ def test_draining_empties_a_device(server: Server) -> None:
     [device] = replica["devices"]
     prism(server, "drain", device)
     until(lambda: not any(device in replica["devices"] for replica in server.replicas(QWEN)), "the drain")
-    until(lambda: server.replicas(QWEN), "the idle model's move: there is room")
     until(lambda: f"{device} (draining)" in prism(server, "top", "--once"), "the drain being shown")
     complete(server.client, QWEN, "hello", 4)
     [replica] = until(lambda: server.replicas(QWEN), "the model elsewhere")
@@ -139,9 +138,13 @@ def test_a_reload_after_the_server_was_first_says_what_was_taken_over(server: Se
     file = server.state.parent / "catalog.yaml"
     config = json.loads(file.read_text())
     config["models"].append({"name": "extra", "path": config["models"][0]["path"]})
+    config["models"].append({"name": "gone", "path": "/nowhere"})
     file.write_text(json.dumps(config))
     until(lambda: "extra" in prism(server, "ls"), "the server looking at the file by itself")
     assert "+extra" in prism(server, "reload")
+    until(lambda: "gone" in prism(server, "ls", "--state", "failed"), "the model without files being known")
+    for verb in (["ls"], ["ps"], ["show", "gone"]):
+        assert "does not exist" in prism(server, *verb), "before its first request"
 
 
 def test_what_cannot_be_done_says_why(server: Server) -> None:
