@@ -104,10 +104,11 @@ def _sizes(catalog: Catalog) -> list[dict[str, Any]]:
 
 def _largest_device_bytes(catalog: Catalog) -> int | None:
     """None when it depends on GPUs that are not in this machine."""
-    from prism.node.gpus import gpu_memory_bytes
+    from prism.memory.gpus import gpus_if_any
 
     try:
-        return max(d.memory_bytes for d in resolve_devices(catalog, NodeId("local"), gpu_memory_bytes()))
+        gpus = gpus_if_any()
+        return max(d.memory_bytes for d in resolve_devices(catalog, NodeId("local"), gpus.memory_bytes, gpus.refused))
     except InvalidValue:
         return None
 

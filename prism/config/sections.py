@@ -140,6 +140,14 @@ class EngineConfig(Section, frozen=True, kw_only=True):
         name="start_timeout", default_factory=lambda: Seconds(180.0)
     )
     threads: Annotated[int, Meta(ge=1, le=256, description="Compute threads of a worker on a virtual device.")] = 1
+    standby: Annotated[
+        bool,
+        Meta(
+            description="Keep a second warm process from which workers are forked: when the first is killed, the "
+            "machine is back in seconds instead of the up to minutes that importing SGLang takes. Most of its memory "
+            "is shared (docs/runbook.md)."
+        ),
+    ] = True
 
 
 class WeightConfig(Section, frozen=True, kw_only=True):

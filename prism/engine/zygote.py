@@ -1,10 +1,14 @@
 """The zygote: one warm process with everything imported and patched, from which workers are forked in milliseconds.
 
-    python -m prism.engine.zygote --socket PATH [--kind host|cuda] [--parent-pid PID]
+    python -m prism.engine.zygote --socket PATH [--kind host|cuda] [--parent-pid PID] [--standby PATH]
 
 It has one thread and serves a unix socket (:mod:`prism.engine.zygote_messages`). It outlives its clients; a child
 outlives the zygote but not the process it was told to watch. For GPUs nothing is imported before the fork: a CUDA
 context cannot be inherited, so each child imports for itself while it is parked.
+
+With ``--standby`` one more fork of it waits at that socket: as warm as the zygote, most of its memory shared with it,
+and able to take its place at once when it dies (:func:`prism.engine.zygote_client.promote`). Importing anew takes
+seconds, on a busy machine minutes.
 """
 
 from __future__ import annotations
@@ -20,12 +24,17 @@ import sys
 import time
 import traceback
 from pathlib import Path
-from typing import Any
+from typing import Any, Final, NoReturn
 
 from prism.engine import boot
 from prism.engine.frames import BadFrame, FrameSocket
 from prism.engine.process import die_with_parent
-from prism.engine.zygote_messages import Exited, Fork, Forked, ForkFailed, Hello, encode, to_zygote
+from prism.engine.zygote_messages import Exited, Fork, Forked, ForkFailed, Hello, Promote, encode, to_zygote
+
+TITLE: Final = "prism: zygote"
+STANDBY_TITLE: Final = "prism: standby zygote"
+STANDBY_PAUSE_S: Final = 1.0
+"""Between two forks of a standby: one that dies at once must not keep the zygote busy."""
 
 
 def run_child(fork: Fork, kind: str) -> None:
@@ -33,6 +42,7 @@ def run_child(fork: Fork, kind: str) -> None:
     status = 1
     try:
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
         signal.set_wakeup_fd(-1)
         if fork.log_file is not None:
             log = os.open(fork.log_file, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
@@ -61,10 +71,15 @@ def run_child(fork: Fork, kind: str) -> None:
 
 
 class Zygote:
-    """The fork server's loop. ``children`` maps each living child to the client that asked for it."""
+    """The fork server's loop. ``children`` maps each living child to the client that asked for it. ``standby``: where
+    another one is to wait; ``parent_pid``: the process this one ends with."""
 
-    def __init__(self, listener: socket.socket, kind: str, boot_s: float) -> None:
-        self._listener, self._kind = listener, kind
+    def __init__(
+        self, listener: socket.socket, kind: str, boot_s: float, standby: Path | None, parent_pid: int | None
+    ) -> None:
+        self._listener, self._kind, self._boot_s = listener, kind, boot_s
+        self._standby_path, self._parent_pid = standby, parent_pid
+        self._standby_pid, self._standby_at_s, self._promoted = 0, -STANDBY_PAUSE_S, True
         self._hello = Hello(pid=os.getpid(), kind=kind, boot_s=boot_s)
         self._selector = selectors.DefaultSelector()
         self._selector.register(listener, selectors.EVENT_READ, self._accept)
@@ -75,12 +90,51 @@ class Zygote:
         signal.set_wakeup_fd(self._wake_write)
         signal.signal(signal.SIGCHLD, lambda *_: None)
         self._selector.register(self._wake_read, selectors.EVENT_READ, self._reap)
+        signal.signal(signal.SIGTERM, lambda *_: self._end())
 
-    def serve(self) -> None:
-        """Answer clients until the process is ended."""
+    def serve(self, promoted: bool = True) -> NoReturn:
+        """Answer clients until the process is ended. ``promoted``: False for one that is itself a standby."""
+        self._promoted = promoted
+        if self._parent_pid is not None:
+            self._selector.register(_pidfd(self._parent_pid), selectors.EVENT_READ, lambda _: self._end())
         while True:
-            for key, _ in self._selector.select():
+            for key, _ in self._selector.select(self._until_standby_s()):
                 key.data(key.fileobj)
+            if self._until_standby_s() == 0.0:
+                self._fork_standby()
+
+    def _until_standby_s(self) -> float | None:
+        """When a standby is to be forked; None: there is one, or there shall be none."""
+        if self._standby_path is None or self._standby_pid or not self._promoted:
+            return None
+        return max(0.0, self._standby_at_s + STANDBY_PAUSE_S - time.monotonic())
+
+    def _fork_standby(self) -> None:
+        assert self._standby_path is not None
+        self._standby_at_s = time.monotonic()
+        try:
+            pid = os.fork()
+        except OSError as error:
+            print(f"zygote: no standby: {error}", file=sys.stderr)
+            return
+        if pid == 0:
+            self._close_inherited()
+            _title(STANDBY_TITLE)
+            next_one = Zygote(
+                listen(self._standby_path), self._kind, self._boot_s, self._standby_path, self._parent_pid
+            )
+            next_one.serve(promoted=False)
+        self._standby_pid = pid
+
+    def _promote(self) -> None:
+        _title(TITLE)
+        self._promoted = True
+
+    def _end(self) -> NoReturn:
+        """At the supervisor's word, or with it: the standby goes too. After a SIGKILL it stays and takes over."""
+        if self._standby_pid:
+            os.kill(self._standby_pid, signal.SIGKILL)
+        os._exit(0)
 
     def _accept(self, _: Any) -> None:
         sock, _address = self._listener.accept()
@@ -93,7 +147,11 @@ class Zygote:
     def _read(self, client: FrameSocket) -> None:
         try:
             for frame in client.receive():
-                self._fork(client, to_zygote.decode(frame))
+                match to_zygote.decode(frame):
+                    case Fork() as fork:
+                        self._fork(client, fork)
+                    case Promote():
+                        self._promote()
         except (BadFrame, ValueError) as error:
             print(f"zygote: dropped a client: {error}", file=sys.stderr)
             client.closed = True
@@ -133,13 +191,16 @@ class Zygote:
                     break
             except BlockingIOError:
                 break
-        while self._children:
+        while self._children or self._standby_pid:
             try:
                 pid, status = os.waitpid(-1, os.WNOHANG)
             except ChildProcessError:
                 return
             if pid == 0:
                 return
+            if pid == self._standby_pid:
+                self._standby_pid = 0
+                continue
             client = self._children.pop(pid, None)
             if client in self._sockets:
                 client.send(encode(Exited(pid=pid, status=os.waitstatus_to_exitcode(status))))
@@ -156,17 +217,30 @@ def listen(path: Path) -> socket.socket:
     return listener
 
 
+def _pidfd(pid: int) -> int:
+    """Readable once process ``pid`` ends. Ends this process when it has ended already."""
+    try:
+        return os.pidfd_open(pid)
+    except ProcessLookupError:
+        os._exit(1)
+
+
+def _title(title: str) -> None:
+    from setproctitle import setproctitle
+
+    setproctitle(title)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description="Fork server for engine and front-door workers.")
     parser.add_argument("--socket", type=Path, required=True)
     parser.add_argument("--kind", choices=["host", "cuda", "bare"], default="host", help="bare: import nothing")
     parser.add_argument("--parent-pid", type=int, help="end when this parent process ends")
+    parser.add_argument("--standby", type=Path, help="socket at which a warm copy waits to take over")
     options = parser.parse_args()
     if options.parent_pid is not None:
         die_with_parent(options.parent_pid)
-    from setproctitle import setproctitle
-
-    setproctitle("prism: zygote")
+    _title(TITLE)
     listener = listen(options.socket)
     start_s = time.perf_counter()
     if options.kind != "bare":
@@ -175,7 +249,8 @@ def main() -> None:
         boot.boot(options.kind)
     gc.collect()
     gc.freeze()
-    Zygote(listener, options.kind, time.perf_counter() - start_s).serve()
+    boot_s = time.perf_counter() - start_s
+    Zygote(listener, options.kind, boot_s, options.standby, options.parent_pid).serve()
 
 
 if __name__ == "__main__":

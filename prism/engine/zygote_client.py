@@ -6,13 +6,50 @@ import asyncio
 import contextlib
 import itertools
 import os
+import signal
+import socket
+import struct
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from prism.engine.errors import EngineSetupError
 from prism.engine.frames import pack, read_frame
-from prism.engine.zygote_messages import Exited, Fork, Forked, ForkFailed, Hello, encode, from_zygote
+from prism.engine.zygote_messages import Exited, Fork, Forked, ForkFailed, Hello, Promote, encode, from_zygote
+
+PROMOTE_S: Final = 2.0
+"""A standby that says nothing for so long is stopped or broken."""
+
+
+async def promote(standby: Path, zygote: Path) -> int | None:
+    """Make the standby at one socket the zygote at the other, whose process is dead. Returns its pid; None when no
+    standby lives (one that does not answer is killed)."""
+    try:
+        reader, writer = await asyncio.open_unix_connection(standby)
+    except OSError:
+        return None
+    pid = _listener_pid(writer)
+    try:
+        async with asyncio.timeout(PROMOTE_S):
+            if await read_frame(reader) is None:
+                return None
+            standby.rename(zygote)  # noqa: ASYNC240  (one entry of a directory)
+            writer.write(pack(encode(Promote())))
+            await writer.drain()
+            return pid
+    except (OSError, TimeoutError):
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+        return None
+    finally:
+        writer.close()
+
+
+def _listener_pid(writer: asyncio.StreamWriter) -> int:
+    """The process that listens at the other end."""
+    sock: socket.socket = writer.get_extra_info("socket")
+    credentials = sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
+    return int(struct.unpack("3i", credentials)[0])
 
 
 class ZygoteClient:

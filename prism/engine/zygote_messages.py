@@ -51,7 +51,11 @@ class Hello(_Message, frozen=True, kw_only=True):
     boot_s: float
 
 
-ToZygote = Fork
+class Promote(_Message, frozen=True, kw_only=True):
+    """Supervisor to a standby, whose socket has the zygote's address now: it is the zygote, and forks a standby."""
+
+
+ToZygote = Fork | Promote
 FromZygote = Hello | Forked | ForkFailed | Exited
 
 to_zygote = msgspec.msgpack.Decoder(ToZygote)

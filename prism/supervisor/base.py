@@ -18,7 +18,7 @@ from prism.config.state import StateDir
 from prism.core.errors import PrismError
 from prism.core.ids import NodeId
 from prism.core.specs import DeviceKind, DeviceSpec
-from prism.engine.zygote_client import ZygoteClient
+from prism.engine.zygote_client import ZygoteClient, promote
 from prism.node.main import NodeConfig
 from prism.obs import names
 from prism.obs.metrics import Metrics
@@ -79,10 +79,19 @@ class Supervisor:
     def _died(self, name: str) -> None:
         """Called when a process ended unasked, before it is started again."""
 
-    def _start_zygote(self) -> Starter:
+    def _start_zygote(self, standby: bool) -> Starter:
+        """``standby``: whether another one waits, which takes the place of one that died at once."""
         kind = "cuda" if any(d.kind is DeviceKind.CUDA for d in self.devices) else "host"
         arguments = ["--socket", str(self._zygote_socket), "--kind", kind, "--parent-pid", str(os.getpid())]
-        return python_module("prism.engine.zygote", arguments, self.state.logs / "zygote.out")
+        waiting = self.state.run / "standby.sock"
+        if standby:
+            arguments += ["--standby", str(waiting)]
+        anew = python_module("prism.engine.zygote", arguments, self.state.logs / "zygote.out")
+
+        async def start() -> int:
+            return (await promote(waiting, self._zygote_socket) if standby else None) or await anew()
+
+        return start
 
     @property
     def _zygote_socket(self) -> Path:

@@ -31,6 +31,8 @@ class FleetSettings(msgspec.Struct, frozen=True, kw_only=True):
     """The catalog's part that agents work by."""
 
     engines: EngineSettings
+    standby: bool
+    """Whether a machine keeps a standby of its zygote."""
     weights: WeightSettings
     gpu: GpuSettings
 
@@ -63,7 +65,7 @@ def settings_of(catalog: Catalog) -> FleetSettings:
         host_memory_fraction=catalog.weights.host_memory_fraction,
         disk_bytes=None if catalog.weights.disk_bytes is None else int(catalog.weights.disk_bytes),
     )
-    return FleetSettings(engines=engines, weights=weights, gpu=settings.gpu)
+    return FleetSettings(engines=engines, standby=catalog.engines.standby, weights=weights, gpu=settings.gpu)
 
 
 def decode(document: str) -> FleetDocument:

@@ -92,7 +92,7 @@ class Machine(Supervisor):
                 await store.put_doc(DOCUMENT, self._fleet_document(self._secret).encode())
             await self._burial.of_earlier_servers(store)
             self._say("warming up SGLang (imports, about 20 s on two cores)")
-            self._add("zygote", self._start_zygote())
+            self._add("zygote", self._start_zygote(self.catalog.engines.standby))
             await self._warm()
             self._say(f"starting the scheduler and {len(self.devices)} devices")
             self._add("controller", self._start_controller())

@@ -70,7 +70,7 @@ class NodeMachine(Supervisor):
         self._say(f"asking {without_password(self._redis_url)}")
         fleet = await self._join()
         self._say("warming up SGLang (imports, about 20 s on two cores)")
-        self._add("zygote", self._start_zygote())
+        self._add("zygote", self._start_zygote(fleet.standby))
         await self._warm()
         self._say(f"starting {len(self.devices)} devices")
         began_s = time.time()

@@ -143,7 +143,7 @@ def all_is_well_again(server: Server, demo_models: Path) -> None:
     until(lambda: all(d["free_bytes"] == d["capacity_bytes"] for d in devices()), "all memory coming back")
 
     def only_engines() -> bool:
-        supervised = {server.process.pid, *server.running().values()}
+        supervised = {server.process.pid, *server.running().values(), *server.pids("prism: standby")}
         engines = {p.pid for p in server.family()} - supervised
         return engines == set(server.pids("prism: engine")) and len(engines) <= 4
 

@@ -45,6 +45,16 @@ async def test_killed_in_mid_stream(server: Server, demo_models: Path, name: str
     await streams_survive(server, demo_models, victims)
 
 
+async def test_after_zygote_and_agent_were_killed_the_standby_takes_over(server: Server, demo_models: Path) -> None:
+    """Nobody waits for SGLang's import, which takes a busy machine minutes."""
+    await asyncio.to_thread(warm, server)
+    [standby] = await asyncio.to_thread(until, lambda: server.pids("prism: standby"), "a standby")
+    await streams_survive(server, demo_models, [server.named("zygote"), server.named("agent")])
+    assert await asyncio.to_thread(server.named, "zygote") == standby
+    again = await asyncio.to_thread(until, lambda: server.pids("prism: standby"), "the next standby")
+    assert again != [standby]
+
+
 async def test_one_of_two_front_doors_dies_and_the_other_goes_on(server: Server, demo_models: Path) -> None:
     """Streams through the dead worker break (its sockets are gone); all others are right, and new ones are served."""
     await asyncio.to_thread(warm, server)
