@@ -39,7 +39,7 @@ def zygotes(folder: Path, title: str = "") -> list[psutil.Process]:
     for process in psutil.process_iter():
         with suppress(psutil.Error, OSError):
             ours = Path(f"/proc/{process.pid}/fd/1").readlink() == folder / "out"
-            if ours and process.status() != psutil.STATUS_ZOMBIE and process.cmdline()[0].startswith(title):
+            if ours and process.status() != psutil.STATUS_ZOMBIE and " ".join(process.cmdline()).startswith(title):
                 found.append(process)
     return found
 
