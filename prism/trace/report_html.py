@@ -11,11 +11,13 @@ from prism.trace.report import Attainment, Distribution, Group, Report
 from prism.trace.report_plots import PLOTS
 
 _STYLE: Final = """
-body{font:15px/1.45 system-ui,sans-serif;max-width:1100px;margin:2em auto;padding:0 1em;color:#1c2430}
+body{font:15px/1.45 system-ui,sans-serif;max-width:1140px;margin:2em auto;padding:0 1em;color:#1c2430}
 h1{font-size:1.5em}h2{font-size:1.15em;margin-top:2em}
 table{border-collapse:collapse;font-variant-numeric:tabular-nums}
 th,td{padding:.25em .8em;text-align:right;border-bottom:1px solid #dde3ea}
 th:first-child,td:first-child{text-align:left}th{font-weight:600;color:#52606d}
+.wide{overflow-x:auto}.wide th,.wide td{padding:.25em .5em;font-size:13px}.wide td{white-space:nowrap}
+.wide td:first-child{white-space:normal;overflow-wrap:anywhere;min-width:9em}
 .tiles{display:flex;flex-wrap:wrap;gap:1em;margin:1em 0}.tile{background:#f3f6f9;border-radius:8px;padding:.7em 1.2em}
 .tile b{display:block;font-size:1.5em}.tile span{color:#52606d;font-size:.85em}
 .note{background:#fff4e0;border-left:4px solid #e0a030;padding:.5em 1em;margin:.5em 0}
@@ -74,7 +76,8 @@ def _models(report: Report) -> str:
         "TPOT SLO", "P50", "P95", "P99", "tokens in", "tokens out",
     )  # fmt: skip
     rows = [_row(group) for group in (report.all, *report.models)]
-    return "<table><tr>" + "".join(f"<th>{h}</th>" for h in head) + "</tr>" + "".join(rows) + "</table>"
+    table = "<table><tr>" + "".join(f"<th>{h}</th>" for h in head) + "</tr>" + "".join(rows) + "</table>"
+    return f"<div class='wide'>{table}</div>"
 
 
 def _row(group: Group) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Final
 
 import matplotlib
@@ -16,6 +16,10 @@ COLOURS: Final = (
     "#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#6f4fa0", "#8c8c00", "#7f7f7f", "#b2182b",
 )  # fmt: skip
 MOST_LINES: Final = 20
+LEGEND_POINTS: Final = 9
+"""Size of the letters of a legend, as of all other letters: smaller ones cannot be read on a page."""
+LEGEND_LETTERS: Final = 150
+"""So many fit below a figure of :data:`WIDTH`."""
 
 
 def new_figure(rows: int = 1, columns: int = 1, height: float = 3.2) -> tuple[Figure, list[Any]]:
@@ -55,7 +59,8 @@ def attainment_over_time(report: Report) -> str:
     """TTFT and TPOT attainment of each window, all models and each."""
     if not report.windows:
         return ""
-    figure, axes = new_figure(1, 2)
+    names = [group.name for group in report.models[:MOST_LINES]]
+    figure, axes = new_figure(1, 2, 3.2 + _legend_height(names))
     shades = model_colours(report)
     for axis, name in zip(axes, ("ttft", "tpot"), strict=True):
         for group in report.models[:MOST_LINES]:
@@ -73,7 +78,28 @@ def attainment_over_time(report: Report) -> str:
 def _legend_below(figure: Figure, axis: Any) -> None:
     """One legend for all panels, below them."""
     handles, labels = axis.get_legend_handles_labels()
-    figure.legend(handles, labels, loc="outside lower center", ncols=min(8, len(labels)), frameon=False, fontsize=7)
+    figure.legend(handles, labels, loc="outside lower center", ncols=_columns(labels, 1), frameon=False,
+                  fontsize=LEGEND_POINTS)  # fmt: skip
+
+
+def _columns(labels: Sequence[str], panels: int) -> int:
+    """How many entries fit beside each other in a legend below one of so many panels."""
+    letters = max((len(label) for label in labels), default=0) + 6  # the line before it
+    return max(1, min(len(labels), LEGEND_LETTERS // panels // letters))
+
+
+def _legend(axis: Any, panels: int = 1) -> None:
+    """Below the panel and the name of its axis, where it covers nothing."""
+    handles, labels = axis.get_legend_handles_labels()
+    axis.legend(
+        handles, labels, loc="upper center", bbox_to_anchor=(0.5, 0.0), borderaxespad=3.8,
+        ncols=_columns(labels, panels), frameon=False, fontsize=LEGEND_POINTS,
+    )  # fmt: skip
+
+
+def _legend_height(labels: Sequence[str], panels: int = 1) -> float:
+    """Inches that a legend with these entries takes."""
+    return LEGEND_POINTS * 1.6 / 72 * -(-len(labels) // _columns(labels, panels))
 
 
 def attainment_per_model(report: Report) -> str:
@@ -119,7 +145,7 @@ def latency_cdfs(report: Report) -> str:
     )
     if report.all.ttft_s is None:
         return ""
-    figure, axes = new_figure(2, 2)
+    figure, axes = new_figure(2, 2, 3.2 + _legend_height([group.name for group in report.models[:MOST_LINES]]) / 2)
     shades = model_colours(report)
     for axis, (label, name) in zip(axes, metrics, strict=True):
         for group in report.models[:MOST_LINES]:
@@ -154,7 +180,8 @@ def _over_time(report: Report, panels: Iterable[tuple[str, str, float]]) -> str:
     shown = [panel for panel in panels if any(any(getattr(s, panel[1]).values()) for s in samples)]
     if not shown:
         return ""
-    figure, axes = new_figure(1, len(shown))
+    labels = [sorted({key for s in samples for key in getattr(s, name)})[:MOST_LINES] for _, name, _ in shown]
+    figure, axes = new_figure(1, len(shown), 3.2 + max(_legend_height(each, len(shown)) for each in labels))
     shades = model_colours(report)
     for axis, (label, name, unit) in zip(axes, shown, strict=True):
         keys = sorted({key for s in samples for key in getattr(s, name)})
@@ -168,7 +195,7 @@ def _over_time(report: Report, panels: Iterable[tuple[str, str, float]]) -> str:
                     axis.axhline(report.timeline.device_bytes[key] / unit, color=colour(index), ls=":", lw=1)
         axis.set(xlabel="time (s)", ylabel=label)
         axis.set_ylim(bottom=0)
-        axis.legend(frameon=False, fontsize=7, ncols=2)
+        _legend(axis, len(shown))
     return to_svg(figure)
 
 
@@ -202,14 +229,15 @@ def arrivals(report: Report) -> str:
     """Requests per second by model over time, from the windows."""
     if not report.windows:
         return ""
-    figure, (axis,) = new_figure(height=2.6)
+    names = [group.name for group in report.models[:MOST_LINES]]
+    figure, (axis,) = new_figure(height=2.6 + _legend_height(names))
     times = [w.start_s for w in report.windows]
     series = {group.name: _rates(report, group) for group in report.models[:MOST_LINES]}
     shades = model_colours(report)
     _stack(axis, times, series, [shades[name] for name in series])
     axis.set(xlabel="time (s)", ylabel="requests/s")
     if len(series) > 1:
-        axis.legend(frameon=False, fontsize=7, ncols=2, loc="upper right")
+        _legend(axis)
     return to_svg(figure)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -149,6 +150,19 @@ def test_page_is_whole_and_escaped() -> None:
     assert "<script" not in page
     for outside in ('src="http', "href='http", "@import", "url(http"):
         assert outside not in page
+
+
+def test_page_fits_and_its_letters_can_be_read() -> None:
+    """The table is in a box that scrolls by itself; no letter is smaller than nine points in a picture of 756."""
+    names = ["meta-llama/Llama-3.1-8B-Instruct", "deepseek-ai/DeepSeek-R1-Distill-Llama-70B"]
+    records = [record(i, model=names[i % 2]) for i in range(30)]
+    page = html_page(report_of(records, timeline=TIMELINE))
+    assert page.index("<div class='wide'><table>") < page.index("TTFT met") < page.index("</table></div>")
+    assert ".wide{overflow-x:auto}" in page
+    sizes = [float(size) for size in re.findall(r"<text [^>]*?(?:font-size: |font: )([0-9.]+)px", page)]
+    assert len(sizes) > 50 and min(sizes) >= 7.0, "superscripts of 10 pt"
+    legend = [float(s) for s in re.findall(r'style="font-size: ([0-9.]+)px[^>]*>(?:meta-llama|deepseek)', page)]
+    assert legend and min(legend) >= 9.0
 
 
 def test_empty_run_has_a_page_too() -> None:
