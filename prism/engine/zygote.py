@@ -147,11 +147,11 @@ class Zygote:
     def _read(self, client: FrameSocket) -> None:
         try:
             for frame in client.receive():
-                match to_zygote.decode(frame):
-                    case Fork() as fork:
-                        self._fork(client, fork)
-                    case Promote():
-                        self._promote()
+                message: Fork | Promote = to_zygote.decode(frame)
+                if isinstance(message, Fork):
+                    self._fork(client, message)
+                else:
+                    self._promote()
         except (BadFrame, ValueError) as error:
             print(f"zygote: dropped a client: {error}", file=sys.stderr)
             client.closed = True
