@@ -1,6 +1,7 @@
 """How long does Algorithm 1 take for 1,000 models on 1,000 devices, and how much does vectorising over devices gain?
 
-Both sides in one run: :func:`prism.policy.placement.place` and the listing as plain loops. Target: 50 ms on one core.
+Both sides in one run: :func:`prism.policy.placement.place_models` and the listing as plain loops. Target: 50 ms on one
+core.
 
 Times are CPU times, so that other work on the machine does not count.
 
@@ -18,7 +19,7 @@ import time
 from prism.core.ids import DeviceId, ModelName, NodeId
 from prism.core.settings import KvprMode
 from prism.core.specs import DeviceKind, DeviceSpec
-from prism.policy.placement import PlacementModel, mean_pressure, place
+from prism.policy.placement import PlacementModel, mean_pressure, place_models
 
 REPEATS = 9
 
@@ -76,7 +77,7 @@ def main() -> None:
     loop_ms, loop_spread_ms = median_ms(lambda: listing(models, devices))
     print(f"listing, plain loops   {loop_ms:8.1f} ms  (spread {loop_spread_ms:.1f})")
     for mode in KvprMode:
-        ms, spread_ms = median_ms(lambda mode=mode: place(models, devices, tau, mode))
+        ms, spread_ms = median_ms(lambda mode=mode: place_models(models, devices, tau, mode))
         print(f"place(), {mode.value:<13} {ms:8.1f} ms  (spread {spread_ms:.1f})  {loop_ms / ms:.1f}x  target 50 ms")
 
 

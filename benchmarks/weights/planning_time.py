@@ -13,8 +13,8 @@ import time
 from collections.abc import Callable
 from functools import partial
 
-from prism.policy.multicast.estimate import Link
-from prism.policy.multicast.planner import Request, plan
+from prism.policy.multicast.estimate import NodeLink
+from prism.policy.multicast.planner import PlanRequest, plan
 from prism.transfer.session import node_plans
 
 REPS = 5
@@ -32,14 +32,14 @@ def best_ms(run: Callable[[], object]) -> float:
 def main() -> None:
     for count in (8, 100, 1000):
         names = tuple(f"r{i}" for i in range(count - 1))
-        mixed = {name: Link(1e9 * (1 + i % 3), 1e9) for i, name in enumerate(names)}
+        mixed = {name: NodeLink(1e9 * (1 + i % 3), 1e9) for i, name in enumerate(names)}
         for label, links, sources in (("equal links", {}, 1), ("three link speeds", mixed, 1), ("four sources", {}, 4)):
             senders = tuple(f"s{i}" for i in range(sources))
-            request = Request(senders, names, 16 << 30, links=links, blocks=64)
+            request = PlanRequest(senders, names, 16 << 30, links=links, blocks=64)
             chosen = plan(request)
             ms = best_ms(partial(plan, request))
             print(f"{ms:8.1f} ms  {count} nodes, 64 blocks, {label}: {chosen.schedule.algorithm}")
-        free = Request(("s0",), names, 16 << 30, links=mixed)
+        free = PlanRequest(("s0",), names, 16 << 30, links=mixed)
         ms = best_ms(partial(plan, free))
         print(f"{ms:8.1f} ms  {count} nodes, three link speeds, blocks chosen: {plan(free).schedule.blocks}")
         addresses = dict.fromkeys(chosen.nodes, "10.0.0.1:1")

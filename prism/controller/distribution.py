@@ -20,9 +20,9 @@ from prism.core.effects import Activate
 from prism.core.ids import ModelName, NodeId, node_of
 from prism.core.instances import InstanceKey
 from prism.core.specs import DeviceKind
-from prism.policy.multicast.estimate import Link
+from prism.policy.multicast.estimate import NodeLink
 from prism.policy.multicast.links import KnownLinks, estimate_links
-from prism.policy.multicast.planner import TEN_GIGABIT, Request, plan
+from prism.policy.multicast.planner import TEN_GIGABIT, PlanRequest, plan
 from prism.transfer.session import NodePlan, node_plans
 from prism.weights.exchange.pack_windows import window_name
 from prism.weights.packs.format import PackKey
@@ -134,11 +134,13 @@ class Distribution:
         ]
         return {node: parts[str(node)] for node in receivers}, sends
 
-    def _request(self, sources: Sequence[NodeId], receivers: Iterable[NodeId], nbytes: int, now_s: float) -> Request:
+    def _request(
+        self, sources: Sequence[NodeId], receivers: Iterable[NodeId], nbytes: int, now_s: float
+    ) -> PlanRequest:
         """With the links as the nodes' reports show them."""
         known = self._links(now_s)
-        default = TEN_GIGABIT if known.typical is None else Link(known.typical, known.typical)
-        return Request(
+        default = TEN_GIGABIT if known.typical is None else NodeLink(known.typical, known.typical)
+        return PlanRequest(
             tuple(map(str, sources)), tuple(map(str, receivers)), nbytes, links=known.links, default_link=default
         )
 

@@ -12,14 +12,14 @@ from heapq import heappush, heappushpop
 
 
 @dataclass(frozen=True, slots=True)
-class Schedule:
+class AdmissionOrder:
     """Indices into the given jobs: the on-time ones and the late ones, each by deadline (ties: given order)."""
 
     on_time: list[int]
     late: list[int]
 
 
-def moore_hodgson(deadlines_s: Sequence[float], execs_s: Sequence[float], start_s: float) -> Schedule:
+def moore_hodgson(deadlines_s: Sequence[float], execs_s: Sequence[float], start_s: float) -> AdmissionOrder:
     """The schedule with the fewest late jobs when the machine is free from ``start_s`` on.
 
     ``deadlines_s`` and ``execs_s`` run in parallel, one entry per job; times >= 0. O(n log n): the longest job of the
@@ -38,7 +38,7 @@ def moore_hodgson(deadlines_s: Sequence[float], execs_s: Sequence[float], start_
             now_s += negative_s
         else:
             heappush(longest, (-exec_s, -position))
-    return Schedule(
+    return AdmissionOrder(
         [job for position, job in enumerate(order) if not given_up[position]],
         [job for position, job in enumerate(order) if given_up[position]],
     )

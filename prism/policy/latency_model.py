@@ -50,8 +50,8 @@ class SharedClock:
         self._value_s = 0.0
         self.sharers = 0
 
-    def read(self, now_s: float) -> float:
-        """The clock's value; call before ``sharers`` changes."""
+    def advance(self, now_s: float) -> float:
+        """Bring the clock up to now, before ``sharers`` changes; its value."""
         if now_s > self._at_s:
             self._value_s += (now_s - self._at_s) / max(1, self.sharers)
             self._at_s = now_s

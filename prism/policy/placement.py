@@ -48,7 +48,7 @@ class Assignment:
     best_kvpr: float
 
 
-def place(
+def place_models(
     models: Sequence[PlacementModel], devices: Sequence[DeviceSpec], tau: float, mode: KvprMode
 ) -> list[Assignment]:
     """Every model's place, in the order in which they were decided (weighted rate per shard, descending).
@@ -82,7 +82,7 @@ def _assign(
     if current_kvpr is not None and not current_kvpr - best_kvpr > tau:
         chosen = current
     for index in chosen:
-        board.add(index, shard)
+        board.charge(index, shard)
     moved = bool(model.current) and set(chosen) != set(current)
     return Assignment(model.name, tuple(board.specs[i].id for i in chosen), moved, current_kvpr, best_kvpr)
 

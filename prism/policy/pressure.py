@@ -93,12 +93,12 @@ class PressureBoard:
     def _weights(self, shard: Shard) -> Sizes:
         return _whole_on_each(shard.weight_bytes, self._weight_page)
 
-    def add(self, index: int, shard: Shard) -> None:
+    def charge(self, index: int, shard: Shard) -> None:
         self.shared[index] -= self.weights_bytes(index, shard)
         self.promised_kv[index] += self.kv_bytes(index, shard)
         self.rate[index] += shard.weighted_rate
 
-    def remove(self, index: int, shard: Shard) -> None:
+    def release(self, index: int, shard: Shard) -> None:
         self.shared[index] += self.weights_bytes(index, shard)
         self.promised_kv[index] -= self.kv_bytes(index, shard)
         self.rate[index] = max(0.0, self.rate[index] - shard.weighted_rate)

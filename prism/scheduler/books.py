@@ -12,7 +12,7 @@ from prism.core.specs import ModelSpec
 from prism.core.views import InstanceState
 from prism.policy.pressure import least_kv_bytes
 from prism.scheduler.fleet import Fleet
-from prism.scheduler.rates import Rates
+from prism.scheduler.rates import DemandRates
 from prism.scheduler.records import InstanceRecord, ModelRecord
 
 
@@ -22,7 +22,7 @@ class Books:
     def __init__(self, settings: ClusterSettings) -> None:
         self.settings = settings
         self.fleet = Fleet()
-        self.rates = Rates(settings, self.fleet)
+        self.rates = DemandRates(settings, self.fleet)
         self.models: dict[ModelName, ModelRecord] = {}
         self.loaded: dict[InstanceKey, InstanceRecord] = {}
         """All instances, in whatever state."""

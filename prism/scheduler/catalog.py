@@ -29,7 +29,7 @@ class CatalogEntries:
             self._books.models[spec.name] = model
         old, model.spec, model.removed = model.spec, spec, False
         model.stillborn = 0
-        self._wanting.failures.clear(model)
+        self._wanting.failures.clear_failure(model)
         if _loads_differently(old, spec):
             for instance in list(model.instances):
                 self._lifecycle.stop_instance(instance, because(ReasonCode.CATALOG), now_s)
@@ -46,15 +46,15 @@ class CatalogEntries:
             self.upsert(spec, now_s)
             self._wanting.retry_freed(now_s)
             if self._books.models[spec.name].waiting:
-                self._wanting.want(self._books.models[spec.name], now_s)
+                self._wanting.want_model(self._books.models[spec.name], now_s)
         for name in event.removed:
             if (model := self._books.models.get(name)) is not None:
                 self._remove(model, now_s)
 
     def _remove(self, model: ModelRecord, now_s: float) -> None:
         model.removed, model.want = True, None
-        self._wanting.unwant(model)
-        self._wanting.failures.forget(model.name)
+        self._wanting.unwant_model(model)
+        self._wanting.failures.forget_model(model.name)
         refuse_waiting(self._outbox, model, because(ReasonCode.UNKNOWN_MODEL), None, now_s)
         if not model.instances:
             del self._books.models[model.name]

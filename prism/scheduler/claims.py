@@ -38,7 +38,7 @@ class Claims:
     def __bool__(self) -> bool:
         return bool(self._claims)
 
-    def of(self, model: ModelName) -> Claim | None:
+    def claim_of(self, model: ModelName) -> Claim | None:
         return self._claims.get(model)
 
     def others(self, model: ModelName) -> list[DeviceId]:
@@ -58,7 +58,7 @@ class Claims:
         self._claims[model] = Claim(devices, now_s)
         self._holders.update(dict.fromkeys(devices, model))
 
-    def prune(self) -> None:
+    def drop_ended(self) -> None:
         """Drop claims that have come to their end. To be called after every event."""
         devices = self._books.fleet.devices
         for name, claim in list(self._claims.items()):

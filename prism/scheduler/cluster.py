@@ -6,7 +6,7 @@
                  |                        |  where? -> ClusterPolicy      answers; Prism's or a rival's
                  +- carries out --->   Lifecycle    moves instances through their states
                     its decisions         |
-                              Books (models, instances, Fleet, Rates)     what is known
+                              Books (models, instances, Fleet, DemandRates)     what is known
                               EffectOutbox                                what is to be done
 
 Everything reads the books; the table in docs/policies.md says who changes what.
@@ -111,7 +111,7 @@ class ClusterScheduler:
         if self._lifecycle.freed:
             self._wanting.retry_freed(now_s)  # 2
         if now_s >= self._wanting.next_retry_s:
-            self._wanting.retry(now_s)
+            self._wanting.retry_wanted(now_s)
         if self._lifecycle.held:
             hurry_drains(self.books, self._lifecycle, now_s)  # 3
         if now_s >= self.policy.next_time_s():
@@ -172,8 +172,8 @@ class ClusterScheduler:
         fleet = self.books.fleet
         match event:
             case NodeJoined(_, devices):
-                fleet.join([d for d in devices if d.id not in fleet.devices])
-                self._wanting.retry(now_s)
+                fleet.add_devices([d for d in devices if d.id not in fleet.devices])
+                self._wanting.retry_wanted(now_s)
             case NodeLost(node):
                 self._losses.on_devices_lost(self._devices_on(node), now_s)
             case DeviceLost(device):

@@ -29,7 +29,7 @@ class Drains:
         for id in known:  # all of them before anything looks for another place
             fleet.set_draining(id, event.on, event.carry)
         if not event.on:
-            self._wanting.retry(now_s)
+            self._wanting.retry_wanted(now_s)
         elif known:
             self._vacate([d for d in fleet.devices.values() if d.draining], now_s)
 

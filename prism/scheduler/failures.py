@@ -30,7 +30,7 @@ class Failures:
         attempts = self._books.settings.activation_attempts
         return model.failed_for_good or (model.failures >= attempts and now_s < model.retry_at_s)
 
-    def record(
+    def record_failure(
         self, model: ModelRecord, instance: InstanceRecord, error: ActivationError, detail: str, now_s: float
     ) -> None:
         """An activation failed.
@@ -88,11 +88,11 @@ class Failures:
             step_bytes = -(-fleet.board.need_on(index, instance.shards[device]) // _DISTRUST_SHARE)
             model.short_bytes[device] = max(step_bytes, 2 * model.short_bytes.get(device, 0))
 
-    def clear(self, model: ModelRecord) -> None:
+    def clear_failure(self, model: ModelRecord) -> None:
         """The model is as good as one that never failed."""
         model.clear_failure()
         self._failed.pop(model.name, None)
 
-    def forget(self, model: ModelName) -> None:
+    def forget_model(self, model: ModelName) -> None:
         """The model left the catalog."""
         self._failed.pop(model, None)

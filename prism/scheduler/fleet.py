@@ -31,16 +31,16 @@ class Fleet:
         """KV of running requests beyond what is promised to their instances."""
         for index, (id, device) in enumerate(self.devices.items()):
             for instance in device.instances.values():
-                self.board.add(index, instance.shards[id])
+                self.board.charge(index, instance.shards[id])
             self._count_kv(device)
 
-    def join(self, specs: Iterable[DeviceSpec]) -> None:
+    def add_devices(self, specs: Iterable[DeviceSpec]) -> None:
         """New devices, or known ones with new properties (they are empty then)."""
         for spec in specs:
             self.devices[spec.id] = DeviceRecord(spec)
         self._rebuild()
 
-    def leave(self, devices: Iterable[DeviceId]) -> list[InstanceRecord]:
+    def remove_devices(self, devices: Iterable[DeviceId]) -> list[InstanceRecord]:
         """The devices are gone; returns the instances that had a part there (still placed on surviving devices)."""
         lost: dict[InstanceKey, InstanceRecord] = {}
         for id in devices:
@@ -54,19 +54,19 @@ class Fleet:
         self.devices[device].draining, self.devices[device].carries = on, on and carry
         self.usable[self.index[device]] = not on
 
-    def put(self, instance: InstanceRecord) -> None:
+    def charge_instance(self, instance: InstanceRecord) -> None:
         """Charge every device of the instance with its shard."""
         for id, shard in instance.shards.items():
             self.devices[id].instances[instance.key] = instance
-            self.board.add(self.index[id], shard)
+            self.board.charge(self.index[id], shard)
 
-    def take(self, instance: InstanceRecord) -> None:
+    def release_instance(self, instance: InstanceRecord) -> None:
         """Forget the instance on every device that is still there."""
         self.idle.pop(instance.key, None)
         for id, shard in instance.shards.items():
             device = self.devices.get(id)
             if device is not None and device.instances.pop(instance.key, None) is not None:
-                self.board.remove(self.index[id], shard)
+                self.board.release(self.index[id], shard)
                 self._count_kv(device)
 
     def set_rate(self, instance: InstanceRecord, weighted_rate: float) -> None:

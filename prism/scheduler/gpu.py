@@ -161,7 +161,7 @@ class GpuScheduler:
     def _first_token(self, id: RequestId, now_s: float) -> None:
         engine = self._engine_of.get(id)
         if engine is not None:
-            engine.first_token(id, self._clock.read(now_s))
+            engine.first_token(id, self._clock.advance(now_s))
             self._count_sharer(engine, now_s)
 
     def _leave_engine(self, id: RequestId, now_s: float) -> InFlight | None:
@@ -293,7 +293,7 @@ class GpuScheduler:
         self._queue.remove(request.id)
         prefill_s = engine.speed.seconds(request.prefill_tokens)
         self._queue.dispatched(code, prefill_s)
-        clock_s = self._clock.read(now_s)
+        clock_s = self._clock.advance(now_s)
         engine.dispatched(request, self._claim_tokens(request), clock_s)
         self._engine_of[request.id] = engine
         self._count_sharer(engine, now_s)
@@ -373,5 +373,5 @@ class GpuScheduler:
         shares = engine.no_token_yet > 0 and not gone
         if shares != engine.shares_device:
             engine.shares_device = shares
-            self._clock.read(now_s)
+            self._clock.advance(now_s)
             self._clock.sharers += 1 if shares else -1

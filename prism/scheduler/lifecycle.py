@@ -78,7 +78,7 @@ class Lifecycle:
     def _enter_books(self, model: ModelRecord, instance: InstanceRecord, now_s: float) -> None:
         model.instances.append(instance)
         self._books.loaded[instance.key] = instance
-        self._books.fleet.put(instance)
+        self._books.fleet.charge_instance(instance)
         self._books.rates.on_start(model, now_s)
 
     def _send_if_ready(self, instance: InstanceRecord, now_s: float) -> None:
@@ -135,7 +135,7 @@ class Lifecycle:
         model.instances.remove(instance)
         del books.loaded[instance.key]
         self.held.pop(instance.key, None)
-        books.fleet.take(instance)
+        books.fleet.release_instance(instance)
         books.rates.share_out(model)
         if instance.state is InstanceState.ACTIVE:
             self.publish_route(model)

@@ -39,11 +39,11 @@ class Losses:
         if needed or model.pinned:
             model.want = model.want or because(ReasonCode.LOST, devices=",".join(instance.devices))
         if model.want is not None or model.waiting:
-            self._wanting.want(model, now_s)
+            self._wanting.want_model(model, now_s)
 
     def on_devices_lost(self, devices: list[DeviceId], now_s: float) -> None:
         """They are gone, with every instance that had a part there."""
-        for instance in self._books.fleet.leave(devices):
+        for instance in self._books.fleet.remove_devices(devices):
             if instance.state is InstanceState.ACTIVATING:
                 instance.state = InstanceState.WAITING_FOR_ROOM  # not the model's fault: no failure is counted
             if instance.key in self._books.loaded:

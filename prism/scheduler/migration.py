@@ -8,7 +8,7 @@ from prism.core.ids import ModelName
 from prism.core.reasons import Reason, ReasonCode, because
 from prism.core.settings import MigrationTest
 from prism.core.views import InstanceState, PlannedDecision
-from prism.policy.placement import Assignment, PlacementModel, mean_pressure, move_pays, place
+from prism.policy.placement import Assignment, PlacementModel, mean_pressure, move_pays, place_models
 from prism.scheduler.books import Books
 from prism.scheduler.crowding import is_pressed, requests_wait_for_memory, use_if_moved
 from prism.scheduler.decisions import Room, StartInstance
@@ -64,7 +64,7 @@ class Migration:
         devices = [d.spec for d in books.fleet.devices.values() if not d.draining]
         tau = books.settings.tau * mean_pressure(wanted, devices)
         by_name = {m.name: m for m in models}
-        return [(by_name[a.model], a) for a in place(wanted, devices, tau, books.settings.kvpr)]
+        return [(by_name[a.model], a) for a in place_models(wanted, devices, tau, books.settings.kvpr)]
 
     # --- whether it pays ---
 

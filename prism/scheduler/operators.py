@@ -26,7 +26,7 @@ class Operators:
         if model is None or model.removed:
             return
         model.stillborn = 0
-        self._wanting.failures.clear(model)
+        self._wanting.failures.clear_failure(model)
         if event.instances > 1:
             self._load_instances(model, event.instances, now_s)
             return
@@ -38,14 +38,14 @@ class Operators:
         elif active and isinstance(room := self._policy.find_room(model, now_s, Survey()), Room):
             self._lifecycle.start_instance(StartInstance(model, room, reason, active[0].key), now_s)
         else:
-            self._wanting.want(model, now_s)
+            self._wanting.want_model(model, now_s)
 
     def _load_instances(self, model: ModelRecord, instances: int, now_s: float) -> None:
         """As many as there is room for, all ordered at once, so that their weights can be sent together."""
         model.least_instances = instances
         model.want, model.wanted_devices = because(ReasonCode.OPERATOR), ()
         if not model.coming_or_here:
-            self._wanting.want(model, now_s)  # the first may drive others out
+            self._wanting.want_model(model, now_s)  # the first may drive others out
         model.want = None if model.coming_or_here else model.want
         reason = because(ReasonCode.OPERATOR, instances=instances)
         while model.coming_or_here and sum(i.state is not InstanceState.DRAINING for i in model.instances) < instances:
@@ -62,7 +62,7 @@ class Operators:
         if len(leaving) == len(model.instances):
             model.pinned, model.want, model.least_instances = False, None, 1
             if not model.waiting:
-                self._wanting.unwant(model)
+                self._wanting.unwant_model(model)
         for instance in leaving:
             self._lifecycle.stop_instance(instance, because(ReasonCode.OPERATOR), now_s, event.carry)
 

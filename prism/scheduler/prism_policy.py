@@ -82,7 +82,7 @@ class PrismPolicy(ClusterPolicy):
 
     def _no_room(self, model: ModelRecord, now_s: float) -> NoRoom:
         """Wait on; a model with a claim has its devices within one activation and gets as long again as its bound."""
-        claim = self._claims.of(model.name)
+        claim = self._claims.claim_of(model.name)
         if claim is not None and now_s - claim.since_s < model.spec.max_wait_s:
             devices, claimed_s = ",".join(claim.devices), now_s - claim.since_s
             return NoRoom(waits=because(ReasonCode.CLAIM, waiting=model.waiting, devices=devices, claimed_s=claimed_s))
@@ -95,7 +95,7 @@ class PrismPolicy(ClusterPolicy):
         devices that it was asked to use."""
         if model.instances or model.avoid_until_s or model.short_bytes or model.wanted_devices:
             return None
-        if self._claims and self._claims.of(model.name) is not None:
+        if self._claims and self._claims.claim_of(model.name) is not None:
             return None
         spec = model.spec
         return pressing, spec.tp, spec.shard_weight_bytes, self.books.shard_kv_bytes(spec)
@@ -103,7 +103,7 @@ class PrismPolicy(ClusterPolicy):
     def on_no_room(self, model: ModelRecord, now_s: float) -> Iterator[StopInstance]:
         """A starving model claims the devices that can be cleared for it. What drains there is carried over, whoever it
         was to leave for."""
-        starves = now_s >= model.starves_at_s and self._claims.of(model.name) is None
+        starves = now_s >= model.starves_at_s and self._claims.claim_of(model.name) is None
         if not starves or not self._claims.begin_look(model, now_s):
             return
         devices = self._evictions.clearable_devices(model, now_s)
@@ -122,7 +122,7 @@ class PrismPolicy(ClusterPolicy):
     def on_time(self, now_s: float) -> Iterable[Decision]:
         """Claims that have ended are dropped; the loaded models are rebalanced when that is due."""
         if self._claims:
-            self._claims.prune()
+            self._claims.drop_ended()
         return self._migration.on_time(now_s)
 
     def next_time_s(self) -> float:

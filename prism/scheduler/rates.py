@@ -3,13 +3,13 @@
 What the board has of a model, ``r / s``, stands from one refresh to the next. It is refreshed at these moments and no
 others, live and simulated:
 
-1. when requests for the model arrive (:meth:`Rates.on_arrivals`);
+1. when requests for the model arrive (:meth:`DemandRates.on_arrivals`);
 2. when the policy's own time has come, before it is asked, for all loaded models: Algorithm 1 compares them as of now
-   (:meth:`Rates.refresh_loaded`);
+   (:meth:`DemandRates.refresh_loaded`);
 3. when the model is started, if the catalog says what is expected: before its first request nothing else does
-   (:meth:`Rates.on_start`).
+   (:meth:`DemandRates.on_start`).
 
-Whoever asks in between (a view, a plan, a look for room) computes with :meth:`Rates.weighted_rate`, which changes
+Whoever asks in between (a view, a plan, a look for room) computes with :meth:`DemandRates.weighted_rate`, which changes
 nothing.
 """
 
@@ -24,7 +24,7 @@ from prism.scheduler.fleet import Fleet
 from prism.scheduler.records import InstanceRecord, ModelRecord
 
 
-class Rates:
+class DemandRates:
     """Owns what is expected of models, the idle intervals of all of them, and the rates on the board."""
 
     def __init__(self, settings: ClusterSettings, fleet: Fleet) -> None:

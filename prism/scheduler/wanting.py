@@ -32,7 +32,7 @@ class Wanting:
 
     # --- wishes ---
 
-    def want(self, model: ModelRecord, now_s: float) -> None:
+    def want_model(self, model: ModelRecord, now_s: float) -> None:
         """The model should be loaded: try at once, and again until it is, or its requests are refused."""
         if not self._enlist(model, now_s):
             return
@@ -41,9 +41,9 @@ class Wanting:
             self.next_retry_s = min(self.next_retry_s, max(now_s + RETRY_EVERY_S, model.retry_at_s))
 
     def want_because(self, model: ModelRecord, reason: Reason, now_s: float) -> None:
-        """:meth:`want`, for ``reason`` unless there is one already."""
+        """:meth:`want_model`, for ``reason`` unless there is one already."""
         model.want = model.want or reason
-        self.want(model, now_s)
+        self.want_model(model, now_s)
 
     def want_soon(self, model: ModelRecord, reason: Reason) -> None:
         """The same with the next event, unless it is on its way."""
@@ -52,7 +52,7 @@ class Wanting:
             self._wanting[model.name] = None
             self.next_retry_s = float("-inf")
 
-    def unwant(self, model: ModelRecord) -> None:
+    def unwant_model(self, model: ModelRecord) -> None:
         """Nobody asks for the model any more."""
         self._wanting.pop(model.name, None)
 
@@ -73,7 +73,7 @@ class Wanting:
             return
         _note_waiting(model, event, now_s)
         if event.count == 0 and model.want is None:
-            self.unwant(model)
+            self.unwant_model(model)
         if event.count == 0 or model.removed:
             return
         model.tightest_deadline_s = min(event.tightest_deadline_s, event.oldest_arrival_s + model.spec.slo_ttft_s)
@@ -84,24 +84,24 @@ class Wanting:
         if model.in_state(InstanceState.ACTIVE):
             self._lifecycle.publish_route(model)  # they entered the inactive queue before they saw the route
         else:
-            self.want(model, now_s)
+            self.want_model(model, now_s)
 
     def on_serving(self, model: ModelRecord) -> None:
         """An instance of the model serves."""
-        self.failures.clear(model)
+        self.failures.clear_failure(model)
         model.short_bytes = {d: b // 2 for d, b in model.short_bytes.items() if b > 1}
         model.want, model.wanted_devices = None, ()
-        self.unwant(model)
+        self.unwant_model(model)
 
     def on_activation_failed(self, instance: InstanceRecord, error: ActivationError, detail: str, now_s: float) -> None:
         """Nothing of the instance exists."""
         model = self._books.models[instance.model]
         if instance.state is not InstanceState.DRAINING and not model.removed:
-            self.failures.record(model, instance, error, detail, now_s)
+            self.failures.record_failure(model, instance, error, detail, now_s)
         self._lifecycle.remove_instance(instance, now_s)
         self.retry_freed(now_s)
         if model.want is not None:
-            self.want(model, now_s)
+            self.want_model(model, now_s)
 
     # --- trying ---
 
@@ -124,9 +124,9 @@ class Wanting:
             if model.waiting:
                 self._enlist(model, now_s)
         if self._wanting:
-            self.retry(now_s)
+            self.retry_wanted(now_s)
 
-    def retry(self, now_s: float) -> None:
+    def retry_wanted(self, now_s: float) -> None:
         """Try again: those that starve, longest first, then by deadline."""
         models = self._books.models
         ready = [m for name in self._wanting if (m := models[name]).retry_at_s <= now_s]
@@ -143,14 +143,14 @@ class Wanting:
         if now_s < model.retry_at_s or awaits_answer(model, now_s):
             return False
         if model.coming_or_here:
-            self.unwant(model)
+            self.unwant_model(model)
             return False
         if self._books.fleet.devices:
             answer = self._policy.find_room(model, now_s, survey)
         else:
             answer = wait_or_refuse(model, because(ReasonCode.NO_DEVICES), self._books.activation_s(model), now_s)
         if isinstance(answer, Room):
-            self.unwant(model)
+            self.unwant_model(model)
             self._lifecycle.start_instance(StartInstance(model, answer, _why(model, answer, now_s)), now_s)
             return True
         if answer.refuse is not None:
@@ -165,13 +165,13 @@ class Wanting:
     def _refuse_no_room(self, model: ModelRecord, answer: NoRoom, reason: Reason, now_s: float) -> None:
         for_ever = answer.retry_after_s is None
         if for_ever or model.waiting == 0:
-            self.unwant(model)
+            self.unwant_model(model)
             model.want, model.failure = None, str(reason)
         before_s = None if for_ever else now_s - model.spec.max_wait_s
         refuse_waiting(self._outbox, model, reason, answer.retry_after_s, now_s, before_s)
 
     def _refuse_failed(self, model: ModelRecord, now_s: float) -> None:
-        self.unwant(model)
+        self.unwant_model(model)
         if model.pinned and not model.failed_for_good:  # a pinned model is tried for ever, at the back-off's pace
             self._wanting[model.name] = None
             self.next_retry_s = min(self.next_retry_s, model.retry_at_s)

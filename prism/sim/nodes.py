@@ -32,7 +32,7 @@ from prism.sim.recorder import Recorder
 
 
 @dataclass(slots=True)
-class InstanceRecord:
+class SimInstance:
     """An instance that exists on devices."""
 
     key: InstanceKey
@@ -68,7 +68,7 @@ class Nodes:
         self._queue, self._timing, self._specs, self._devices = queue, timing, specs, devices
         self._engines, self._parking, self._roads = engines, parking, roads
         self._recorder, self._tell = recorder, tell
-        self.instances: dict[InstanceKey, InstanceRecord] = {}
+        self.instances: dict[InstanceKey, SimInstance] = {}
 
     # --- commands ---
 
@@ -99,7 +99,7 @@ class Nodes:
         record = self.instances[engine.key]
         self._follow(record, record.life.emptied())
 
-    def _drained_long(self, record: InstanceRecord) -> None:
+    def _drained_long(self, record: SimInstance) -> None:
         self._follow(record, record.life.pass_time(self._queue.now_s))
 
     def _loaded(self, activation: Activation) -> None:
@@ -121,7 +121,7 @@ class Nodes:
 
     # --- an instance's steps ---
 
-    def _follow(self, record: InstanceRecord, steps: Steps) -> None:
+    def _follow(self, record: SimInstance, steps: Steps) -> None:
         """Do what the instance's life wants next."""
         for step in steps:
             match step:
@@ -134,7 +134,7 @@ class Nodes:
                 case InstanceStep.END:
                     self._end(record)
 
-    def _serve(self, record: InstanceRecord) -> None:
+    def _serve(self, record: SimInstance) -> None:
         spec, lead = self._specs[record.key.model], self._lead(record)
         devices = [self._devices[id] for id in record.devices]
         activation = record.activation
@@ -147,7 +147,7 @@ class Nodes:
         if activation is not None:
             self._tell(ActivationFinished(record.key, self._queue.now_s - activation.started_s))
 
-    def _end(self, record: InstanceRecord) -> None:
+    def _end(self, record: SimInstance) -> None:
         """Free engine and weights; the engines park; the controller hears of it after the unload time."""
         assert record.engine is not None  # it serves
         record.late.clear()
@@ -181,13 +181,13 @@ class Nodes:
         nbytes = self._specs[key.model].shard_weight_bytes
         return device.hold(key, nbytes, leads=device.id == queue_device(parts)) is not None
 
-    def _record(self, key: InstanceKey, parts: Parts) -> InstanceRecord:
-        record = InstanceRecord(key, parts, self._queue.alarm(self._drained_long))
+    def _record(self, key: InstanceKey, parts: Parts) -> SimInstance:
+        record = SimInstance(key, parts, self._queue.alarm(self._drained_long))
         record.late.arg = record
         self.instances[key] = record
         return record
 
-    def _lead(self, record: InstanceRecord) -> Device:
+    def _lead(self, record: SimInstance) -> Device:
         return self._devices[queue_device(record.parts)]
 
     # --- faults ---
@@ -209,7 +209,7 @@ class Nodes:
             if record.activation is not None and record.engine is None:
                 record.activation.links_lost(links)
 
-    def _lose(self, record: InstanceRecord) -> None:
+    def _lose(self, record: SimInstance) -> None:
         del self.instances[record.key]
         record.late.clear()
         record.life.lost()

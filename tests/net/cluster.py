@@ -16,8 +16,8 @@ from typing import Any
 
 import msgspec
 
-from prism.policy.multicast.estimate import Link
-from prism.policy.multicast.planner import ALGORITHMS, Plan, Request, build_schedule, plan
+from prism.policy.multicast.estimate import NodeLink
+from prism.policy.multicast.planner import ALGORITHMS, Plan, PlanRequest, build_schedule, plan
 from prism.transfer.session import NodePlan, node_plans
 from prism.weights.exchange.pack_windows import window_name
 from prism.weights.packs.format import PackKey
@@ -117,9 +117,9 @@ class Cluster:
         names = list(self.nodes)[:nodes]
         rate = mbit * 1e6 / 8
         if algorithm is None:
-            link = Link(rate, rate)
+            link = NodeLink(rate, rate)
             senders, receivers = tuple(names[:sources]), tuple(names[sources:])
-            return plan(Request(senders, receivers, nbytes, default_link=link, blocks=blocks))
+            return plan(PlanRequest(senders, receivers, nbytes, default_link=link, blocks=blocks))
         assert blocks is not None
         schedule = build_schedule(ALGORITHMS[algorithm], len(names), sources, blocks)
         return Plan(tuple(names), schedule, schedule.steps * nbytes / blocks / rate, {})

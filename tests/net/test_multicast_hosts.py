@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from prism.policy.multicast.links import estimate_links
-from prism.policy.multicast.planner import Request, plan
+from prism.policy.multicast.planner import PlanRequest, plan
 from prism.transfer.link_rates import LinkRates
 from tests.net.cluster import Cluster
 
@@ -113,7 +113,7 @@ def test_the_next_plan_knows_a_slow_link_from_what_was_measured(cluster: Cluster
         measured.note_reception({s: (nbytes, took_s) for s, (nbytes, took_s) in answer["timed"].items()}, 0.0)
         rates |= {(rate.source, name): rate.bytes_s for rate in measured.rates(0.0)}
     known = estimate_links(rates)
-    chosen = plan(Request(("n0",), tuple(first), made["nbytes"], links=known.links, blocks=16))
+    chosen = plan(PlanRequest(("n0",), tuple(first), made["nbytes"], links=known.links, blocks=16))
     assert chosen.nodes[-1] == "n1", (rates, known)
     assert chosen.schedule.sends(chosen.nodes.index("n1")) == []
     cluster.forget(first, "m")

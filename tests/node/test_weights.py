@@ -14,7 +14,7 @@ from safetensors.numpy import save_file
 from prism.core.ids import ModelName
 from prism.core.specs import ModelShape, ModelSpec
 from prism.node.weights import NodeWeights
-from prism.policy.multicast.planner import Request, plan
+from prism.policy.multicast.planner import PlanRequest, plan
 from prism.transfer.errors import PeerError, SourceLost
 from prism.transfer.session import node_plans
 from prism.weights.exchange.borrowed_folders import OfferedFolders, SmallFile, _lay_out, borrow_folder, pack_elsewhere
@@ -94,7 +94,7 @@ async def pair(tmp_path: Path) -> AsyncIterator[Pair]:
 
 async def test_an_image_arrives_while_the_activation_goes_on(pair: Pair) -> None:
     pair.image()
-    parts = node_plans(plan(Request(("a",), ("b",), 1 << 20)), "s", window_name(pair.key), pair.addresses)
+    parts = node_plans(plan(PlanRequest(("a",), ("b",), 1 << 20)), "s", window_name(pair.key), pair.addresses)
     pair.sides["a"].distribute(msgspec.msgpack.encode(parts["a"]))
     ready = await pair.sides["b"].prepare(pair.order(pair.model, msgspec.msgpack.encode(parts["b"])))
     assert ready.remote and ready.folder == str(pair.model) and ready.mark == ""
@@ -117,7 +117,7 @@ async def test_without_a_plan_a_folder_that_is_here_is_used(pair: Pair) -> None:
 
 async def test_a_source_that_is_gone_leaves_the_folder(pair: Pair) -> None:
     pair.image()
-    parts = node_plans(plan(Request(("a",), ("b",), 1 << 20)), "s", window_name(pair.key), pair.addresses)
+    parts = node_plans(plan(PlanRequest(("a",), ("b",), 1 << 20)), "s", window_name(pair.key), pair.addresses)
     pair.sides["a"].close()
     ready = await pair.sides["b"].prepare(pair.order(pair.model, msgspec.msgpack.encode(parts["b"])))
     assert not ready.remote and not pair.sides["b"].arriving()

@@ -34,13 +34,13 @@ def test_the_speed_follows_a_change() -> None:
 
 def test_the_clock_runs_slower_while_several_prefill() -> None:
     clock = SharedClock()
-    clock.read(10.0)
+    clock.advance(10.0)
     clock.sharers = 2
-    before_s = clock.read(10.0)
-    assert clock.read(14.0) - before_s == pytest.approx(2.0)
+    before_s = clock.advance(10.0)
+    assert clock.advance(14.0) - before_s == pytest.approx(2.0)
     clock.sharers = 0
-    assert clock.read(15.0) - before_s == pytest.approx(3.0)
-    assert clock.read(9.0) == clock.read(15.0), "it never goes back"
+    assert clock.advance(15.0) - before_s == pytest.approx(3.0)
+    assert clock.advance(9.0) == clock.advance(15.0), "it never goes back"
 
 
 def test_retry_after_is_when_a_newcomer_could_be_on_time_and_bounded() -> None:

@@ -7,7 +7,7 @@ import itertools
 from hypothesis import given
 from hypothesis import strategies as st
 
-from prism.policy.multicast.estimate import Link
+from prism.policy.multicast.estimate import NodeLink
 from prism.policy.multicast.links import SAME, estimate_links
 
 F, S = 1e9, 1e8
@@ -25,16 +25,16 @@ def test_nothing_was_measured() -> None:
 
 def test_one_slow_transfer_is_no_difference_between_nodes() -> None:
     known = estimate_links({("a", "b"): S})
-    assert known.links == {"a": Link(S, S), "b": Link(S, S)} and known.typical == S
+    assert known.links == {"a": NodeLink(S, S), "b": NodeLink(S, S)} and known.typical == S
 
 
 def test_a_slow_receiver_is_told_from_a_slow_sender() -> None:
     known = estimate_links(rates({}, {"c": S}, "ab", "ac", "bc"))
-    assert known.links["c"] == Link(F, S)
-    assert known.links["a"] == known.links["b"] == Link(F, F), "b has sent to c only, and is not blamed"
+    assert known.links["c"] == NodeLink(F, S)
+    assert known.links["a"] == known.links["b"] == NodeLink(F, F), "b has sent to c only, and is not blamed"
     known = estimate_links(rates({"c": S}, {}, "ab", "ca", "cb"))
-    assert known.links["c"] == Link(S, F)
-    assert known.links["a"] == known.links["b"] == Link(F, F)
+    assert known.links["c"] == NodeLink(S, F)
+    assert known.links["a"] == known.links["b"] == NodeLink(F, F)
 
 
 def test_noise_is_one_speed() -> None:

@@ -7,18 +7,18 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from prism.policy.multicast.estimate import Link, finish_times
-from prism.policy.multicast.planner import ALGORITHMS, SLACK, Request, build_schedule, plan
+from prism.policy.multicast.estimate import NodeLink, finish_times
+from prism.policy.multicast.planner import ALGORITHMS, SLACK, PlanRequest, build_schedule, plan
 from prism.policy.multicast.schedule import Schedule
 
-SLOW, FAST = Link(1e6, 1e6), Link(1e8, 1e8)
+SLOW, FAST = NodeLink(1e6, 1e6), NodeLink(1e8, 1e8)
 
 
 def names(count: int) -> tuple[str, ...]:
     return tuple(f"r{i}" for i in range(count))
 
 
-def simulate(schedule: Schedule, links: list[Link], block_bytes: float, overhead_s: float) -> list[float]:
+def simulate(schedule: Schedule, links: list[NodeLink], block_bytes: float, overhead_s: float) -> list[float]:
     """The estimate's oracle: transfer by transfer, in plain Python."""
     held = {(s, b): 0.0 for s in range(schedule.sources) for b in range(schedule.blocks)}
     out_free, in_free = [0.0] * schedule.nodes, [0.0] * schedule.nodes
@@ -38,7 +38,7 @@ def simulate(schedule: Schedule, links: list[Link], block_bytes: float, overhead
     rates=st.lists(st.sampled_from([1e6, 5e6, 1e8]), min_size=12, max_size=12),
 )
 def test_finish_times_equal_a_simulation(name: str, nodes: int, blocks: int, rates: list[float]) -> None:
-    links = [Link(rate, rate) for rate in rates[:nodes]]
+    links = [NodeLink(rate, rate) for rate in rates[:nodes]]
     schedule = build_schedule(ALGORITHMS[name], nodes, 1, blocks)
     assert np.allclose(finish_times(schedule, links, 1e5, 0.001), simulate(schedule, links, 1e5, 0.001))
 
@@ -54,8 +54,8 @@ def test_nothing_better_is_passed_over(nodes: int, sources: int, blocks: int | N
     """Candidates are ruled out by a bound without being timed: none of them would have been faster by more than the
     slack, nor, within it, sooner for the nodes on average."""
     senders, receivers = tuple(f"s{i}" for i in range(sources)), names(nodes)
-    links = {n: Link(*rates[2 * i : 2 * i + 2]) for i, n in enumerate((senders + receivers)[:12])}
-    request = Request(senders, receivers, 1 << 20, links=links, blocks=blocks)
+    links = {n: NodeLink(*rates[2 * i : 2 * i + 2]) for i, n in enumerate((senders + receivers)[:12])}
+    request = PlanRequest(senders, receivers, 1 << 20, links=links, blocks=blocks)
     chosen = plan(request)
     placed = [links.get(n, request.default_link) for n in chosen.nodes]
     slack = 1.0 if len(set(placed)) == 1 else SLACK
@@ -84,7 +84,7 @@ def test_equal_links_take_the_schedules_steps() -> None:
 
 
 def test_few_blocks_or_many_nodes_go_by_binomial_pipeline() -> None:
-    chosen = plan(Request(("s",), names(15), 64 << 20, default_link=FAST, blocks=16))
+    chosen = plan(PlanRequest(("s",), names(15), 64 << 20, default_link=FAST, blocks=16))
     assert chosen.schedule.algorithm == "binomial"
     assert chosen.considered["binomial"] < chosen.considered["chain"]
 
@@ -92,19 +92,19 @@ def test_few_blocks_or_many_nodes_go_by_binomial_pipeline() -> None:
 def test_the_choice_is_the_best_candidate() -> None:
     for receivers in (1, 2, 5, 9):
         for blocks in (1, 4, 64):
-            chosen = plan(Request(("s",), names(receivers), 64 << 20, default_link=FAST, blocks=blocks))
+            chosen = plan(PlanRequest(("s",), names(receivers), 64 << 20, default_link=FAST, blocks=blocks))
             assert chosen.expected_s == pytest.approx(min(chosen.considered.values()))
             assert chosen.schedule.blocks == blocks
 
 
 def test_free_choice_of_blocks_weighs_overhead_against_pipelining() -> None:
-    small = plan(Request(("s",), names(7), 1 << 16, default_link=FAST, overhead_s=0.01))
-    large = plan(Request(("s",), names(7), 1 << 30, default_link=FAST, overhead_s=0.001))
+    small = plan(PlanRequest(("s",), names(7), 1 << 16, default_link=FAST, overhead_s=0.01))
+    large = plan(PlanRequest(("s",), names(7), 1 << 30, default_link=FAST, overhead_s=0.001))
     assert small.schedule.blocks < large.schedule.blocks
 
 
 def test_a_slow_node_is_last_and_forwards_nothing_that_others_wait_for() -> None:
-    chosen = plan(Request(("s",), names(7), 64 << 20, links={"r0": SLOW}, default_link=FAST, blocks=16))
+    chosen = plan(PlanRequest(("s",), names(7), 64 << 20, links={"r0": SLOW}, default_link=FAST, blocks=16))
     times = dict(
         zip(
             chosen.nodes,
@@ -114,18 +114,18 @@ def test_a_slow_node_is_last_and_forwards_nothing_that_others_wait_for() -> None
     )
     assert chosen.nodes[-1] == "r0"
     assert not chosen.schedule.sends(chosen.nodes.index("r0"))
-    alone = plan(Request(("s",), names(7)[1:], 64 << 20, default_link=FAST, blocks=16))
+    alone = plan(PlanRequest(("s",), names(7)[1:], 64 << 20, default_link=FAST, blocks=16))
     assert max(t for n, t in times.items() if n != "r0") <= 1.5 * alone.expected_s, "the others do not wait for it"
 
 
 def test_several_sources_are_all_used() -> None:
-    chosen = plan(Request(("a", "b"), names(6), 1 << 20, default_link=FAST, blocks=8))
+    chosen = plan(PlanRequest(("a", "b"), names(6), 1 << 20, default_link=FAST, blocks=8))
     assert chosen.nodes[:2] == ("a", "b")
     assert {int(s) for s in chosen.schedule.src} >= {0, 1}
 
 
 def test_no_more_sources_than_receivers() -> None:
-    chosen = plan(Request(("a", "b", "c"), ("r",), 1 << 20, blocks=4))
+    chosen = plan(PlanRequest(("a", "b", "c"), ("r",), 1 << 20, blocks=4))
     assert chosen.schedule.sources == 1
     assert len(chosen.nodes) == 2
 
@@ -133,4 +133,4 @@ def test_no_more_sources_than_receivers() -> None:
 @pytest.mark.parametrize(("sources", "receivers"), [((), ("r",)), (("s",), ()), (("s",), ("s",)), (("s", "s"), ("r",))])
 def test_nonsense_is_refused(sources: tuple[str, ...], receivers: tuple[str, ...]) -> None:
     with pytest.raises(ValueError, match="distinct"):
-        plan(Request(sources, receivers, 1))
+        plan(PlanRequest(sources, receivers, 1))

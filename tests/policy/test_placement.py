@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from prism.core.ids import DeviceId, ModelName, NodeId
 from prism.core.settings import KvprMode
 from prism.core.specs import DeviceKind, DeviceSpec
-from prism.policy.placement import Assignment, PlacementModel, mean_pressure, move_pays, place
+from prism.policy.placement import Assignment, PlacementModel, mean_pressure, move_pays, place_models
 
 CAPACITY = 1000
 
@@ -57,7 +57,7 @@ def _optimum(models: list[PlacementModel], count: int) -> float:
 @given(models_strategy, st.integers(1, 3))
 def test_worst_pressure_is_within_the_papers_bound(sizes: list[tuple[int, int]], count: int) -> None:
     models = [_model(i, float(r), w) for i, (r, w) in enumerate(sizes)]
-    assignments = place(models, _devices(count), 0.0, KvprMode.PAPER)
+    assignments = place_models(models, _devices(count), 0.0, KvprMode.PAPER)
     loads = _loads(models, assignments)
     worst = max(loads, key=lambda d: loads[d][0] / loads[d][1])
     rate, left = loads[worst]
@@ -72,7 +72,7 @@ def test_worst_pressure_is_within_the_papers_bound(sizes: list[tuple[int, int]],
 def test_lookahead_is_within_twice_the_optimum_plus_one_model(sizes: list[tuple[int, int]], count: int) -> None:
     """The after-state of the device that the paper's rule would take bounds what lookahead takes."""
     models = [_model(i, float(r), w) for i, (r, w) in enumerate(sizes)]
-    loads = _loads(models, place(models, _devices(count), 0.0, KvprMode.LOOKAHEAD))
+    loads = _loads(models, place_models(models, _devices(count), 0.0, KvprMode.LOOKAHEAD))
     least_left = CAPACITY - sum(m.weight_bytes for m in models)
     worst = max(r / s for r, s in loads.values())
     assert worst <= _optimum(models, count) * (1 + CAPACITY / least_left) * (1 + 1e-9)
@@ -90,8 +90,8 @@ def test_placements_are_feasible_and_deterministic(
 ) -> None:
     devices = _devices(count, per_domain=3)
     models = [_model(i, float(r), w, min_kv_bytes=kv, tp=tp) for i, (r, w, kv, tp) in enumerate(sizes)]
-    assignments = place(models, devices, 0.0, mode)
-    assert assignments == place(list(reversed(models)), devices, 0.0, mode)
+    assignments = place_models(models, devices, 0.0, mode)
+    assert assignments == place_models(list(reversed(models)), devices, 0.0, mode)
     domain_of = {d.id: d.domain for d in devices}
     promised: dict[DeviceId, int] = {}
     for a in assignments:
@@ -109,8 +109,8 @@ def test_a_model_stays_unless_another_device_is_better_by_more_than_tau() -> Non
     here, there = devices[0].id, devices[1].id
     models = [_model(0, 10.0, 100, current=(here,)), _model(1, 5.0, 100, current=(here,))]
     gain = 5.0 / 800 + 10.0 / 900 - 5.0 / 900
-    assert [a.devices for a in place(models, devices, 1.0, KvprMode.LOOKAHEAD)] == [(here,), (here,)]
-    moved = place(models, devices, gain / 10, KvprMode.LOOKAHEAD)
+    assert [a.devices for a in place_models(models, devices, 1.0, KvprMode.LOOKAHEAD)] == [(here,), (here,)]
+    moved = place_models(models, devices, gain / 10, KvprMode.LOOKAHEAD)
     assert [a.devices for a in moved] == [(here,), (there,)]
     assert [a.moved for a in moved] == [False, True]
 
@@ -118,13 +118,13 @@ def test_a_model_stays_unless_another_device_is_better_by_more_than_tau() -> Non
 def test_a_model_without_room_is_reported_and_uses_nothing() -> None:
     devices = _devices(1)
     models = [_model(0, 9.0, 1200), _model(1, 1.0, 900)]
-    assert [a.devices for a in place(models, devices, 0.0, KvprMode.LOOKAHEAD)] == [(), (devices[0].id,)]
+    assert [a.devices for a in place_models(models, devices, 0.0, KvprMode.LOOKAHEAD)] == [(), (devices[0].id,)]
 
 
 def test_shards_take_the_next_best_device() -> None:
     devices = _devices(3)
     models = [_model(0, 8.0, 200), _model(1, 4.0, 400, tp=2)]
-    (_, sharded) = place(models, devices, 0.0, KvprMode.LOOKAHEAD)
+    (_, sharded) = place_models(models, devices, 0.0, KvprMode.LOOKAHEAD)
     assert sharded.devices == (devices[1].id, devices[2].id)
 
 
@@ -136,5 +136,5 @@ def test_moves_must_gain_more_than_they_cost() -> None:
 
 def test_mean_pressure_is_a_lower_bound_on_every_placement() -> None:
     models = [_model(i, float(i + 1), 100) for i in range(5)]
-    loads = _loads(models, place(models, _devices(2), 0.0, KvprMode.LOOKAHEAD))
+    loads = _loads(models, place_models(models, _devices(2), 0.0, KvprMode.LOOKAHEAD))
     assert mean_pressure(models, _devices(2)) <= max(r / s for r, s in loads.values())

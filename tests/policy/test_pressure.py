@@ -27,9 +27,9 @@ def test_one_device_and_all_devices_agree(shard: Shard, pages: list[int], weight
         assert board.weights_bytes(index, shard) % weight_page == 0
         assert board.kv_bytes(index, shard) >= max(page, shard.min_kv_bytes)
         before = board.shared.copy(), board.promised_kv.copy()
-        board.add(index, shard)
+        board.charge(index, shard)
         assert before[0][index] - board.shared[index] + board.promised_kv[index] - before[1][index] == need_bytes
-        board.remove(index, shard)
+        board.release(index, shard)
         assert (board.shared == before[0]).all() and (board.promised_kv == before[1]).all()
 
 
@@ -38,5 +38,5 @@ def test_what_fits_byte_by_byte_need_not_fit_page_by_page() -> None:
     exact, paged = PressureBoard([DEVICE]), PressureBoard([replace(DEVICE, page_bytes=20, weight_page_bytes=20)])
     for board, fits in ((exact, True), (paged, False)):
         for _ in range(2):
-            board.add(0, Shard(1.0, 151, 1))
+            board.charge(0, Shard(1.0, 151, 1))
         assert bool(board.fits(Shard(1.0, 75, 1))[0]) is fits

@@ -44,7 +44,7 @@ def fleet_with(spec: ModelSpec, make_policy: type[ClusterPolicy] | None = None) 
     scheduler = (
         cluster_scheduler(settings, [spec]) if make_policy is None else ClusterScheduler(settings, [spec], make_policy)
     )
-    scheduler.books.fleet.join([*node_devices("a", 2, 10**6), *node_devices("b", 1, 10**6)])
+    scheduler.books.fleet.add_devices([*node_devices("a", 2, 10**6), *node_devices("b", 1, 10**6)])
     return scheduler
 
 

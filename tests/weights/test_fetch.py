@@ -13,7 +13,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from prism.policy.multicast.planner import Plan, Request, plan
+from prism.policy.multicast.planner import Plan, PlanRequest, plan
 from prism.policy.multicast.simple import chain
 from prism.transfer.auth import admit_client, prove_to_server
 from prism.transfer.errors import PeerError, SourceLost
@@ -74,7 +74,7 @@ def fleet(tmp_path: Path) -> Iterator[Fleet]:
 
 def plans(servers: list[Machine], sources: int = 1, pieces: int = 8) -> dict[str, NodePlan]:
     names = tuple(s.node for s in servers)
-    chosen = plan(Request(names[:sources], names[sources:], 1 << 20, blocks=pieces))
+    chosen = plan(PlanRequest(names[:sources], names[sources:], 1 << 20, blocks=pieces))
     return node_plans(chosen, "session", WINDOW, {s.node: s.address for s in servers})
 
 

@@ -19,14 +19,14 @@ Floats = npt.NDArray[np.float64]
 
 
 @dataclass(frozen=True, slots=True)
-class Link:
+class NodeLink:
     """A node's connection: bytes per second each way."""
 
     out_bytes_s: float
     in_bytes_s: float
 
 
-def finish_times(schedule: Schedule, links: Sequence[Link], block_bytes: float, overhead_s: float) -> Floats:
+def finish_times(schedule: Schedule, links: Sequence[NodeLink], block_bytes: float, overhead_s: float) -> Floats:
     """Seconds until each node holds everything; 0 for sources. ``overhead_s`` is lost per block and hop (request,
     grant, acknowledgement, checksum)."""
     out = np.array([link.out_bytes_s for link in links])
@@ -46,7 +46,7 @@ def finish_times(schedule: Schedule, links: Sequence[Link], block_bytes: float, 
 
 
 def first_model_s(
-    schedule: Schedule, pipeline: Sequence[int], links: Sequence[Link], block_bytes: float, overhead_s: float
+    schedule: Schedule, pipeline: Sequence[int], links: Sequence[NodeLink], block_bytes: float, overhead_s: float
 ) -> float:
     """Seconds until the nodes of ``pipeline`` together hold every block (execute-while-load may begin)."""
     limited = np.isin(schedule.dst, np.array(pipeline))
@@ -56,7 +56,7 @@ def first_model_s(
     return float(first.max())
 
 
-def _arrivals(schedule: Schedule, links: Sequence[Link], block_bytes: float, overhead_s: float) -> Floats:
+def _arrivals(schedule: Schedule, links: Sequence[NodeLink], block_bytes: float, overhead_s: float) -> Floats:
     """End time of every transfer, for links of equal speed the step number scaled."""
     slowest = min(min(link.out_bytes_s, link.in_bytes_s) for link in links)
     return np.asarray((schedule.step + 1) * (block_bytes / slowest + overhead_s), dtype=np.float64)

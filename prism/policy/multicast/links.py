@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 from statistics import median
 from typing import Final
 
-from prism.policy.multicast.estimate import Link
+from prism.policy.multicast.estimate import NodeLink
 
 SAME: Final = 0.6
 """Rates within this factor of each other are taken for one: two nodes that share a busy processor differ by as much."""
@@ -33,7 +33,7 @@ Rates = Mapping[tuple[str, str], float]
 class KnownLinks:
     """``typical``: the rate of a side that nothing is known of; None: nothing was measured at all."""
 
-    links: Mapping[str, Link] = field(default_factory=dict)
+    links: Mapping[str, NodeLink] = field(default_factory=dict)
     typical: float | None = None
 
 
@@ -51,7 +51,7 @@ def estimate_links(rates: Rates) -> KnownLinks:
         return typical if typical * SAME <= side.best <= typical / SAME else side.best
 
     nodes = sorted({node for pair in rates for node in pair})
-    return KnownLinks({node: Link(rate_of(out.get(node)), rate_of(inward.get(node))) for node in nodes}, typical)
+    return KnownLinks({node: NodeLink(rate_of(out.get(node)), rate_of(inward.get(node))) for node in nodes}, typical)
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,7 +15,7 @@ from typing import Final
 import numpy as np
 
 from prism.policy.multicast.binomial import binomial, binomial_steps
-from prism.policy.multicast.estimate import Link, finish_times
+from prism.policy.multicast.estimate import NodeLink, finish_times
 from prism.policy.multicast.groups import k_way
 from prism.policy.multicast.schedule import Schedule
 from prism.policy.multicast.simple import (
@@ -45,7 +45,7 @@ ALGORITHMS: Final[Mapping[str, Algorithm]] = {
 }
 """Every algorithm: ``(nodes, blocks) -> Schedule`` from node 0 to all others."""
 
-TEN_GIGABIT: Final = Link(1.25e9, 1.25e9)
+TEN_GIGABIT: Final = NodeLink(1.25e9, 1.25e9)
 DEFAULT_BLOCKS: Final = 16
 """lambda-Scale's elbow; ``blocks=None`` lets the planner look for this system's own."""
 _BLOCK_CHOICES: Final = (4, 8, 16, 32, 64)
@@ -57,15 +57,15 @@ BOUNDLESS: Final = "binomial"
 
 
 @dataclass(frozen=True, slots=True)
-class Request:
+class PlanRequest:
     """What is to be sent where. ``sources`` hold all of it; ``receivers`` none."""
 
     sources: tuple[str, ...]
     receivers: tuple[str, ...]
     nbytes: int
-    links: Mapping[str, Link] = field(default_factory=dict)
+    links: Mapping[str, NodeLink] = field(default_factory=dict)
     """By node; nodes that are missing here have ``default_link``."""
-    default_link: Link = TEN_GIGABIT
+    default_link: NodeLink = TEN_GIGABIT
     overhead_s: float = 0.001
     """Lost per block and hop."""
     blocks: int | None = None
@@ -84,7 +84,7 @@ class Plan:
     that cannot win this is a lower bound."""
 
 
-def plan(request: Request) -> Plan:
+def plan(request: PlanRequest) -> Plan:
     """The fastest candidate by the model. Raises ``ValueError`` without a source or a receiver, or when a node is named
     twice."""
     _check(request)
@@ -125,7 +125,7 @@ class _Timed:
     schedule: Schedule | None = None
 
 
-def _by_steps(name: str, sources: int, blocks: int, links: Sequence[Link], request: Request) -> _Timed:
+def _by_steps(name: str, sources: int, blocks: int, links: Sequence[NodeLink], request: PlanRequest) -> _Timed:
     """The steps of the largest sub-group, all at the rate of the fastest link: what is expected when links are equal,
     and never more than :func:`_by_simulation` finds, except for :data:`BOUNDLESS`."""
     rate = min(max(link.out_bytes_s for link in links), max(link.in_bytes_s for link in links))
@@ -133,7 +133,7 @@ def _by_steps(name: str, sources: int, blocks: int, links: Sequence[Link], reque
     return _Timed(STEPS[name](group, blocks) * (request.nbytes / blocks / rate + request.overhead_s))
 
 
-def _by_simulation(name: str, sources: int, blocks: int, links: Sequence[Link], request: Request) -> _Timed:
+def _by_simulation(name: str, sources: int, blocks: int, links: Sequence[NodeLink], request: PlanRequest) -> _Timed:
     """On links of different speed."""
     if name == "one-to-all" and len(links) * blocks > MAX_SIMULATED:
         return _Timed(float("inf"))  # hopeless, and its many steps would take the planning budget
@@ -142,7 +142,7 @@ def _by_simulation(name: str, sources: int, blocks: int, links: Sequence[Link], 
     return _Timed(float(np.max(times)), float(np.mean(times[sources:])), schedule)
 
 
-def _by_speed(request: Request) -> list[str]:
+def _by_speed(request: PlanRequest) -> list[str]:
     """Sources in the given order of preference, fastest first; receivers likewise, so that slow ones forward least.
     (BlitzScale orders groups by decreasing link speed for the same reason.)"""
 
@@ -154,7 +154,7 @@ def _by_speed(request: Request) -> list[str]:
     return usable + sorted(request.receivers, key=speed)
 
 
-def _check(request: Request) -> None:
+def _check(request: PlanRequest) -> None:
     names = [*request.sources, *request.receivers]
     if not request.sources or not request.receivers or len(set(names)) != len(names):
         raise ValueError(
