@@ -15,6 +15,9 @@ _CODE = re.compile(r"`((?:prism|sglang_patches|csrc|scripts|benchmarks|tests|exa
 RESULTS = sorted((REPO / "docs" / "results").glob("*.md"))
 EXPERIMENTS = sorted((REPO / "docs" / "experiments").glob("*.md"))
 _BENCHMARK = re.compile(r"python -m (benchmarks(?:\.\w+)+)|python (benchmarks/[\w/]+\.py)")
+_SHORT = re.compile(r"`([\w-]+\.(?:py|cpp|h|md|sh))`")
+_WRITTEN = {"results.md"}
+"""Files that commands write, not the repository's."""
 _LINK = re.compile(r"\]\((?!https?:)([^)#]+)(?:#[^)]*)?\)")
 _ANCHOR = re.compile(r"\]\((?!https?:)([^)#]*)#([^)]+)\)")
 
@@ -36,6 +39,14 @@ def test_every_file_a_document_names_exists(document: Path) -> None:
     missing = [path for path in _CODE.findall(text) if not (REPO / path).exists()]
     missing += [path for path in _LINK.findall(text) if not (document.parent / path).exists()]
     assert not missing
+
+
+@pytest.mark.parametrize("document", [*DOCUMENTS, *RESULTS], ids=_name)
+def test_every_file_a_document_names_without_its_folder_exists(document: Path) -> None:
+    folders = ("prism", "sglang_patches", "csrc", "scripts", "benchmarks", "tests", "docs")
+    names = {file.name for folder in folders for file in (REPO / folder).rglob("*.*")}
+    names |= {file.name for file in REPO.glob("*.md")}
+    assert set(_SHORT.findall(document.read_text())) - _WRITTEN - names == set()
 
 
 @pytest.mark.parametrize("document", [*DOCUMENTS, *RESULTS, *EXPERIMENTS], ids=_name)
