@@ -22,7 +22,8 @@ from pathlib import Path
 
 import numpy as np
 
-from prism.core.ids import DeviceId, ModelName, NodeId
+from prism.core.ids import DeviceId, Generation, ModelName, NodeId
+from prism.core.instances import InstanceKey, whole_model
 from prism.core.specs import DeviceKind, DeviceSpec, ModelShape, ModelSpec
 from prism.engine.pool import EnginePool
 
@@ -56,8 +57,9 @@ async def measure(pool: EnginePool, models: Path, rounds: int) -> None:
     phases: dict[str, list[float]] = {}
     for turn in range(rounds + 1):
         for name in MODELS:
+            key, (part,) = InstanceKey(ModelName(name), Generation(turn)), whole_model([DEVICE])
             start_s = time.perf_counter()
-            handle = await pool.activate(spec(models / name), [DEVICE])
+            handle = await pool.activate(key, spec(models / name), part)
             seconds = time.perf_counter() - start_s
             if turn == 0:
                 cold[name] = seconds

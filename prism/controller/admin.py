@@ -24,6 +24,7 @@ from prism.core.events import (
 )
 from prism.core.ids import DeviceId, ModelName, local_name
 from prism.core.instances import InstanceKey
+from prism.core.views import InstanceState
 from prism.scheduler import planning
 from prism.store.values import Entry, StoreUnavailable
 from prism.wire import keys
@@ -164,7 +165,7 @@ class Admin:
 
     async def _until_left(self, model: ModelName) -> None:
         """Returns when the instances that leave now have left, whichever way."""
-        leaving = {r.generation for r in self._c.placement.replicas(model) if r.state == "draining"}
+        leaving = {r.generation for r in self._c.placement.replicas(model) if r.state is InstanceState.DRAINING}
         while True:
             leaving &= {r.generation for r in self._c.placement.replicas(model)}
             if not leaving:
@@ -273,7 +274,7 @@ class Admin:
     def view(self) -> dict[str, Any]:
         """The cluster as the scheduler sees it, with the agents' latest numbers, for operators' views."""
         view = planning.view(self._c.scheduler, time.time()).as_dict()
-        view["instances"] = [msgspec.to_builtins(i) for node in self._c.nodes.all() for i in node.instances.values()]
+        view["instances"] = [shown for node in self._c.nodes.all() for shown in node.shown_instances()]
         view["held"] = self._held()
         view["arriving"] = [
             {"node": node.id, **msgspec.to_builtins(a)} for node in self._c.nodes.all() for a in node.arriving

@@ -11,19 +11,20 @@ from typing import Final
 import msgspec
 
 from prism.controller.admin import Admin
-from prism.controller.distribution import Distribution, Supply
+from prism.controller.distribution import Distribution, Supplies
 from prism.controller.health import Health
 from prism.controller.inactive import InactiveQueue, Refusal
+from prism.controller.joint import Conclusion
 from prism.controller.models import Models
 from prism.controller.nodes import Nodes
 from prism.controller.orders import Orders
 from prism.controller.placement import Placement
 from prism.controller.rescue import Rescue
 from prism.controller.transfers import Transfers
+from prism.controller.versions import Versions
 from prism.core.effects import Activate, ClusterEffect, Deactivate, RefuseWaiting, Route
 from prism.core.errors import PrismError
 from prism.core.events import (
-    ActivationError,
     ActivationFailed,
     ActivationFinished,
     Arrivals,
@@ -38,7 +39,6 @@ from prism.core.events import (
     Tick,
 )
 from prism.core.ids import ModelName
-from prism.core.instances import InstanceKey
 from prism.core.settings import PolicyName
 from prism.obs import names
 from prism.obs.decisions import DecisionLog
@@ -87,13 +87,14 @@ class Controller:
         self.ledger = Ledger(store, self.consumer)
         self.inactive = InactiveQueue(self.ledger, self.outbox)
         self.nodes = Nodes()
-        self.orders = Orders(self.outbox, inbox.address)
+        self.orders = Orders(self.outbox, inbox.address, self.nodes)
         self.placement = Placement(store)
         self.admin = Admin(self)
         self.rescue = Rescue(store, self.consumer)
         self.distribution = Distribution(self.nodes)
         self.transfers = Transfers(metrics)
         self.health = Health()
+        self.versions = Versions()
         self._decisions, self._metrics = decisions, metrics
         self._lines: list[str] = []
         self._moved = asyncio.Event()
@@ -161,7 +162,7 @@ class Controller:
             self._carry_out(effect, now_s, supplies)
         return effects
 
-    def _supplies(self, orders: list[Activate], now_s: float) -> dict[InstanceKey, Supply]:
+    def _supplies(self, orders: list[Activate], now_s: float) -> Supplies:
         """Where the weights of these activations come from; those that send them are told."""
         if not orders:
             return {}
@@ -177,8 +178,8 @@ class Controller:
                 case AgentReport():
                     await self._reported(message)
                 case CommandResult():
-                    if (answer := self.orders.answer(message, time.time())) is not None:
-                        self._answered(answer[0])
+                    for event in self.orders.answer(message, time.time()):
+                        self._answered(event)
                 case Cancel(id=request_id):
                     if (state := self.inactive.cancel(request_id)) is not None:
                         self.feed(state)
@@ -186,13 +187,15 @@ class Controller:
                     log.warning("unexpected message %s", type(message).__name__)
 
     async def _reported(self, report: AgentReport) -> None:
+        if not self.versions.agree(report):
+            return
         self.transfers.reported(report)
         for model, count in report.arrivals.items():  # they came before the state that the report shows
             if await self._introduce(ModelName(model)):
                 self.feed(Arrivals(ModelName(model), count))
         for event in self.nodes.report(report, time.time()):
             if isinstance(event, NodeLost):
-                self.orders.node_lost(event.node)
+                self.orders.node_lost(event.node, time.time())
             if isinstance(event, NodeJoined):
                 self.outbox.broken(report.mailbox)  # watched from now on
             if isinstance(event, InstanceFound) and not await self._introduce(event.key.model):
@@ -207,7 +210,7 @@ class Controller:
         match event:
             case ActivationFinished() | ActivationFailed() | DeactivationFinished():
                 if isinstance(event, ActivationFinished):
-                    self.nodes.answered(event.key, self.placement.devices_of(event.key))
+                    self.nodes.answered(event.key, self.placement.parts_of(event.key))
                 self.feed(event)
                 self.admin.concluded(event)
                 self._moved.set()
@@ -283,18 +286,13 @@ class Controller:
 
     # --- effects ---
 
-    def _carry_out(self, effect: ClusterEffect, now_s: float, supplies: dict[InstanceKey, Supply]) -> None:
+    def _carry_out(self, effect: ClusterEffect, now_s: float, supplies: Supplies) -> None:
         self._lines.append(self._decisions.committed(effect, now_s))
         match effect:
             case Activate() | Deactivate():
-                mailbox = self.nodes.mailbox_of(effect.devices[0])
                 self.placement.ordered(effect, now_s)
-                if mailbox is not None:
-                    supply = supplies.get(effect.key)
-                    self.orders.send(effect, self.models.known(effect.model), mailbox, now_s, supply)
-                elif isinstance(effect, Activate):
-                    failed = ActivationFailed(effect.key, ActivationError.STALE, "node is gone")
-                    asyncio.get_running_loop().call_soon(self.feed, failed)
+                for event in self._order(effect, now_s, supplies):
+                    asyncio.get_running_loop().call_soon(self._answered, event)
             case Route(model=model, devices=devices):
                 self.placement.route(model, devices, now_s)
                 if devices and self.inactive.count(model):
@@ -302,6 +300,14 @@ class Controller:
                     self._tell_waiting(model)
             case RefuseWaiting():
                 self._refuse(effect)
+
+    def _order(self, effect: Activate | Deactivate, now_s: float, supplies: Supplies) -> list[Conclusion]:
+        if isinstance(effect, Deactivate):
+            return self.orders.deactivate(effect, now_s)
+        spec = self.models.known(effect.model)
+        if spec is None:
+            raise ValueError(f"{effect.model} is activated, and nobody has introduced it")
+        return self.orders.activate(effect, spec, supplies.get(effect.key, {}), now_s)
 
     def _refuse(self, effect: RefuseWaiting) -> None:
         told = refusal_of(effect.model, effect.reason, effect.detail)
@@ -340,8 +346,11 @@ class Controller:
             for event in self.nodes.silent(time.time(), self.outbox.broken):
                 log.error("a node is lost: %s", event)
                 if isinstance(event, NodeLost):
-                    self.orders.node_lost(event.node)
+                    self.orders.node_lost(event.node, time.time())
                 self.feed(event)
+            for key, nodes in self.nodes.strays(time.time()):
+                log.warning("what is left of %s on %s leaves: its other parts are gone", key, ", ".join(nodes))
+                self.orders.withdraw(key, nodes, time.time())
             if self.models.file_changed():
                 with contextlib.suppress(PrismError):  # logged there; the old catalog stays
                     await self.admin.reload()
@@ -349,7 +358,7 @@ class Controller:
                 await self.admin.publish()
                 await self._measure()
                 await self._drop_dead_fronts()
-                await self.rescue.look(self.nodes, time.monotonic())
+                await self.rescue.look(self.nodes, self.versions, time.monotonic())
             except StoreUnavailable as error:
                 log.warning("the store is away: %s", error)
 

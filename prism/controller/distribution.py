@@ -17,8 +17,8 @@ import msgspec
 from prism.controller.images import ModelImages
 from prism.controller.nodes import Node, Nodes
 from prism.core.effects import Activate
-from prism.core.ids import ModelName, NodeId, node_of
-from prism.core.instances import InstanceKey
+from prism.core.ids import ModelName, NodeId
+from prism.core.instances import InstanceKey, parts_by_node
 from prism.core.specs import DeviceKind
 from prism.policy.multicast.estimate import NodeLink
 from prism.policy.multicast.links import KnownLinks, estimate_links
@@ -37,11 +37,15 @@ RUNS_S: Final = 10.0
 
 @dataclass(frozen=True, slots=True)
 class Supply:
-    """How one activation gets its weights (see :class:`prism.wire.messages.Activate`)."""
+    """How one machine of an activation gets its weights (see :class:`prism.wire.messages.ActivateCommand`)."""
 
     mark: str = ""
-    parts: tuple[bytes, ...] = ()
+    plans: tuple[bytes, ...] = ()
     peers: Mapping[str, str] = field(default_factory=dict)
+
+
+Supplies = dict[InstanceKey, dict[NodeId, Supply]]
+"""By instance and machine."""
 
 
 @dataclass(slots=True)
@@ -62,24 +66,26 @@ class Distribution:
 
     def supply(
         self, orders: Sequence[Activate], images: Mapping[ModelName, ModelImages], now_s: float
-    ) -> tuple[dict[InstanceKey, Supply], list[tuple[str, Distribute]]]:
+    ) -> tuple[Supplies, list[tuple[str, Distribute]]]:
         """Supplies of the activations, and messages (mailbox, message) to the machines that send. ``images``: what the
         engines of each model look for. Does no I/O: this is in the path of every decision."""
         self._forget(now_s)
         nodes = {node.id: node for node in self._nodes.all() if node.weights}
-        parts: dict[InstanceKey, list[bytes]] = {}
+        plans: dict[tuple[InstanceKey, NodeId], list[bytes]] = {}
         sends: list[tuple[str, Distribute]] = []
         for key, group in self._wanted(orders, images, nodes).items():
             given, sources = self._multicast(key, dict.fromkeys(node for _, node in group), nodes, now_s)
             sends += sources
             for instance, node in group:
                 if node in given:
-                    parts.setdefault(instance, []).append(msgspec.msgpack.encode(given[node]))
-        supplies = {}
+                    plans.setdefault((instance, node), []).append(msgspec.msgpack.encode(given[node]))
+        supplies: Supplies = {}
         for order in orders:
-            instance, node = order.key, _node_of(order)
-            peers = {str(n.id): n.weights for n in nodes.values() if n.id != node}
-            supplies[instance] = Supply(images[order.model].mark, tuple(parts.get(instance, ())), peers)
+            mark = images[order.model].mark
+            for node in parts_by_node(order.parts):
+                peers = {str(n.id): n.weights for n in nodes.values() if n.id != node}
+                supply = Supply(mark, tuple(plans.get((order.key, node), ())), peers)
+                supplies.setdefault(order.key, {})[node] = supply
         return supplies, sends
 
     def _wanted(
@@ -91,12 +97,10 @@ class Distribution:
         """Packs that should come over the network, and who needs them."""
         wanted: dict[PackKey, list[tuple[InstanceKey, NodeId]]] = {}
         for order in orders:
-            node = nodes.get(_node_of(order))
-            if node is None:
-                continue
-            for key in images[order.model].by_kind.get(_kind_of(order, node), ()):
-                if self._from_network(key, node, nodes):
-                    wanted.setdefault(key, []).append((order.key, node.id))
+            for node in (nodes[id] for id in parts_by_node(order.parts) if id in nodes):
+                for key in images[order.model].by_kind.get(_kind_of(order, node), ()):
+                    if self._from_network(key, node, nodes):
+                        wanted.setdefault(key, []).append((order.key, node.id))
         return wanted
 
     def _from_network(self, key: PackKey, node: Node, nodes: Mapping[NodeId, Node]) -> bool:
@@ -184,10 +188,6 @@ class Distribution:
 
 def _kind_of(order: Activate, node: Node) -> DeviceKind:
     return next((d.kind for d in node.devices if d.id in order.devices), DeviceKind.HOST)
-
-
-def _node_of(order: Activate) -> NodeId:
-    return node_of(order.devices[0])
 
 
 def _pack(node: Node, key: PackKey) -> PackReport | None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -16,9 +16,10 @@ from prism.core.events import (
     NodeLost,
     OperatorDrain,
 )
-from prism.core.ids import DeviceId, Generation, ModelName, NodeId, node_of
-from prism.core.instances import InstanceKey, whole_model
+from prism.core.ids import DeviceId, NodeId
+from prism.core.instances import InstanceKey, Parts, devices_of, parts_by_node, queue_device
 from prism.core.specs import DeviceKind, DeviceSpec
+from prism.core.views import InstanceState
 from prism.wire.messages import AgentReport, ArrivalReport, InstanceReport, LinkReport, PackReport
 
 LOST_AFTER_S: Final = 10.0
@@ -42,7 +43,8 @@ class Node:
     devices: tuple[DeviceSpec, ...]
     instances: dict[InstanceKey, InstanceReport] = field(default_factory=dict)
     serving: set[InstanceKey] = field(default_factory=set)
-    """Instances that serve, as of the last report or of an answer since: if the next report lacks one, it was lost."""
+    """Instances whose parts here serve, as of the last report or of an answer since: if the next report lacks one, it
+    was lost."""
     leaving: bool = False
     weights: str = ""
     """Address of its weight server; "": it has none."""
@@ -53,6 +55,10 @@ class Node:
     links: list[LinkReport] = field(default_factory=list)
     """As of ``seen_s``."""
 
+    def shown_instances(self) -> list[dict[str, object]]:
+        """For operators' views."""
+        return [instance.as_dict(self.id) for instance in self.instances.values()]
+
 
 class Nodes:
     """All nodes that are up. :meth:`report` and :meth:`silent` return events in the order they must be fed."""
@@ -60,24 +66,29 @@ class Nodes:
     def __init__(self) -> None:
         self._nodes: dict[NodeId, Node] = {}
         self._looked_s = 0.0
+        self._serving: set[InstanceKey] = set()
+        """Instances whose parts all serve: the scheduler knows them."""
+        self._remains: set[InstanceKey] = set()
+        """Instances that were lost while other machines have parts of them."""
+        self._stray_since_s: dict[InstanceKey, float] = {}
 
     def all(self) -> list[Node]:
         return list(self._nodes.values())
 
-    def mailbox_of(self, device: DeviceId) -> str | None:
-        """The agent that owns ``device``; None when its node is not up."""
-        node = self._nodes.get(node_of(device))
-        return None if node is None else node.mailbox
+    def mailbox_of(self, node: NodeId) -> str | None:
+        """Where its agent is reached; None when it is not up."""
+        known = self._nodes.get(node)
+        return None if known is None else known.mailbox
 
     def report(self, report: AgentReport, now_s: float) -> list[ClusterEvent]:
-        """Takes a report in. Instances that served and are missing from it were lost; ones that serve and were not
-        known are found (this controller, or the agent's knowledge of it, is new)."""
+        """Takes a report in. Instances that served and are missing from it were lost; ones that serve, on all their
+        machines, and were not known are found (this controller, or the agent's knowledge of it, is new)."""
         events: list[ClusterEvent] = []
         node = self._nodes.get(NodeId(report.node))
         if report.left:
-            return [] if self._nodes.pop(NodeId(report.node), None) is None else [NodeLost(NodeId(report.node))]
+            return [] if node is None else [self._drop(node)]
         if node is not None and node.incarnation != report.incarnation:
-            events.append(NodeLost(node.id))
+            events.append(self._drop(node))
             node = None
         if node is None:
             node = self._join(report, now_s)
@@ -85,26 +96,61 @@ class Nodes:
         node.seen_s = now_s
         node.weights, node.packs, node.arriving = report.weights, report.packs, report.arriving
         node.disk_bytes_s, node.link_bytes_s, node.links = report.disk_bytes_s, report.link_bytes_s, report.links
-        now = {_key(i): i for i in report.instances}
-        words = {InstanceKey(ModelName(s.model), Generation(s.generation)): s.reason for s in report.stillborn}
-        events += [InstanceLost(key, words.get(key, "")) for key in sorted(node.serving - now.keys())]
-        for key, instance in now.items():
-            if instance.state == "active" and key not in node.serving:
-                events.append(InstanceFound(key, whole_model(DeviceId(d) for d in instance.devices)))
-        node.instances = now
-        node.serving = {key for key, instance in now.items() if instance.state == "active"}
+        events += self._instances(node, report)
         events += [_device_report(report, spec) for spec in node.devices]
         if report.leaving and not node.leaving:
             node.leaving = True
             events.append(OperatorDrain(tuple(spec.id for spec in node.devices)))
         return events
 
-    def answered(self, key: InstanceKey, devices: Iterable[DeviceId]) -> None:
-        """Their agent said that the instance serves. It may end before any report shows it: whatever the agent reports
-        from now on was sent after its answer."""
-        for id in {node_of(device) for device in devices}:
+    def _instances(self, node: Node, report: AgentReport) -> list[ClusterEvent]:
+        events: list[ClusterEvent] = []
+        words = {engine.key: engine.reason for engine in report.stillborn}
+        now = {i.key: i for i in report.instances}
+        serving = {key for key, instance in now.items() if instance.state is InstanceState.ACTIVE}
+        for key in sorted(node.serving - serving):
+            if key not in now and key in self._serving:
+                events.append(InstanceLost(key, words.get(key, "")))
+                self._remains.add(key)
+            self._serving.discard(key)
+        node.instances, node.serving = now, serving
+        for key in sorted(serving - self._serving):
+            if self._is_complete(key, now[key].parts):
+                self._serving.add(key)
+                events.append(InstanceFound(key, now[key].parts))
+        return events
+
+    def answered(self, key: InstanceKey, parts: Parts) -> None:
+        """The agents of all its parts said that the instance serves. It may end before any report shows it: whatever
+        they report from now on was sent after their answers."""
+        self._serving.add(key)
+        for id in parts_by_node(parts):
             if (node := self._nodes.get(id)) is not None:
                 node.serving.add(key)
+
+    def _is_complete(self, key: InstanceKey, parts: Parts) -> bool:
+        return all(id in self._nodes and key in self._nodes[id].serving for id in parts_by_node(parts))
+
+    def strays(self, now_s: float) -> list[tuple[InstanceKey, list[NodeId]]]:
+        """Instances of which only some parts serve, and the machines of these: the others were lost, or have not been
+        heard of for :data:`LOST_AFTER_S`. Ask every second."""
+        found: dict[InstanceKey, list[NodeId]] = {}
+        for node in self._nodes.values():
+            for key in node.serving - self._serving:
+                found.setdefault(key, []).append(node.id)
+        self._stray_since_s = {key: self._stray_since_s.get(key, now_s) for key in found}
+        self._remains &= found.keys()
+        return [
+            (key, nodes)
+            for key, nodes in found.items()
+            if key in self._remains or now_s - self._stray_since_s[key] > LOST_AFTER_S
+        ]
+
+    def _drop(self, node: Node) -> NodeLost:
+        del self._nodes[node.id]
+        self._remains |= node.serving & self._serving
+        self._serving -= node.serving
+        return NodeLost(node.id)
 
     def silent(self, now_s: float, broken: Callable[[str], bool] = lambda mailbox: False) -> list[ClusterEvent]:
         """Drops the nodes that have not reported for :data:`LOST_AFTER_S`, or for :data:`BROKEN_AFTER_S` when the
@@ -121,9 +167,7 @@ class Nodes:
             return BROKEN_AFTER_S if node.mailbox.startswith("tcp://") and broken(node.mailbox) else LOST_AFTER_S
 
         lost = [node for node in self._nodes.values() if now_s - node.seen_s > patience_s(node)]
-        for node in lost:
-            del self._nodes[node.id]
-        return [NodeLost(node.id) for node in lost]
+        return [self._drop(node) for node in lost]
 
     def _join(self, report: AgentReport, now_s: float) -> Node:
         devices = tuple(
@@ -143,24 +187,20 @@ class Nodes:
         return node
 
 
-def _key(instance: InstanceReport) -> InstanceKey:
-    return InstanceKey(ModelName(instance.model), Generation(instance.generation))
-
-
 def _device_report(report: AgentReport, spec: DeviceSpec) -> DeviceReport:
     device = next(d for d in report.devices if d.id == spec.id)
     loads = tuple(
         InstanceLoad(
-            _key(i),
+            i.key,
             i.weight_bytes,
             i.kv_bytes,
             i.kv_idle_bytes,
-            i.running if i.devices[0] == spec.id else 0,
-            i.waiting if i.devices[0] == spec.id else 0,
+            i.running if queue_device(i.parts) == spec.id else 0,
+            i.waiting if queue_device(i.parts) == spec.id else 0,
             i.served,
-            i.idle_s if i.devices[0] == spec.id else 0.0,
+            i.idle_s if queue_device(i.parts) == spec.id else 0.0,
         )
         for i in report.instances
-        if spec.id in i.devices
+        if spec.id in devices_of(i.parts)
     )
     return DeviceReport(spec.id, spec.memory_bytes, device.free_bytes, loads, device.memory_short_s)

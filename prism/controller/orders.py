@@ -1,27 +1,22 @@
-"""Commands to node agents: sent until they are answered, matched with their answers."""
+"""Commands to node agents: one to each machine of an instance, sent until it is answered, the answers joined."""
 
 from __future__ import annotations
 
 import logging
 import uuid
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, Protocol
 
 from prism.controller.distribution import Supply
-from prism.core.effects import Activate as ActivateEffect
-from prism.core.effects import Deactivate as DeactivateEffect
-from prism.core.events import (
-    ActivationError,
-    ActivationFailed,
-    ActivationFinished,
-    ClusterEvent,
-    DeactivationFinished,
-)
-from prism.core.ids import Generation, ModelName, NodeId, node_of
-from prism.core.instances import InstanceKey
+from prism.controller.joint import Conclusion, Holding, JointOrder, Leave, Step
+from prism.core.effects import Activate, Deactivate
+from prism.core.events import ActivationError
+from prism.core.ids import NodeId
+from prism.core.instances import InstanceKey, parts_by_node
 from prism.core.specs import ModelSpec
 from prism.wire.mailbox import Outbox
-from prism.wire.messages import Activate, CommandResult, Deactivate
+from prism.wire.messages import ActivateCommand, CommandResult, DeactivateCommand
 
 log = logging.getLogger(__name__)
 
@@ -29,9 +24,16 @@ REPEAT_S: Final = 2.0
 """Agents answer a repeated command with the first one's result, so repeating is free of side effects."""
 
 
+class Mailboxes(Protocol):
+    """Who knows where agents are reached (:class:`prism.controller.nodes.Nodes`)."""
+
+    def mailbox_of(self, node: NodeId) -> str | None:
+        """None when the machine is not up."""
+
+
 @dataclass(slots=True)
-class _Order:
-    message: Activate | Deactivate
+class _Command:
+    message: ActivateCommand | DeactivateCommand
     mailbox: str
     node: NodeId
     sent_s: float
@@ -39,90 +41,126 @@ class _Order:
 
 
 class Orders:
-    """Outstanding commands."""
+    """Outstanding commands. What comes of an order is returned as the scheduler's events."""
 
-    def __init__(self, outbox: Outbox, reply_to: str) -> None:
-        self._outbox, self._reply_to = outbox, reply_to
-        self._open: dict[str, _Order] = {}
+    def __init__(self, outbox: Outbox, reply_to: str, mailboxes: Mailboxes) -> None:
+        self._outbox, self._reply_to, self._mailboxes = outbox, reply_to, mailboxes
+        self._commands: dict[str, _Command] = {}
+        self._joints: dict[InstanceKey, JointOrder] = {}
 
-    def send(
-        self,
-        effect: ActivateEffect | DeactivateEffect,
-        spec: ModelSpec | None,
-        mailbox: str,
-        now_s: float,
-        supply: Supply | None = None,
-    ) -> None:
-        """Orders what ``effect`` says from the agent at ``mailbox``; ``spec`` and ``supply`` go with an activation."""
-        command, devices, reason = uuid.uuid4().hex, [str(d) for d in effect.devices], str(effect.reason)
-        message: Activate | Deactivate
-        if isinstance(effect, ActivateEffect):
-            if spec is None:
-                raise ValueError("an activation needs the model's spec")
-            supply = supply or Supply()
-            message = Activate(
-                command=command,
-                reply_to=self._reply_to,
-                model=effect.model,
-                devices=devices,
-                generation=effect.key.generation,
-                reason=reason,
-                spec=spec,
-                kv_cap_bytes=effect.kv_cap_bytes,
-                mark=supply.mark,
-                parts=list(supply.parts),
-                peers=dict(supply.peers),
-            )
-        else:
-            message = Deactivate(
-                command=command,
-                reply_to=self._reply_to,
-                model=effect.model,
-                devices=devices,
-                generation=effect.key.generation,
-                carry=effect.carry,
-                reason=reason,
-            )
-        node = node_of(effect.devices[0])
-        self._open[command] = _Order(message, mailbox, node, now_s, now_s)
-        self._outbox.send(mailbox, message)
+    def under_way(self, key: InstanceKey) -> bool:
+        """Whether an order for the instance is not over."""
+        return key in self._joints
 
-    def answer(self, result: CommandResult, now_s: float) -> tuple[ClusterEvent, CommandResult] | None:
-        """The event a result stands for; None for an answer that was heard before, and for a deactivation that broke:
-        it is ordered again."""
-        order = self._open.get(result.command)
-        if order is None:
-            return None
-        if isinstance(order.message, Deactivate) and not result.ok:
+    def activate(
+        self, effect: Activate, spec: ModelSpec, supplies: Mapping[NodeId, Supply], now_s: float
+    ) -> list[Conclusion]:
+        """Orders the instance from all its machines. ``supplies``: by machine, where its weights come from."""
+        nodes = parts_by_node(effect.parts)
+        joint = self._joints[effect.key] = JointOrder(effect.key, nodes, serves=False)
+        found: list[Conclusion] = []
+        for node in nodes:
+            message = self._activate_command(effect, spec, supplies.get(node) or Supply())
+            if joint.holds(node) is Holding.LOADING and not self._send(message, node, now_s):
+                found += self._do(joint, joint.failed(node, ActivationError.STALE, f"machine {node} is gone"), now_s)
+        return found
+
+    def deactivate(self, effect: Deactivate, now_s: float) -> list[Conclusion]:
+        """Lets the instance leave all its machines, whether it serves or still loads."""
+        return self._leave(effect.key, parts_by_node(effect.parts), effect.carry, now_s)
+
+    def withdraw(self, key: InstanceKey, nodes: Iterable[NodeId], now_s: float) -> None:
+        """Lets what is left of a lost instance leave ``nodes``; the scheduler does not know it any more."""
+        if key not in self._joints:
+            self._leave(key, nodes, True, now_s)
+
+    def answer(self, result: CommandResult, now_s: float) -> list[Conclusion]:
+        """What the result means; nothing for one that was heard before, and for a deactivation that broke: it is
+        ordered again."""
+        command = self._commands.get(result.command)
+        if command is None:
+            return []
+        message, node = command.message, command.node
+        if isinstance(message, DeactivateCommand) and not result.ok:
             log.error("a deactivation broke and is ordered again: %s", result)
-            return None
-        del self._open[result.command]
-        return _event(order, result, now_s), result
+            return []
+        del self._commands[result.command]
+        joint = self._joints.get(message.key)
+        if joint is None:
+            return []
+        if isinstance(message, DeactivateCommand):
+            steps = joint.left(node)
+        elif result.ok:
+            steps = joint.ready(node, result.phases.get("total", now_s - command.issued_s))
+        else:
+            steps = joint.failed(node, *_why(result))
+        return self._do(joint, steps, now_s)
 
-    def node_lost(self, node: NodeId) -> None:
-        """Nobody will answer any more; the scheduler hears of the node itself."""
-        for command in [c for c, order in self._open.items() if order.node == node]:
-            del self._open[command]
+    def node_lost(self, node: NodeId, now_s: float) -> None:
+        """Nobody there will answer any more, and what other machines have of its instances is of no use. The scheduler
+        hears of the machine itself."""
+        for command in [c for c, order in self._commands.items() if order.node == node]:
+            del self._commands[command]
+        for joint in list(self._joints.values()):
+            self._do(joint, joint.lost(node), now_s)
 
     def repeat(self, now_s: float) -> None:
-        for order in self._open.values():
+        """Sends again what was not answered for :data:`REPEAT_S`."""
+        for order in self._commands.values():
             if now_s - order.sent_s >= REPEAT_S:
                 order.sent_s = now_s
                 self._outbox.send(order.mailbox, order.message)
 
+    def _leave(self, key: InstanceKey, nodes: Iterable[NodeId], carry: bool, now_s: float) -> list[Conclusion]:
+        joint = self._joints.get(key)
+        if joint is None:
+            joint = self._joints[key] = JointOrder(key, nodes, serves=True)
+        return self._do(joint, joint.deactivate(carry), now_s)
 
-def _key(message: Activate | Deactivate) -> InstanceKey:
-    return InstanceKey(ModelName(message.model), Generation(message.generation))
+    def _do(self, joint: JointOrder, steps: list[Step], now_s: float) -> list[Conclusion]:
+        """Sends what is to be sent; returns what the scheduler is told."""
+        told: list[Conclusion] = []
+        for step in steps:
+            if not isinstance(step, Leave):
+                told.append(step)
+            elif not self._send(self._deactivate_command(joint.key, step.carry), step.node, now_s):
+                told += self._do(joint, joint.lost(step.node), now_s)
+        if joint.over:
+            self._joints.pop(joint.key, None)
+            for command in [c for c, order in self._commands.items() if order.message.key == joint.key]:
+                del self._commands[command]
+        return told
+
+    def _send(self, message: ActivateCommand | DeactivateCommand, node: NodeId, now_s: float) -> bool:
+        """False: the machine is not up."""
+        mailbox = self._mailboxes.mailbox_of(node)
+        if mailbox is None:
+            return False
+        self._commands[message.command] = _Command(message, mailbox, node, now_s, now_s)
+        self._outbox.send(mailbox, message)
+        return True
+
+    def _activate_command(self, effect: Activate, spec: ModelSpec, supply: Supply) -> ActivateCommand:
+        return ActivateCommand(
+            command=uuid.uuid4().hex,
+            reply_to=self._reply_to,
+            key=effect.key,
+            parts=effect.parts,
+            reason=str(effect.reason),
+            spec=spec,
+            kv_cap_bytes=effect.kv_cap_bytes,
+            mark=supply.mark,
+            plans=list(supply.plans),
+            peers=dict(supply.peers),
+        )
+
+    def _deactivate_command(self, key: InstanceKey, carry: bool) -> DeactivateCommand:
+        return DeactivateCommand(command=uuid.uuid4().hex, reply_to=self._reply_to, key=key, carry=carry)
 
 
-def _event(order: _Order, result: CommandResult, now_s: float) -> ClusterEvent:
-    message = order.message
-    if isinstance(message, Deactivate):
-        return DeactivationFinished(_key(message))
-    if result.ok:
-        return ActivationFinished(_key(message), result.phases.get("total", now_s - order.issued_s))
+def _why(result: CommandResult) -> tuple[ActivationError, str]:
     try:
         error = ActivationError(result.error)
     except ValueError:
         error = ActivationError.ENGINE_DIED
-    return ActivationFailed(_key(message), error, str(result.detail.get("detail", result.error)))
+    return error, str(result.detail.get("detail", result.error))

@@ -20,7 +20,8 @@ from prism.core.events import (
     NodeLost,
 )
 from prism.core.ids import DeviceId, Generation, ModelName, node_of
-from prism.core.instances import InstanceKey, devices_of
+from prism.core.instances import InstanceKey, Parts
+from prism.core.views import InstanceState
 from prism.store.interface import State
 from prism.store.values import ControllerRecord, LeaseLost, Replica, StoreUnavailable
 
@@ -46,15 +47,15 @@ class Placement:
         replica = self._replicas.get(event.key.model, {}).get(event.key.generation)
         if isinstance(event, InstanceFound):
             return replica is not None
-        return replica is not None and replica.state == "draining"
+        return replica is not None and replica.state is InstanceState.DRAINING
 
     def ordered(self, effect: Activate | Deactivate, now_s: float) -> None:
         group = self._replicas.setdefault(effect.model, {})
-        state = "loading" if isinstance(effect, Activate) else "draining"
+        state = InstanceState.ACTIVATING if isinstance(effect, Activate) else InstanceState.DRAINING
         if isinstance(effect, Deactivate) and effect.key.generation not in group:
             return
         group[effect.key.generation] = Replica(
-            devices=list(effect.devices),
+            parts=effect.parts,
             state=state,
             generation=effect.key.generation,
             reason=str(effect.reason),
@@ -66,10 +67,10 @@ class Placement:
         """Follows what happened to instances."""
         match event:
             case ActivationFinished((model, generation)):
-                self._set_state(model, generation, "ready", now_s)
+                self._set_state(model, generation, InstanceState.ACTIVE, now_s)
             case InstanceFound((model, generation), parts):
                 self._replicas.setdefault(model, {})[generation] = Replica(
-                    devices=list(devices_of(parts)), state="ready", generation=generation, reason="found", since_s=now_s
+                    parts=parts, state=InstanceState.ACTIVE, generation=generation, reason="found", since_s=now_s
                 )
                 self._touch(model)
             case ActivationFailed((model, generation)) | DeactivationFinished((model, generation)):
@@ -90,19 +91,19 @@ class Placement:
         self._touch(model)
 
     def route_of(self, model: ModelName) -> tuple[DeviceId, ...]:
-        """Rank-0 devices whose queues take the model's requests now."""
+        """The devices whose queues take the model's requests now."""
         return self._routes.get(model, ())
 
-    def devices_of(self, key: InstanceKey) -> tuple[DeviceId, ...]:
+    def parts_of(self, key: InstanceKey) -> Parts:
         """Of one instance; none when there is no such instance."""
         replica = self._replicas.get(key.model, {}).get(key.generation)
-        return () if replica is None else tuple(replica.devices)
+        return () if replica is None else replica.parts
 
     def replicas(self, model: ModelName) -> list[Replica]:
         """The model's instances as they are published: only routed ones are ``ready``."""
         route = self._routes.get(model, ())
         return [
-            msgspec.structs.replace(r, state="draining") if r.state == "ready" and r.devices[0] not in route else r
+            msgspec.structs.replace(r, state=InstanceState.DRAINING) if r.ready and r.queue_device not in route else r
             for r in self._replicas.get(model, {}).values()
         ]
 
@@ -140,7 +141,7 @@ class Placement:
             except (StoreUnavailable, LeaseLost):
                 await asyncio.sleep(RETRY_S)
 
-    def _set_state(self, model: ModelName, generation: Generation, state: str, now_s: float) -> None:
+    def _set_state(self, model: ModelName, generation: Generation, state: InstanceState, now_s: float) -> None:
         group = self._replicas.get(model, {})
         if generation in group:
             group[generation] = msgspec.structs.replace(group[generation], state=state, since_s=now_s)

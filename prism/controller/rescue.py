@@ -14,6 +14,7 @@ from typing import Final
 import msgspec
 
 from prism.controller.nodes import LOST_AFTER_S, Nodes
+from prism.controller.versions import Versions
 from prism.core.ids import DeviceId, NodeId
 from prism.store.interface import Store
 from prism.store.values import AgentRecord, Entry
@@ -48,9 +49,10 @@ class Rescue:
         self._store, self._consumer = store, consumer
         self._seen: dict[NodeId, _Seen] = {}
 
-    async def look(self, nodes: Nodes, now_s: float) -> None:
+    async def look(self, nodes: Nodes, versions: Versions, now_s: float) -> None:
         """Empties the queues of all machines that are gone. Raises :class:`StoreUnavailable`."""
         for record in await self._store.agents():
+            versions.look(record)
             self._note(record, now_s)
         here = {node.id: tuple(d.id for d in node.devices) for node in nodes.all()}
         for node, devices in here.items():

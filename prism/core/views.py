@@ -12,11 +12,13 @@ from prism.core.reasons import Reason
 
 
 class InstanceState(StrEnum):
-    """Life of one instance. An instance that waits for room has its memory promised but no command sent yet."""
+    """Life of one instance, everywhere: in schedulers, on the wire, in the store, in what operators are shown. The
+    values are stable."""
 
-    WAITING_FOR_ROOM = "waiting_for_room"
-    ACTIVATING = "activating"
-    ACTIVE = "active"
+    WAITING_FOR_ROOM = "waiting"
+    """Its memory is promised; no command was sent yet, for others have to leave first."""
+    ACTIVATING = "loading"
+    ACTIVE = "ready"
     DRAINING = "draining"
 
 

@@ -6,11 +6,12 @@ All calls belong to one asyncio loop.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass
 from typing import Final, Protocol
 
-from prism.core.ids import DeviceId, EngineId, ModelName
+from prism.core.ids import DeviceId, EngineId
+from prism.core.instances import InstanceKey, Part
 from prism.core.specs import ModelSpec
 from prism.engine.events import AnyEvent, Load
 
@@ -33,12 +34,12 @@ class Work:
 
 
 class Handle(Protocol):
-    """One active model on one device (or on ``tp`` devices). Over after ``deactivate`` or death."""
+    """The engine of one part of an instance. Over after ``deactivate`` or death."""
 
     @property
     def id(self) -> EngineId: ...
     @property
-    def model(self) -> ModelName: ...
+    def key(self) -> InstanceKey: ...
     @property
     def devices(self) -> tuple[DeviceId, ...]: ...
     @property
@@ -114,8 +115,8 @@ def longest_activation_s(spec: ModelSpec) -> float:
     return _SETUP_S + spec.weight_bytes / _SLOWEST_BYTES_PER_S
 
 
-class Pool(Protocol):
-    """The engines of one machine."""
+class Engines(Protocol):
+    """The engines of one machine, by instance: two generations of a model may stand side by side."""
 
     async def start(self) -> None:
         """Ready the zygote and the parked workers. Raises :class:`EngineSetupError` with what is missing."""
@@ -123,19 +124,21 @@ class Pool(Protocol):
 
     async def activate(
         self,
+        key: InstanceKey,
         spec: ModelSpec,
-        devices: Sequence[DeviceId],
+        part: Part,
         *,
         kv_limit_bytes: int | None = None,
         timeout_s: float | None = None,
         mark: str = "",
     ) -> Handle:
-        """Make ``spec`` ready on ``devices`` (one per tensor-parallel rank, in rank order). ``mark`` is the weights'
-        fingerprint, for a folder without weights whose pack is in the store (or arriving there). ``kv_limit_bytes``
-        is the most KV the model may hold on each device; requests are cut or refused by what fits into its whole
-        pages (a later :meth:`Handle.set_kv_limit` moves memory, not this bound). ``timeout_s`` is
-        by default so long (:func:`longest_activation_s`) that only what is stuck runs out of it. Raises
-        :class:`ActivationError`; then no memory is held for it and no worker is lost to the pool."""
+        """Make ``part`` of the instance ``key`` of ``spec`` ready. ``mark`` is the weights' fingerprint, for a folder
+        without weights whose pack is in the store (or arriving there). ``kv_limit_bytes`` is the most KV the model may
+        hold on each device; requests are cut or refused by what fits into its whole pages (a later
+        :meth:`Handle.set_kv_limit` moves memory, not this bound). ``timeout_s`` is by default so long
+        (:func:`longest_activation_s`) that only what is stuck runs out of it. Raises
+        :class:`CannotActivate`, also for a part that no engine can run; then no memory is held for it and no worker is
+        lost to the pool."""
         ...
 
     def counts(self) -> Mapping[DeviceId, Mapping[str, int]]:

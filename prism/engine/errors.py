@@ -26,7 +26,7 @@ class ActivationCause(StrEnum):
     INTERNAL = "internal"
 
 
-class ActivationError(PrismError):
+class CannotActivate(PrismError):
     """A model could not be made ready; nothing of it is left on the devices.
 
     ``cause`` says why; ``model``, ``devices`` and ``detail`` name it.

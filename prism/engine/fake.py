@@ -14,9 +14,10 @@ from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from prism.core.ids import DeviceId, EngineId, ModelName
+from prism.core.instances import InstanceKey, Part
 from prism.core.specs import ModelSpec
 from prism.engine.api import Work
-from prism.engine.errors import ActivationCause, ActivationError, EngineGone
+from prism.engine.errors import ActivationCause, CannotActivate, EngineGone
 from prism.engine.events import Accepted, AnyEvent, Died, Finished, FirstToken, Load
 from prism.engine.fake_payload import fake_extra, fake_tokens, read_payload
 from prism.wire.mailbox import Outbox
@@ -58,9 +59,9 @@ class FakeHandle:
     prefill_tokens_per_s = 1e6
 
     def __init__(
-        self, engine: str, model: ModelName, devices: tuple[DeviceId, ...], speed: FakeSpeed, outbox: Outbox
+        self, engine: str, key: InstanceKey, devices: tuple[DeviceId, ...], speed: FakeSpeed, outbox: Outbox
     ) -> None:
-        self.id, self.model, self.devices = EngineId(engine), model, devices
+        self.id, self.key, self.devices = EngineId(engine), key, devices
         self.phases: Mapping[str, float] = {"fake": speed.activation_s}
         self.pids: tuple[int, ...] = (os.getpid(),)
         self.max_running = speed.max_running
@@ -199,7 +200,7 @@ class FakeHandle:
 
 
 class FakePool:
-    """Implements :class:`prism.engine.api.Pool`. ``failures`` names models whose activation fails, and how."""
+    """Implements :class:`prism.engine.api.Engines`. ``failures`` names models whose activation fails, and how."""
 
     def __init__(
         self,
@@ -218,19 +219,20 @@ class FakePool:
 
     async def activate(
         self,
+        key: InstanceKey,
         spec: ModelSpec,
-        devices: Sequence[DeviceId],
+        part: Part,
         *,
         kv_limit_bytes: int | None = None,
         timeout_s: float | None = None,
         mark: str = "",
     ) -> FakeHandle:
         if timeout_s is not None and self.speed.activation_s > timeout_s:
-            raise ActivationError(spec.name, tuple(devices), ActivationCause.TIMEOUT, f"not ready in {timeout_s:g} s")
+            raise CannotActivate(spec.name, part.devices, ActivationCause.TIMEOUT, f"not ready in {timeout_s:g} s")
         await asyncio.sleep(self.speed.activation_s)
         if (cause := self.failures.get(spec.name)) is not None:
-            raise ActivationError(spec.name, tuple(devices), cause, "the fake pool was told to fail")
-        return self.start_engine(spec.name, devices, kv_limit_bytes)
+            raise CannotActivate(spec.name, part.devices, cause, "the fake pool was told to fail")
+        return self.start_engine(key, part.devices, kv_limit_bytes)
 
     def counts(self) -> Mapping[DeviceId, Mapping[str, int]]:
         active: dict[DeviceId, dict[str, int]] = {}
@@ -241,12 +243,10 @@ class FakePool:
         return active
 
     def start_engine(
-        self, model: ModelName, devices: Sequence[DeviceId], kv_limit_bytes: int | None = None
+        self, key: InstanceKey, devices: Sequence[DeviceId], kv_limit_bytes: int | None = None
     ) -> FakeHandle:
         """An engine at once, for callers that have no :class:`ModelSpec`."""
-        handle = FakeHandle(
-            f"fake-{os.getpid()}-{next(self._numbers)}", model, tuple(devices), self.speed, self._outbox
-        )
+        handle = FakeHandle(f"fake-{os.getpid()}-{next(self._numbers)}", key, tuple(devices), self.speed, self._outbox)
         handle.set_kv_limit(kv_limit_bytes)
         self.handles.append(handle)
         return handle

@@ -16,7 +16,9 @@ import time
 from collections.abc import Mapping
 from pathlib import Path
 
-from prism.core.ids import DeviceId, ModelName, node_of
+from prism.core.ids import DeviceId, Generation, ModelName, node_of
+from prism.core.instances import InstanceKey, whole_model
+from prism.core.views import InstanceState
 from prism.engine.api import Work
 from prism.engine.events import Finished
 from prism.engine.fake import FakeHandle, FakePool, FakeSpeed
@@ -54,7 +56,7 @@ class FakeNode:
 
     def _engine(self, model: str, speed: FakeSpeed) -> FakeHandle:
         self.pool.speed = speed
-        return self.pool.start_engine(ModelName(model), [self.device])
+        return self.pool.start_engine(InstanceKey(ModelName(model), Generation(1)), [self.device])
 
     def activate(self, model: str, speed: FakeSpeed) -> None:
         """A model that was missing is there from now on; what waits for it starts."""
@@ -81,7 +83,13 @@ class FakeNode:
         """Holds the controller's lease, since somebody must say where the models are."""
         holder = await self._lease()
         for model in self.handles:
-            replica = Replica(devices=[self.device], state="ready", generation=1, reason="fake", since_s=time.time())
+            replica = Replica(
+                parts=whole_model([self.device]),
+                state=InstanceState.ACTIVE,
+                generation=Generation(1),
+                reason="fake",
+                since_s=time.time(),
+            )
             await self.store.set_placement(ModelName(model), [replica], holder)
         self.ready.set()
         while True:

@@ -7,8 +7,9 @@ import contextlib
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from typing import Final
 
-from prism.core.ids import DeviceId, EngineId, ModelName
-from prism.core.specs import DeviceKind, ModelSpec
+from prism.core.ids import DeviceId, EngineId
+from prism.core.instances import InstanceKey
+from prism.core.specs import DeviceKind
 from prism.engine.api import Work
 from prism.engine.commands import (
     AbortRequest,
@@ -40,7 +41,7 @@ class EngineHandle:
     def __init__(
         self,
         engine: EngineId,
-        spec: ModelSpec,
+        key: InstanceKey,
         links: Sequence[WorkerLink],
         phases: Mapping[str, float],
         info: EngineInfo,
@@ -48,7 +49,7 @@ class EngineHandle:
         release: Callable[[Sequence[WorkerLink], bool], None],
     ) -> None:
         self._kind = kind
-        self._id, self._spec, self._links, self._phases = engine, spec, tuple(links), dict(phases)
+        self._id, self._key, self._links, self._phases = engine, key, tuple(links), dict(phases)
         self.info = info
         self._release = release
         self._events: asyncio.Queue[AnyEvent | None] = asyncio.Queue()
@@ -67,8 +68,8 @@ class EngineHandle:
         return self._id
 
     @property
-    def model(self) -> ModelName:
-        return self._spec.name
+    def key(self) -> InstanceKey:
+        return self._key
 
     @property
     def devices(self) -> tuple[DeviceId, ...]:
@@ -118,7 +119,7 @@ class EngineHandle:
 
     def submit(self, work: Work) -> None:
         if self._over or self._leaving:
-            raise EngineGone(f"engine {self._id} of {self.model} takes no more requests")
+            raise EngineGone(f"engine {self._id} takes no more requests")
         self._running.add(work.rid)
         self._idle.clear()
         self._links[0].send(

@@ -12,10 +12,11 @@ import msgspec
 
 from prism import memory
 from prism.core.ids import DeviceId, EngineId
+from prism.core.instances import InstanceKey, Part, Role
 from prism.core.specs import DeviceKind, DeviceSpec, ModelSpec
 from prism.engine.api import longest_activation_s
 from prism.engine.commands import Activated, ActivateModel, ActivationFailed, Report
-from prism.engine.errors import ActivationCause, ActivationError, EngineSetupError
+from prism.engine.errors import ActivationCause, CannotActivate, EngineSetupError
 from prism.engine.gpu import mps_remark
 from prism.engine.handle import EngineHandle
 from prism.engine.leftovers import rendezvous_file
@@ -27,7 +28,7 @@ log = logging.getLogger(__name__)
 
 
 class EnginePool:
-    """See :class:`prism.engine.api.Pool`.
+    """See :class:`prism.engine.api.Engines`.
 
     ``run_dir`` holds sockets (keep its path short), ``account_dir`` the devices' accounts, ``store_dir`` the packed
     weights (None: every activation reads the model's files). Without ``zygote_socket`` the pool runs a zygote of its
@@ -87,22 +88,23 @@ class EnginePool:
 
     async def activate(
         self,
+        key: InstanceKey,
         spec: ModelSpec,
-        devices: Sequence[DeviceId],
+        part: Part,
         *,
         kv_limit_bytes: int | None = None,
         timeout_s: float | None = None,
         mark: str = "",
     ) -> EngineHandle:
-        self._check(spec, devices)
-        names = tuple(devices)
+        self._check(spec, part)
+        names = part.devices
         limit_s = longest_activation_s(spec) if timeout_s is None else timeout_s
         try:
-            links = list(await asyncio.gather(*(self._workers.take(d, spec.tp) for d in devices)))
+            links = list(await asyncio.gather(*(self._workers.take(d, spec.tp) for d in names)))
         except EngineSetupError as error:
-            raise ActivationError(spec.name, names, ActivationCause.ENGINE_DIED, str(error)) from error
+            raise CannotActivate(spec.name, names, ActivationCause.ENGINE_DIED, str(error)) from error
         kind = self._workers.devices[names[0]].kind
-        engine = EngineId(f"{spec.name}@{links[0].worker}-{next(self._numbers)}")
+        engine = EngineId(f"{key}@{links[0].worker}-{next(self._numbers)}")
         self._nudge(names)
         try:
             activated = await self._command(engine, spec, links, kv_limit_bytes, limit_s, mark)
@@ -110,7 +112,7 @@ class EnginePool:
             self._workers.release(links, reusable=False)
             await until_gone(links)
             raise
-        handle = EngineHandle(engine, spec, links, activated.phases, activated.info, kind, self._forget(engine))
+        handle = EngineHandle(engine, key, links, activated.phases, activated.info, kind, self._forget(engine))
         self._handles[engine] = handle
         return handle
 
@@ -126,23 +128,27 @@ class EnginePool:
             if set(handle.devices) & set(devices):
                 handle.nudge()
 
-    def _check(self, spec: ModelSpec, devices: Sequence[DeviceId]) -> None:
-        names = tuple(devices)
-        if len(names) != spec.tp or len(set(names)) != spec.tp:
-            detail = f"tensor-parallel size {spec.tp} needs as many different devices, got {len(names)}"
-            raise ActivationError(spec.name, names, ActivationCause.UNSUPPORTED, detail)
+    def _check(self, spec: ModelSpec, part: Part) -> None:
+        names = part.devices
+        if not part.is_whole_model:
+            layers = "all layers" if part.layers is None else f"layers {part.layers}"
+            detail = f"the part has role {part.role} and {layers}; engines run all layers in the role {Role.WHOLE} only"
+            raise CannotActivate(spec.name, names, ActivationCause.UNSUPPORTED, detail)
+        if len(names) != spec.tp:
+            detail = f"tensor-parallel size {spec.tp} needs as many devices, got {len(names)}"
+            raise CannotActivate(spec.name, names, ActivationCause.UNSUPPORTED, detail)
         for device in names:
             if device not in self._workers.devices:
                 detail = f"no device {device} here; there are {', '.join(self._workers.devices)}"
-                raise ActivationError(spec.name, names, ActivationCause.UNSUPPORTED, detail)
+                raise CannotActivate(spec.name, names, ActivationCause.UNSUPPORTED, detail)
             if spec.shard_weight_bytes > self._workers.devices[device].memory_bytes:
                 have = self._workers.devices[device].memory_bytes
                 detail = f"its weights need {spec.shard_weight_bytes} bytes, the device has {have}"
-                raise ActivationError(spec.name, names, ActivationCause.TOO_LARGE, detail)
+                raise CannotActivate(spec.name, names, ActivationCause.TOO_LARGE, detail)
         path = Path(spec.path)
         if (path.is_absolute() or spec.path.startswith(".")) and not (path / "config.json").is_file():
             detail = f"{path / 'config.json'} does not exist"
-            raise ActivationError(spec.name, names, ActivationCause.MISSING, detail)
+            raise CannotActivate(spec.name, names, ActivationCause.MISSING, detail)
 
     async def _command(
         self,
@@ -164,13 +170,13 @@ class EnginePool:
                 answer.set_result(report)
             elif isinstance(report, ActivationFailed) and not answer.done():
                 cause = ActivationCause(report.cause)
-                answer.set_exception(ActivationError(spec.name, names, cause, report.detail))
+                answer.set_exception(CannotActivate(spec.name, names, cause, report.detail))
 
         def on_gone(link: WorkerLink) -> None:
             answer = answers[link.worker]
             if not answer.done():
                 detail = link.describe_end()
-                answer.set_exception(ActivationError(spec.name, names, ActivationCause.ENGINE_DIED, detail))
+                answer.set_exception(CannotActivate(spec.name, names, ActivationCause.ENGINE_DIED, detail))
 
         rendezvous = rendezvous_file(self._workers.run_dir.resolve(), links[0].worker, ranks=True)
         for rank, link in enumerate(links):
@@ -195,7 +201,7 @@ class EnginePool:
                 done = await asyncio.gather(*answers.values())
         except TimeoutError:
             detail = f"not ready after {timeout_s:.0f} s"
-            raise ActivationError(spec.name, names, ActivationCause.TIMEOUT, detail) from None
+            raise CannotActivate(spec.name, names, ActivationCause.TIMEOUT, detail) from None
         finally:
             for answer in answers.values():
                 answer.cancel()

@@ -17,7 +17,7 @@ from prism.core.events import MemoryReport
 from prism.core.ids import DeviceId, NodeId
 from prism.core.settings import GpuSettings
 from prism.core.specs import DeviceSpec
-from prism.engine.api import Pool
+from prism.engine.api import Engines
 from prism.node.device import DeviceShell
 from prism.node.instances import Instances
 from prism.node.live import Live
@@ -30,12 +30,13 @@ from prism.store.values import AgentRecord, StoreUnavailable
 from prism.wire import keys
 from prism.wire.mailbox import Inbox, Outbox
 from prism.wire.messages import (
-    Activate,
+    PROTOCOL_VERSION,
+    ActivateCommand,
     AgentReport,
     Cancel,
     CommandResult,
-    Deactivate,
-    DeviceState,
+    DeactivateCommand,
+    DeviceStatus,
     Distribute,
     ResumeReply,
 )
@@ -73,7 +74,7 @@ class NodeAgent:
         self,
         node: NodeId,
         devices: Sequence[DeviceSpec],
-        pool: Pool,
+        pool: Engines,
         store: Store,
         inbox: Inbox,
         settings: GpuSettings,
@@ -96,7 +97,7 @@ class NodeAgent:
         self.weights = weights
         if weights is not None:
             weights.changed = self._changed.set
-        self.instances = Instances(pool, self.shells, self._changed.set, self.measures, weights)
+        self.instances = Instances(node, pool, self.shells, self._changed.set, self.measures, weights)
         self._commands: set[asyncio.Task[None]] = set()
         self._detail = dict(detail or {})
         self._leaving = self._left = False
@@ -154,14 +155,14 @@ class NodeAgent:
                         shell.desk.cancel(request_id)
                 case Distribute(part=part) if self.weights is not None:
                     self.weights.distribute(part)
-                case Activate() | Deactivate():
+                case ActivateCommand() | DeactivateCommand():
                     task = asyncio.create_task(self._obey(message))
                     self._commands.add(task)
                     task.add_done_callback(self._commands.discard)
                 case _:
                     log.warning("unexpected message %s", type(message).__name__)
 
-    async def _obey(self, message: Activate | Deactivate) -> None:
+    async def _obey(self, message: ActivateCommand | DeactivateCommand) -> None:
         try:
             result = await self.instances.command(message)
         except Exception as error:
@@ -245,10 +246,11 @@ class NodeAgent:
             link_bytes_s=0.0 if weights is None else weights.link_bytes_s,
             links=[] if weights is None else weights.links(),
             node=self.node,
+            protocol=PROTOCOL_VERSION,
             incarnation=self.incarnation,
             mailbox=self.inbox.address,
             devices=[
-                DeviceState(
+                DeviceStatus(
                     id=d.id,
                     kind=d.kind.value,
                     domain=d.domain,
@@ -282,7 +284,8 @@ class NodeAgent:
             }
             for x in live[:SHOWN_REQUESTS]
         ]
-        node = {"node": self.node, "pid": os.getpid(), "at_s": time.time(), "instances": self.instances.reports()}
+        instances = [report.as_dict(self.node) for report in self.instances.reports()]
+        node = {"node": self.node, "pid": os.getpid(), "at_s": time.time(), "instances": instances}
         return msgspec.json.encode({**node, "requests": requests, "requests_total": len(live)}).decode()
 
     def _record(self) -> AgentRecord:
@@ -291,6 +294,7 @@ class NodeAgent:
             mailbox=self.inbox.address,
             devices=[d.id for d in self.devices],
             seen_s=time.time(),
+            protocol=PROTOCOL_VERSION,
             pid=os.getpid(),
             detail={"consumer": self.consumer, "incarnation": self.incarnation, **self._detail},
         )

@@ -1,7 +1,7 @@
-"""Models on this node's devices: carries out the controller's commands, one at a time per model.
+"""Instances on this node's devices: carries out the controller's commands.
 
-An instance is ``(model, generation)``. A command is answered exactly once per sending: a repeated command (the
-controller did not hear the answer) is answered again with the same result and not carried out again.
+A command is answered exactly once per sending: a repeated command (the controller did not hear the answer) is answered
+again with the same result and not carried out again.
 """
 
 from __future__ import annotations
@@ -14,20 +14,19 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Final
 
-from prism.core.events import ActivationError as Cause
-from prism.core.events import EngineUp
-from prism.core.ids import DeviceId, Generation, ModelName
-from prism.core.instances import InstanceKey
+from prism.core.events import ActivationError, EngineUp
+from prism.core.ids import DeviceId, NodeId
+from prism.core.instances import InstanceKey, Part, Parts, parts_by_node, queue_device
 from prism.core.specs import ModelSpec
-from prism.engine.api import Handle, Pool
-from prism.engine.errors import ActivationCause, ActivationError
+from prism.core.views import InstanceState
+from prism.engine.api import Engines, Handle
+from prism.engine.errors import ActivationCause, CannotActivate
 from prism.node.device import DeviceShell
 from prism.node.measures import NodeMeasures
 from prism.node.weights import NodeWeights, Prepared
 from prism.scheduler import keepalive
-from prism.transfer.errors import TransferError
 from prism.weights.errors import WeightsError
-from prism.wire.messages import Activate, CommandResult, Deactivate, InstanceReport, Stillborn
+from prism.wire.messages import ActivateCommand, CommandResult, DeactivateCommand, InstanceReport, Stillborn
 
 log = logging.getLogger(__name__)
 
@@ -36,28 +35,29 @@ DRAIN_TIMEOUT_S: Final = 30.0
 REMEMBERED_RESULTS: Final = 1_000
 REMEMBERED_STILLBORN: Final = 16
 
-_CAUSES: Final[Mapping[ActivationCause, Cause]] = {
-    ActivationCause.MISSING: Cause.WEIGHTS_MISSING,
-    ActivationCause.CORRUPT: Cause.WEIGHTS_CORRUPT,
-    ActivationCause.UNSUPPORTED: Cause.UNSUPPORTED,
-    ActivationCause.TOO_LARGE: Cause.NO_MEMORY,
-    ActivationCause.OUT_OF_MEMORY: Cause.NO_MEMORY,
-    ActivationCause.TIMEOUT: Cause.TIMEOUT,
-    ActivationCause.ENGINE_DIED: Cause.ENGINE_DIED,
-    ActivationCause.INTERNAL: Cause.ENGINE_DIED,
+_CAUSES: Final[Mapping[ActivationCause, ActivationError]] = {
+    ActivationCause.MISSING: ActivationError.WEIGHTS_MISSING,
+    ActivationCause.CORRUPT: ActivationError.WEIGHTS_CORRUPT,
+    ActivationCause.UNSUPPORTED: ActivationError.UNSUPPORTED,
+    ActivationCause.TOO_LARGE: ActivationError.NO_MEMORY,
+    ActivationCause.OUT_OF_MEMORY: ActivationError.NO_MEMORY,
+    ActivationCause.TIMEOUT: ActivationError.TIMEOUT,
+    ActivationCause.ENGINE_DIED: ActivationError.ENGINE_DIED,
+    ActivationCause.INTERNAL: ActivationError.ENGINE_DIED,
 }
 """What the scheduler needs to know of why an activation failed."""
 
 
 @dataclass(slots=True)
-class Instance:
-    """One model on its devices. Changed by :class:`Instances` only."""
+class LocalInstance:
+    """The part of an instance that stands on this machine. Changed by :class:`Instances` only."""
 
+    key: InstanceKey
     spec: ModelSpec
-    generation: Generation
-    devices: tuple[DeviceId, ...]
-    state: str
-    """``activating``, ``active`` or ``draining``."""
+    part: Part
+    parts: Parts
+    """All of the instance's, this one among them."""
+    state: InstanceState = InstanceState.ACTIVATING
     handle: Handle | None = None
     watcher: asyncio.Task[None] | None = None
     loaded: asyncio.Event = field(default_factory=asyncio.Event)
@@ -67,8 +67,9 @@ class Instance:
     gone: asyncio.Event = field(default_factory=asyncio.Event)
 
     @property
-    def key(self) -> InstanceKey:
-        return InstanceKey(self.spec.name, self.generation)
+    def takes_requests(self) -> bool:
+        """The queue of one of this machine's devices is the instance's."""
+        return queue_device(self.parts) == self.part.lead
 
 
 class Instances:
@@ -76,31 +77,32 @@ class Instances:
 
     def __init__(
         self,
-        pool: Pool,
+        node: NodeId,
+        pool: Engines,
         shells: Mapping[DeviceId, DeviceShell],
         changed: Callable[[], None],
         measures: NodeMeasures,
         weights: NodeWeights | None = None,
     ) -> None:
         """``weights`` brings what is not on this machine; None: there are no other machines."""
-        self._pool, self._shells, self._changed, self._measures = pool, shells, changed, measures
+        self._node, self._pool, self._shells, self._changed, self._measures = node, pool, shells, changed, measures
         self._weights = weights
-        self._by_model: dict[ModelName, dict[Generation, Instance]] = {}
+        self._instances: dict[InstanceKey, LocalInstance] = {}
         self._running_commands: dict[str, asyncio.Task[CommandResult]] = {}
         self._results: OrderedDict[str, CommandResult] = OrderedDict()
         self.stillborn: deque[Stillborn] = deque(maxlen=REMEMBERED_STILLBORN)
         """For the controller: engines that died by themselves before any request had a token of them."""
 
-    def all(self) -> Iterable[Instance]:
-        return [instance for group in self._by_model.values() for instance in group.values()]
+    def all(self) -> Iterable[LocalInstance]:
+        return list(self._instances.values())
 
-    async def command(self, message: Activate | Deactivate) -> CommandResult:
+    async def command(self, message: ActivateCommand | DeactivateCommand) -> CommandResult:
         """Carries the command out, or returns what came of it when it was heard before."""
         if message.command in self._results:
             return self._results[message.command]
         task = self._running_commands.get(message.command)
         if task is None:
-            work = self._activate(message) if isinstance(message, Activate) else self._deactivate(message)
+            work = self._activate(message) if isinstance(message, ActivateCommand) else self._deactivate(message)
             task = self._running_commands[message.command] = asyncio.create_task(work)
         try:
             result = await asyncio.shield(task)
@@ -124,104 +126,105 @@ class Instances:
 
     def due_in_s(self) -> float:
         """Seconds until the controller has to hear of a model that may have reached its keep-alive."""
-        active = [x for x in self.all() if x.state == "active" and x.spec.keep_alive_s is not None]
+        active = [x for x in self.all() if x.state is InstanceState.ACTIVE and x.spec.keep_alive_s is not None]
         return keepalive.due_in_s((self._idle_s(x), x.spec.keep_alive_s) for x in active)
 
     def idle_bytes(self, device: DeviceId) -> int:
         """Prefix caches on ``device``, which engines give back when somebody needs the memory."""
-        return sum(_idle_bytes(x) for x in self.all() if device in x.devices)
+        return sum(_idle_bytes(x) for x in self.all() if device in x.part.devices)
 
     # --- activation ---
 
-    async def _activate(self, message: Activate) -> CommandResult:
-        model, generation = ModelName(message.model), Generation(message.generation)
-        devices = tuple(DeviceId(d) for d in message.devices)
-        unknown = [d for d in devices if d not in self._shells]
-        if unknown:
-            return _failed(message.command, Cause.STALE, f"no such device here: {', '.join(unknown)}")
-        group = self._by_model.setdefault(model, {})
-        if generation in group or any(set(x.devices) & set(devices) for x in group.values()):
-            return _failed(message.command, Cause.STALE, f"{model} is already on {', '.join(devices)}")
-        instance = group[generation] = Instance(message.spec, generation, devices, "activating")
+    async def _activate(self, message: ActivateCommand) -> CommandResult:
+        refusal = self._refusal(message)
+        if refusal is not None:
+            return _failed(message.command, *refusal)
+        (part,) = parts_by_node(message.parts)[self._node]
+        instance = LocalInstance(message.key, message.spec, part, message.parts)
+        self._instances[message.key] = instance
         self._changed()
-        started_s = time.monotonic()
         try:
-            at_hand = await self._prepare(message)
-            spec = replace(message.spec, path=at_hand.folder)
-            handle = await self._pool.activate(spec, devices, kv_limit_bytes=message.kv_cap_bytes, mark=at_hand.mark)
+            return await self._load(instance, message)
         except Exception as error:
             self._remove(instance)
-            self._measures.activation(model, devices, "none", {}, "failed")
-            if isinstance(error, WeightsError | TransferError):
-                log.warning("%s: %s", model, error)
-                return _failed(message.command, Cause.WEIGHTS_MISSING, str(error))
-            if not isinstance(error, ActivationError):
-                log.exception("activation of %s broke", model)
-                return _failed(message.command, Cause.ENGINE_DIED, f"{type(error).__name__}: {error}")
-            log.warning("%s", error)
-            return _failed(message.command, _CAUSES[error.cause], error.detail)
+            self._measures.activation(message.key.model, part.devices, "none", {}, "failed")
+            return _failed(message.command, *_why(error, message.key))
         finally:
             instance.loaded.set()
+
+    def _refusal(self, message: ActivateCommand) -> tuple[ActivationError, str] | None:
+        """Why the command cannot be carried out here, whatever the engine can do."""
+        here, model = parts_by_node(message.parts).get(self._node, ()), message.key.model
+        if len(here) != 1:
+            return ActivationError.UNSUPPORTED, f"{len(here)} parts of one instance on {self._node}; there can be one"
+        devices = here[0].devices
+        if unknown := [d for d in devices if d not in self._shells]:
+            return ActivationError.STALE, f"no such device here: {', '.join(unknown)}"
+        if any(x.key.model == model and set(x.part.devices) & set(devices) for x in self.all()):
+            return ActivationError.STALE, f"{model} is already on {', '.join(devices)}"
+        return None
+
+    async def _load(self, instance: LocalInstance, message: ActivateCommand) -> CommandResult:
+        started_s = time.monotonic()
+        model, devices = instance.key.model, instance.part.devices
+        at_hand = await self._prepare(message)
+        handle = await self._pool.activate(
+            instance.key,
+            replace(message.spec, path=at_hand.folder),
+            instance.part,
+            kv_limit_bytes=message.kv_cap_bytes,
+            mark=at_hand.mark,
+        )
         seconds = time.monotonic() - started_s
-        log.info("%s is active on %s after %.3f s (%s)", model, ", ".join(devices), seconds, message.reason)
+        log.info("%s is ready on %s after %.3f s (%s)", instance.key, ", ".join(devices), seconds, message.reason)
         phases = {**handle.phases, "total": seconds}
         self._measures.activation(model, devices, "remote" if at_hand.remote else handle.source, phases, "ok")
         self._serve(instance, handle, elastic=message.kv_cap_bytes is None)
         return CommandResult(command=message.command, ok=True, phases=phases)
 
-    async def _prepare(self, message: Activate) -> Prepared:
+    async def _prepare(self, message: ActivateCommand) -> Prepared:
         if self._weights is None:
             return Prepared(message.spec.path)
         return await self._weights.prepare(message)
 
-    def _serve(self, instance: Instance, handle: Handle, *, elastic: bool) -> None:
-        spec, shell = instance.spec, self._shells[instance.devices[0]]
-        instance.handle, instance.state = handle, "active"
-        up = EngineUp(
-            key=instance.key,
-            prefill_tokens_per_s=handle.prefill_tokens_per_s,
-            kv_bytes_per_token=-(-spec.shape.kv_bytes_per_token // spec.tp),
-            max_running=handle.max_running,
-            chunk_tokens=handle.chunk_tokens,
-            max_request_tokens=handle.max_request_tokens,
-            elastic=elastic,
-            kv_page_bytes=shell.page_bytes,
-        )
-        shell.engine_up(handle, up)
-        instance.watcher = asyncio.create_task(self._watch(instance, handle, shell))
+    def _serve(self, instance: LocalInstance, handle: Handle, *, elastic: bool) -> None:
+        instance.handle, instance.state = handle, InstanceState.ACTIVE
+        if instance.takes_requests:
+            shell = self._shells[instance.part.lead]
+            shell.engine_up(handle, _engine_up(instance, handle, elastic, shell.page_bytes))
+        instance.watcher = asyncio.create_task(self._watch(instance, handle))
         self._changed()
 
-    async def _watch(self, instance: Instance, handle: Handle, shell: DeviceShell) -> None:
+    async def _watch(self, instance: LocalInstance, handle: Handle) -> None:
+        shell = self._shells[instance.part.lead]
         died = await shell.consume(instance.key, handle)
         if died is not None:
-            model = instance.spec.name
-            log.error("the engine of %s on %s died: %s", model, ", ".join(instance.devices), died.reason)
-            self._measures.engine_died(instance.devices)
+            log.error("the engine of %s on %s died: %s", instance.key, ", ".join(instance.part.devices), died.reason)
+            self._measures.engine_died(instance.part.devices)
             if died.suspects and not shell.counts(instance.key).served:
-                self.stillborn.append(Stillborn(model=model, generation=instance.generation, reason=died.reason))
+                self.stillborn.append(Stillborn(key=instance.key, reason=died.reason))
             shell.engine_down(instance.key)
             self._remove(instance)
 
     # --- deactivation ---
 
-    async def _deactivate(self, message: Deactivate) -> CommandResult:
+    async def _deactivate(self, message: DeactivateCommand) -> CommandResult:
         """A second command for the same instance may ask to carry over what the first one lets finish; both are
         answered when the instance is gone. One that is still loading leaves as soon as it is loaded."""
-        model = ModelName(message.model)
-        instance = self._by_model.get(model, {}).get(Generation(message.generation))
+        instance = self._instances.get(message.key)
         if instance is not None:
             if message.carry:
                 instance.hurry.set()
             await instance.loaded.wait()
-            if instance.state == "active":
+            if instance.state is InstanceState.ACTIVE:
                 await self._leave(instance)
             await instance.gone.wait()
         return CommandResult(command=message.command, ok=True)
 
-    async def _leave(self, instance: Instance) -> None:
-        model, shell = instance.spec.name, self._shells[instance.devices[0]]
+    async def _leave(self, instance: LocalInstance) -> None:
+        shell = self._shells[instance.part.lead]
         assert instance.handle is not None  # it is active
-        instance.state = "draining"
+        instance.state = InstanceState.DRAINING
         self._changed()
         shell.stop_admitting(instance.key)
         await shell.drained(instance.key, instance.hurry, DRAIN_TIMEOUT_S)
@@ -230,24 +233,22 @@ class Instances:
             await instance.watcher
         shell.engine_down(instance.key)
         self._remove(instance)
-        log.info("%s left %s, %d requests carried over", model, ", ".join(instance.devices), len(carried))
+        log.info("%s left %s, %d requests carried over", instance.key, ", ".join(instance.part.devices), len(carried))
 
-    def _remove(self, instance: Instance) -> None:
-        group = self._by_model.get(instance.spec.name, {})
-        group.pop(instance.generation, None)
-        if not group:
-            self._by_model.pop(instance.spec.name, None)
+    def _remove(self, instance: LocalInstance) -> None:
+        self._instances.pop(instance.key, None)
         instance.gone.set()
         self._changed()
 
-    def _report(self, instance: Instance) -> InstanceReport:
-        model, load = instance.spec.name, instance.handle.load if instance.handle else None
-        counts = self._shells[instance.devices[0]].counts(instance.key)
-        ranks = len(instance.devices)
+    # --- reports ---
+
+    def _report(self, instance: LocalInstance) -> InstanceReport:
+        load = instance.handle.load if instance.handle else None
+        counts = self._shells[instance.part.lead].counts(instance.key)
+        ranks = len(instance.part.devices)
         return InstanceReport(
-            model=model,
-            generation=instance.generation,
-            devices=list(instance.devices),
+            key=instance.key,
+            parts=instance.parts,
             state=instance.state,
             weight_bytes=load.weight_bytes // ranks if load else instance.spec.shard_weight_bytes,
             kv_bytes=load.kv_mapped_bytes // ranks if load else 0,
@@ -255,20 +256,45 @@ class Instances:
             running=counts.running,
             waiting=counts.waiting,
             served=counts.served,
-            idle_s=self._idle_s(instance) if instance.state == "active" else 0.0,
+            idle_s=self._idle_s(instance) if instance.state is InstanceState.ACTIVE else 0.0,
         )
 
-    def _idle_s(self, instance: Instance) -> float:
-        return self._shells[instance.devices[0]].idle_s(instance.spec.name)
+    def _idle_s(self, instance: LocalInstance) -> float:
+        return self._shells[instance.part.lead].idle_s(instance.key.model)
 
 
-def _idle_bytes(instance: Instance) -> int:
+def _engine_up(instance: LocalInstance, handle: Handle, elastic: bool, page_bytes: int) -> EngineUp:
+    return EngineUp(
+        key=instance.key,
+        prefill_tokens_per_s=handle.prefill_tokens_per_s,
+        kv_bytes_per_token=-(-instance.spec.shape.kv_bytes_per_token // instance.spec.tp),
+        max_running=handle.max_running,
+        chunk_tokens=handle.chunk_tokens,
+        max_request_tokens=handle.max_request_tokens,
+        elastic=elastic,
+        kv_page_bytes=page_bytes,
+    )
+
+
+def _idle_bytes(instance: LocalInstance) -> int:
     """On each of its devices."""
     load = instance.handle.load if instance.handle else None
     if load is None:
         return 0
-    return load.cached_kv_tokens * -(-instance.spec.shape.kv_bytes_per_token // len(instance.devices))
+    return load.cached_kv_tokens * -(-instance.spec.shape.kv_bytes_per_token // len(instance.part.devices))
 
 
-def _failed(command: str, cause: Cause, detail: str) -> CommandResult:
-    return CommandResult(command=command, ok=False, error=cause.value, detail={"detail": detail})
+def _why(error: Exception, key: InstanceKey) -> tuple[ActivationError, str]:
+    """What the scheduler is told of a failed activation."""
+    if isinstance(error, CannotActivate):
+        log.warning("%s", error)
+        return _CAUSES[error.cause], error.detail
+    if isinstance(error, WeightsError):
+        log.warning("%s: %s", key, error)
+        return ActivationError.WEIGHTS_MISSING, str(error)
+    log.error("activation of %s broke", key, exc_info=error)
+    return ActivationError.ENGINE_DIED, f"{type(error).__name__}: {error}"
+
+
+def _failed(command: str, error: ActivationError, detail: str) -> CommandResult:
+    return CommandResult(command=command, ok=False, error=error.value, detail={"detail": detail})

@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from prism.core.effects import GpuEffect, Route
-from prism.core.ids import DeviceId
+from prism.core.ids import DeviceId, ModelName
+from prism.core.instances import devices_of
 from prism.core.specs import DeviceSpec
+from prism.core.views import InstanceState
 from prism.obs import names
 from prism.obs.metrics import Metrics
 from prism.wire.messages import InstanceReport
@@ -17,7 +19,7 @@ class NodeMeasures:
 
     def __init__(self, metrics: Metrics, devices: Sequence[DeviceSpec]) -> None:
         self._metrics, self._devices = metrics, tuple(devices)
-        self._shown: set[tuple[str, str]] = set()
+        self._shown: set[tuple[ModelName, DeviceId]] = set()
 
     def decision(self, effect: GpuEffect) -> None:
         """A device's scheduler decided ``effect`` and it was carried out."""
@@ -49,20 +51,20 @@ class NodeMeasures:
 
     def state(self, instances: Sequence[InstanceReport], free_bytes: Mapping[DeviceId, int]) -> None:
         """Sets the gauges; models that left a device are set to zero there."""
+        now: set[tuple[ModelName, DeviceId]] = set()
         for device in self._devices:
-            here = [i for i in instances if device.id in i.devices]
+            here = [i for i in instances if device.id in devices_of(i.parts)]
             self._metrics.set(names.CAPACITY_BYTES, device.memory_bytes, device=device.id)
             used = device.memory_bytes - free_bytes[device.id]
             # Weights of a model that is being loaded may be to come.
             weights = min(used, sum(i.weight_bytes for i in here))
             self._metrics.set(names.MAPPED_BYTES, weights, device=device.id, use="weights")
             self._metrics.set(names.MAPPED_BYTES, max(0, used - weights), device=device.id, use="kv")
-            for instance in here:
-                self._instance(instance, device.id)
-        now = {(i.model, d) for i in instances for d in i.devices}
+            for model in {i.key.model for i in here}:
+                self._model(model, device.id, [i for i in here if i.key.model == model])
+                now.add((model, device.id))
         for model, gone in self._shown - now:
-            nothing = InstanceReport(model=model, generation=0, devices=[gone], state="")
-            self._instance(nothing, gone)
+            self._model(model, gone, [])
         self._shown = now
 
     def workers(self, counts: Mapping[DeviceId, Mapping[str, int]]) -> None:
@@ -74,10 +76,11 @@ class NodeMeasures:
     def queue(self, device: DeviceId, length: int) -> None:
         self._metrics.set(names.QUEUE_LENGTH, length, queue=device)
 
-    def _instance(self, i: InstanceReport, device: str) -> None:
-        labels = {"model": i.model, "device": device}
-        self._metrics.set(names.MODEL_ACTIVE, float(i.state == "active"), **labels)
-        self._metrics.set(names.MODEL_BYTES, i.weight_bytes, use="weights", **labels)
-        self._metrics.set(names.MODEL_BYTES, i.kv_bytes, use="kv", **labels)
-        self._metrics.set(names.DEVICE_RUNNING, i.running, **labels)
-        self._metrics.set(names.DEVICE_WAITING, i.waiting, **labels)
+    def _model(self, model: str, device: str, here: Sequence[InstanceReport]) -> None:
+        """All instances of the model on the device: two for a moment when one takes over from another."""
+        labels = {"model": model, "device": device}
+        self._metrics.set(names.MODEL_ACTIVE, float(any(i.state is InstanceState.ACTIVE for i in here)), **labels)
+        self._metrics.set(names.MODEL_BYTES, sum(i.weight_bytes for i in here), use="weights", **labels)
+        self._metrics.set(names.MODEL_BYTES, sum(i.kv_bytes for i in here), use="kv", **labels)
+        self._metrics.set(names.DEVICE_RUNNING, sum(i.running for i in here), **labels)
+        self._metrics.set(names.DEVICE_WAITING, sum(i.waiting for i in here), **labels)

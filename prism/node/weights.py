@@ -31,7 +31,7 @@ from prism.weights.store.disk_rate import read_rate
 from prism.weights.store.host_copy import open_copy
 from prism.weights.store.weight_store import WeightStore
 from prism.weights.store.whereabouts import Tier
-from prism.wire.messages import Activate, ArrivalReport, LinkReport, PackReport
+from prism.wire.messages import ActivateCommand, ArrivalReport, LinkReport, PackReport
 
 log = logging.getLogger(__name__)
 
@@ -143,13 +143,13 @@ class NodeWeights:
         plan = msgspec.msgpack.decode(part, type=NodePlan)
         self._start(self._join(plan))
 
-    async def prepare(self, order: Activate) -> Prepared:
+    async def prepare(self, order: ActivateCommand) -> Prepared:
         """Weights and files of an activation: here, or on their way, when this returns. Raises
         :class:`WeightsError` when they can be had nowhere; an order with a folder that is here never fails."""
         path = order.spec.path
         here = not Path(path).is_absolute() or (Path(path) / "config.json").is_file()
-        plans = [msgspec.msgpack.decode(part, type=NodePlan) for part in order.parts]
-        fetched = [await self._fetch(order.model, plan) for plan in plans]
+        plans = [msgspec.msgpack.decode(part, type=NodePlan) for part in order.plans]
+        fetched = [await self._fetch(order.key.model, plan) for plan in plans]
         if here:
             return Prepared(path, remote=any(fetched))
         if not order.mark:
@@ -165,7 +165,7 @@ class NodeWeights:
         where = self._store.where(mark)
         return bool(where.host or where.disk)
 
-    async def _fetch_files(self, order: Activate) -> bool:
+    async def _fetch_files(self, order: ActivateCommand) -> bool:
         """No engine left an image: the weights as they are in the folder of a machine that has it."""
         found = await asyncio.to_thread(
             pack_elsewhere, order.spec.path, order.mark, order.peers, self._secret, self._node
@@ -181,7 +181,7 @@ class NodeWeights:
             sources=(source,),
             pieces=min(JOINED_PIECES, header.leaves),
         )
-        return await self._fetch(order.model, plan)
+        return await self._fetch(order.key.model, plan)
 
     async def _fetch(self, model: str, plan: NodePlan) -> bool:
         """Begins to receive; False when that is not possible (the engine then looks for itself)."""

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from prism.core.ids import ModelName
+from prism.core.views import InstanceState
 from prism.server.placements import Placements
 from prism.store.interface import Queues
 from prism.store.values import StoreError
@@ -39,7 +40,7 @@ async def progress_of(request_id: str, model: ModelName, store: Queues, placemen
     if queue != keys.INACTIVE_QUEUE:
         return Progress("queued", position)
     for replica in placements.replicas(model):
-        if replica.state == "loading":
+        if replica.state is InstanceState.ACTIVATING:
             return Progress("loading", position, f"on {', '.join(replica.devices)}: {replica.reason}")
     return Progress("waiting_for_model", position)
 

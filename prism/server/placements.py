@@ -5,14 +5,25 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Mapping, Sequence
+from typing import Final
 
-from prism.core.ids import DeviceId, ModelName
+from prism.core.ids import ModelName
+from prism.core.views import InstanceState
 from prism.policy.routing import QueueLoads
 from prism.store.interface import Store
 from prism.store.values import Replica, StoreError
 from prism.wire import keys
 
 log = logging.getLogger(__name__)
+
+
+MOST_USEFUL: Final = (
+    InstanceState.ACTIVE,
+    InstanceState.ACTIVATING,
+    InstanceState.DRAINING,
+    InstanceState.WAITING_FOR_ROOM,
+)
+"""To those who ask what state a model is in."""
 
 
 class Placements:
@@ -37,16 +48,16 @@ class Placements:
     def state(self, model: ModelName) -> str:
         """The most useful state among the model's replicas; ``inactive`` without any."""
         states = {replica.state for replica in self.replicas(model)}
-        return next((s for s in ("ready", "loading", "draining") if s in states), next(iter(states), "inactive"))
+        return next((s.value for s in MOST_USEFUL if s in states), "inactive")
 
     def device_of(self, model: ModelName) -> str:
-        """First device of a ready replica; empty without one."""
-        return next((replica.devices[0] for replica in self.replicas(model) if replica.state == "ready"), "")
+        """The device whose queue takes the requests of a ready replica; empty without one."""
+        return next((replica.queue_device for replica in self.replicas(model) if replica.ready), "")
 
     def assign_queue(self, model: ModelName) -> str:
         """The queue for a new request: of the ready replica whose queue is shortest, which is one longer from now on
         (:mod:`prism.policy.routing`); else the inactive queue."""
-        ready = [DeviceId(replica.devices[0]) for replica in self.replicas(model) if replica.state == "ready"]
+        ready = [replica.queue_device for replica in self.replicas(model) if replica.ready]
         return keys.device_queue(self._loads.assign_request(ready)) if ready else keys.INACTIVE_QUEUE
 
     @property
@@ -73,7 +84,7 @@ class Placements:
             await asyncio.sleep(every_s)
             if self._loads.all_empty and not self._inactive:
                 continue
-            devices = sorted({replica.devices[0] for replicas in self._replicas.values() for replica in replicas})
+            devices = sorted({replica.queue_device for replicas in self._replicas.values() for replica in replicas})
             queues = [keys.INACTIVE_QUEUE, *(keys.device_queue(device) for device in devices)]
             try:
                 self._inactive, *lengths = await self._store.lengths(queues)

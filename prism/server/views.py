@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import json
 import time
+from collections import Counter
+from collections.abc import Iterable
 from typing import Any
 
 from prism.config.sections import ModelConfig
 from prism.core.ids import ModelName, kind_and_index, local_name, node_of
+from prism.core.views import InstanceState
 from prism.server.front import Front
+from prism.server.placements import MOST_USEFUL
 from prism.server.usage import ModelUse, merged
 from prism.store.values import Replica
-
-NO_ROOM_YET = "waiting_for_room"
-"""State of an instance that is decided and not ordered: in the controller's document, not in the placement."""
 
 
 async def models_view(front: Front, only: str | None = None) -> list[dict[str, Any]]:
@@ -23,7 +24,7 @@ async def models_view(front: Front, only: str | None = None) -> list[dict[str, A
     placed = await front.store.placement()
     use = (await merged(front.store, front.catalog.server.front_workers)).models
     seen = {model["name"]: model for model in cluster.get("models", ())}
-    measured = {(i["model"], i["generation"]): i for i in cluster.get("instances", ())}
+    measured = _measured(cluster.get("instances", ()))
     arriving = {(a["model"], a["node"]): a for a in cluster.get("arriving", ())}
     waiting = cluster.get("inactive", {})
     return [
@@ -49,9 +50,9 @@ def _model(
     model: ModelConfig, replicas: list[dict[str, Any]], seen: dict[str, Any], inactive: int, use: ModelUse
 ) -> dict[str, Any]:
     states = [replica["state"] for replica in replicas]
-    state = next((s for s in ("ready", "loading", "draining", "waiting") if s in states), "inactive")
+    state = next((s.value for s in MOST_USEFUL if s in states), "inactive")
     if state == "inactive" and (inactive or seen.get("failure")):
-        state = "failed" if seen.get("failure") else "waiting"
+        state = "failed" if seen.get("failure") else InstanceState.WAITING_FOR_ROOM.value
     return {
         "name": model.name,
         "aliases": list(model.aliases),
@@ -79,15 +80,15 @@ def _replicas(
     model: str,
     placed: list[Replica],
     seen: dict[str, Any],
-    measured: dict[tuple[str, int], dict[str, Any]],
+    measured: dict[tuple[str, int], Counter[str]],
     arriving: dict[tuple[str, str], dict[str, Any]],
 ) -> list[dict[str, Any]]:
     known = {instance["generation"]: instance for instance in seen.get("instances", ())}
-    unordered = [i for i in known.values() if i["state"] == NO_ROOM_YET]
-    rows = [(r.generation, r.devices, r.state, r.since_s, r.reason) for r in placed]
+    unordered = [i for i in known.values() if i["state"] == InstanceState.WAITING_FOR_ROOM]
+    rows = [(r.generation, r.devices, r.state.value, r.since_s, r.reason) for r in placed]
     there = {r.generation for r in placed}
     rows += [
-        (i["generation"], i["devices"], "waiting", i["since_s"], "") for i in unordered if i["generation"] not in there
+        (i["generation"], i["devices"], i["state"], i["since_s"], "") for i in unordered if i["generation"] not in there
     ]
     return [
         {
@@ -95,7 +96,7 @@ def _replicas(
             "state": state,
             "generation": generation,
             "since_s": since_s,
-            **_load(len(devices), known.get(generation, {}), measured.get((model, generation), {})),
+            **_load(len(devices), known.get(generation, {}), measured.get((model, generation), Counter())),
             "arriving": arriving.get((model, node_of(devices[0]))),
             "reason": reason,
         }
@@ -103,10 +104,23 @@ def _replicas(
     ]
 
 
-def _load(ranks: int, known: dict[str, Any], measured: dict[str, Any]) -> dict[str, int]:
-    """What a replica holds and does: as its agent measured it, else as the scheduler counts it."""
-    counted = {key: measured.get(key, known.get(key, 0)) for key in ("kv_bytes", "running", "waiting")}
-    return {"weight_bytes": measured.get("weight_bytes", 0) * ranks, **counted}
+def _measured(reports: Iterable[dict[str, Any]]) -> dict[tuple[str, int], Counter[str]]:
+    """What the agents said of each instance, over all its devices and machines."""
+    measured: dict[tuple[str, int], Counter[str]] = {}
+    for report in reports:
+        counts = measured.setdefault((report["model"], report["generation"]), Counter())
+        for key in ("running", "waiting"):
+            counts[key] += report.get(key, 0)
+        for key in ("weight_bytes", "kv_bytes"):
+            counts[key] += report.get(key, 0) * len(report["devices"])
+    return measured
+
+
+def _load(ranks: int, known: dict[str, Any], measured: Counter[str]) -> dict[str, int]:
+    """What a replica holds and does: as its agents measured it, else as the scheduler counts it."""
+    counted = {key: known.get(key, 0) for key in ("running", "waiting")}
+    counted["kv_bytes"] = known.get("kv_bytes", 0) * ranks
+    return {"weight_bytes": measured["weight_bytes"], **counted, **measured}
 
 
 def _share(met: int, missed: int) -> float | None:
@@ -123,7 +137,7 @@ def _device(device: dict[str, Any], cluster: dict[str, Any]) -> dict[str, Any]:
     here = [i for i in cluster.get("instances", ()) if device["id"] in i["devices"]]
     states = [i["state"] for i in here]
     shared = device["capacity_bytes"] - device["weight_bytes"]
-    kv_bytes = sum(i.get("kv_bytes", 0) // max(1, len(i["devices"])) for i in here)
+    kv_bytes = sum(i.get("kv_bytes", 0) for i in here)
     weight_bytes = sum(i.get("weight_bytes", 0) for i in here)
     used_bytes = device["capacity_bytes"] - device["free_bytes"]
     return {
@@ -136,7 +150,10 @@ def _device(device: dict[str, Any], cluster: dict[str, Any]) -> dict[str, Any]:
         "weight_bytes": min(weight_bytes, max(0, used_bytes - kv_bytes)),
         "kv_bytes": kv_bytes,
         "draining": device["draining"],
-        "engines": {"active": states.count("active"), "starting": states.count("activating")},
+        "engines": {
+            "active": states.count(InstanceState.ACTIVE),
+            "starting": states.count(InstanceState.ACTIVATING),
+        },
         "kvpr": device["weighted_rate"] / shared if shared > 0 else None,
     }
 

@@ -29,6 +29,14 @@ _agent = msgspec.json.Decoder(AgentRecord)
 _controller = msgspec.json.Decoder(ControllerRecord)
 
 
+def _read_replicas(data: bytes) -> list[Replica]:
+    """What another version of Prism wrote counts as nowhere, until the controller has written it again."""
+    try:
+        return _replicas.decode(data)
+    except msgspec.ValidationError:
+        return []
+
+
 class RedisState:
     """The state half of :class:`prism.store.redis.RedisStore`."""
 
@@ -40,7 +48,7 @@ class RedisState:
 
     async def placement(self) -> dict[ModelName, list[Replica]]:
         rows = await self._run("hgetall", keys.PLACEMENT)
-        return {ModelName(model.decode()): _replicas.decode(data) for model, data in rows.items()}
+        return {ModelName(model.decode()): _read_replicas(data) for model, data in rows.items()}
 
     async def set_placement(self, model: ModelName, replicas: Sequence[Replica], holder: ControllerRecord) -> None:
         data = _json.encode(list(replicas)) if replicas else b""

@@ -8,7 +8,9 @@ from typing import Final
 import msgspec
 
 from prism.core.errors import PrismError
-from prism.core.ids import DeviceId, ModelName, NodeId
+from prism.core.ids import DeviceId, Generation, ModelName, NodeId
+from prism.core.instances import Parts, devices_of, queue_device
+from prism.core.views import InstanceState
 from prism.wire.messages import AdminCommand, Submission, decode
 
 FRONT_DEAD: Final = 0.0
@@ -85,15 +87,27 @@ class Withdrawn:
 
 
 class Replica(msgspec.Struct, frozen=True, kw_only=True):
-    """Where a model is. The queue of a replica is the queue of its first device."""
+    """One instance of a model, as front doors see it. Requests are routed to ``ready`` ones only."""
 
-    devices: list[DeviceId]
-    """One per tensor-parallel rank, in rank order."""
-    state: str
-    """``loading``, ``ready``, ``draining``; requests are routed to ``ready`` replicas only."""
-    generation: int
+    parts: Parts
+    state: InstanceState
+    generation: Generation
     reason: str = ""
     since_s: float = 0.0
+
+    @property
+    def devices(self) -> tuple[DeviceId, ...]:
+        """All devices of all parts."""
+        return devices_of(self.parts)
+
+    @property
+    def queue_device(self) -> DeviceId:
+        """The device whose queue takes the instance's requests."""
+        return queue_device(self.parts)
+
+    @property
+    def ready(self) -> bool:
+        return self.state is InstanceState.ACTIVE
 
 
 class AgentRecord(msgspec.Struct, frozen=True, kw_only=True):
@@ -103,6 +117,8 @@ class AgentRecord(msgspec.Struct, frozen=True, kw_only=True):
     mailbox: str
     devices: list[DeviceId]
     seen_s: float
+    protocol: int = 1
+    """The agent's :data:`prism.wire.messages.PROTOCOL_VERSION`; agents before the second said nothing."""
     pid: int = 0
     detail: dict[str, object] = {}
     """What the operator's views show: memory per device, engines, running requests."""

@@ -13,7 +13,7 @@ GROUP: Final = "schedulers"
 """Consumer group on every queue."""
 
 PLACEMENT: Final = f"{PREFIX}:placement"
-"""Hash: model name -> JSON list of replicas ``{devices, state, generation}``; written by the controller only."""
+"""Hash: model name -> JSON list of :class:`prism.store.values.Replica`; written by the controller only."""
 
 PLACEMENT_CHANGED: Final = f"{PREFIX}:placement:changed"
 """Pub/sub channel: a model name whose placement changed."""

@@ -7,13 +7,15 @@ Who talks to whom (mailboxes are ZeroMQ PULL sockets whose addresses stand in Re
     node agent --ResumeQuery, Finish, Failed--> front door
     engine worker --Tokens--> front door                 (straight: no hop on the token path)
     front door --(Redis stream entry: AdminCommand)--> controller
-    controller --Activate, Deactivate, Distribute--> node agent
+    controller --ActivateCommand, DeactivateCommand, Distribute--> node agent
     node agent --CommandResult, AgentReport--> controller
     controller --CommandResult--> front door             (answer to an AdminCommand)
 
 A request may be run by several engines one after the other. Each try is an *attempt*: the front door numbers
 them, hands the tokens it already has to the next one, and drops what a superseded attempt still sends.
-Rules of change: fields are only added, with a default; a change of meaning is a new message.
+Rules of change: fields are only added, with a default; a change of meaning is a new message, and a new
+:data:`PROTOCOL_VERSION`. All machines of a fleet speak the same version: one that does not is refused when it joins
+(:mod:`prism.supervisor.node`) and gets no work from the controller (:mod:`prism.controller.versions`).
 """
 
 from __future__ import annotations
@@ -22,9 +24,13 @@ from typing import Final
 
 import msgspec
 
+from prism.core.ids import DeviceId, NodeId, node_of
+from prism.core.instances import InstanceKey, Parts, devices_of
 from prism.core.specs import ModelSpec
+from prism.core.views import InstanceState
 
-PROTOCOL_VERSION: Final = 1
+PROTOCOL_VERSION: Final = 2
+"""2: instances have parts; commands name them by key."""
 
 
 class Message(msgspec.Struct, tag=True, tag_field="_", frozen=True, kw_only=True, omit_defaults=True):
@@ -143,16 +149,16 @@ class ResumeReply(Message, frozen=True, kw_only=True):
     """The stream has its finish reason and every token: acknowledge the request."""
 
 
-class Activate(Message, frozen=True, kw_only=True):
-    """Controller to node agent: make ``model`` ready on ``devices`` (one entry per tensor-parallel rank, in rank
-    order)."""
+class ActivateCommand(Message, frozen=True, kw_only=True):
+    """Controller to node agent: make those parts of the instance ready that stand on your machine. Every machine of
+    the instance gets one."""
 
     command: str
     """Unique id; the answer carries it and a repeated command is answered again, not carried out again."""
     reply_to: str
-    model: str
-    devices: list[str]
-    generation: int
+    key: InstanceKey
+    parts: Parts
+    """All of the instance's, on whichever machine: a part may have to find the others."""
     reason: str
     spec: ModelSpec
     """The catalog's entry as of this decision: agents hold no catalog of their own."""
@@ -160,24 +166,21 @@ class Activate(Message, frozen=True, kw_only=True):
     """Fixed KV share on each device; None: elastic."""
     mark: str = ""
     """Fingerprint of the model's weights; "": nobody knows it, they can only come from the model's folder."""
-    parts: list[bytes] = []
+    plans: list[bytes] = []
     """This node's parts of the multicasts that bring the weights (:class:`prism.transfer.session.NodePlan`, encoded),
     one per rank; none: they are here, or nobody has them."""
     peers: dict[str, str] = {}
     """Weight servers of the other nodes, for what is in the model's folder beside weights."""
 
 
-class Deactivate(Message, frozen=True, kw_only=True):
-    """Controller to node agent: let ``model`` leave ``devices``. ``carry`` moves running requests elsewhere with their
-    tokens at once; otherwise they finish first."""
+class DeactivateCommand(Message, frozen=True, kw_only=True):
+    """Controller to node agent: let your parts of the instance leave. ``carry`` moves running requests elsewhere with
+    their tokens at once; otherwise they finish first."""
 
     command: str
     reply_to: str
-    model: str
-    devices: list[str]
-    generation: int
+    key: InstanceKey
     carry: bool
-    reason: str
 
 
 class Distribute(Message, frozen=True, kw_only=True):
@@ -213,13 +216,12 @@ class AdminCommand(Message, frozen=True, kw_only=True):
 
 
 class InstanceReport(msgspec.Struct, frozen=True, kw_only=True):
-    """One model on one or more devices of the node, in an :class:`AgentReport`."""
+    """The parts of one instance that stand on the node, in an :class:`AgentReport`."""
 
-    model: str
-    generation: int
-    devices: list[str]
-    state: str
-    """``activating``, ``active`` or ``draining``."""
+    key: InstanceKey
+    parts: Parts
+    """All of the instance's; the numbers are of those on the node."""
+    state: InstanceState
     weight_bytes: int = 0
     """On each device."""
     kv_bytes: int = 0
@@ -231,8 +233,19 @@ class InstanceReport(msgspec.Struct, frozen=True, kw_only=True):
     idle_s: float = 0.0
     """How long it has had no request; 0 while it has one."""
 
+    def devices_on(self, node: NodeId) -> tuple[DeviceId, ...]:
+        """Those of the instance's devices that the numbers are of."""
+        return tuple(device for device in devices_of(self.parts) if node_of(device) == node)
 
-class DeviceState(msgspec.Struct, frozen=True, kw_only=True):
+    def as_dict(self, node: NodeId) -> dict[str, object]:
+        """For operators' views: what stands on ``node``."""
+        shown = {**msgspec.to_builtins(self), **self.key._asdict(), "devices": self.devices_on(node)}
+        shown["parts"] = [part.as_dict() for part in self.parts]
+        del shown["key"]
+        return shown
+
+
+class DeviceStatus(msgspec.Struct, frozen=True, kw_only=True):
     """One device of the node, in an :class:`AgentReport`."""
 
     id: str
@@ -282,8 +295,7 @@ class ArrivalReport(msgspec.Struct, frozen=True, kw_only=True):
 class Stillborn(msgspec.Struct, frozen=True, kw_only=True):
     """An engine that died by itself before any request had a token of it, in an :class:`AgentReport`."""
 
-    model: str
-    generation: int
+    key: InstanceKey
     reason: str
     """The engine's own words."""
 
@@ -303,9 +315,11 @@ class AgentReport(Message, frozen=True, kw_only=True):
     the agent was restarted and nothing of the old one is left."""
 
     node: str
+    protocol: int = 1
+    """The agent's :data:`PROTOCOL_VERSION`; agents before the second said nothing."""
     incarnation: str
     mailbox: str
-    devices: list[DeviceState]
+    devices: list[DeviceStatus]
     instances: list[InstanceReport]
     arrivals: dict[str, int] = {}
     """Requests per model that entered the node's device queues from a front door since the last report."""
@@ -348,8 +362,8 @@ AnyMessage = (
     | Failed
     | Cancel
     | ResumeReply
-    | Activate
-    | Deactivate
+    | ActivateCommand
+    | DeactivateCommand
     | Distribute
     | CommandResult
     | AgentReport

@@ -20,11 +20,11 @@ from prism.controller.distribution import Distribution
 from prism.controller.models import Models
 from prism.controller.nodes import Nodes
 from prism.core.effects import Activate
-from prism.core.ids import DeviceId, Generation, ModelName
+from prism.core.ids import DeviceId, Generation, ModelName, NodeId
 from prism.core.instances import InstanceKey, whole_model
 from prism.core.reasons import ReasonCode, because
 from prism.core.specs import DeviceKind
-from prism.wire.messages import AgentReport, DeviceState, PackReport
+from prism.wire.messages import AgentReport, DeviceStatus, PackReport
 
 M = ModelName("m")
 CONFIG = {
@@ -72,7 +72,7 @@ def models(tmp_path: Path) -> Models:
 
 
 def report(node: str, packs: list[PackReport]) -> AgentReport:
-    device = DeviceState(id=f"{node}/host:0", kind="host", domain="", capacity_bytes=1000, free_bytes=600)
+    device = DeviceStatus(id=f"{node}/host:0", kind="host", domain="", capacity_bytes=1000, free_bytes=600)
     mailbox, weights = f"tcp://{node}:1", f"{node}:2"
     return AgentReport(
         node=node, incarnation="one", mailbox=mailbox, devices=[device], instances=[], weights=weights, packs=packs
@@ -94,4 +94,4 @@ async def test_where_weights_come_from_is_decided_without_a_look_at_a_file(
     order = Activate(InstanceKey(M, Generation(1)), parts, because(ReasonCode.OPERATOR))
     with no_files(monkeypatch):
         supplies, sends = distribution.supply([order], images, 0.0)
-    assert len(supplies[order.key].parts) == 1 and len(sends) == 1
+    assert len(supplies[order.key][NodeId("b")].plans) == 1 and len(sends) == 1

@@ -14,6 +14,7 @@ from prism.controller.images import ModelImages, read_images
 from prism.controller.nodes import BROKEN_AFTER_S, LOST_AFTER_S, Nodes
 from prism.controller.rescue import FORGET_S, Rescue
 from prism.controller.transfers import Transfers
+from prism.controller.versions import Versions
 from prism.core.effects import Activate
 from prism.core.events import DeviceReport, NodeJoined, NodeLost, OperatorDrain
 from prism.core.ids import DeviceId, Generation, ModelName, NodeId
@@ -30,7 +31,7 @@ from prism.wire import keys
 from prism.wire.messages import (
     AgentReport,
     ArrivalReport,
-    DeviceState,
+    DeviceStatus,
     Distribute,
     LinkReport,
     PackReport,
@@ -48,7 +49,7 @@ LAYOUT = layout_name(version("sglang"), 1, 0, "auto")
 def report(node: str, *, held: str = "", network: bool = True, **more: object) -> AgentReport:
     """``held``: "memory", "disk" or nothing."""
     packs = [PackReport(model=MARK, layout=LAYOUT, nbytes=1 << 20, in_memory=held == "memory")] if held else []
-    device = DeviceState(id=f"{node}/host:0", kind="host", domain="", capacity_bytes=1000, free_bytes=600)
+    device = DeviceStatus(id=f"{node}/host:0", kind="host", domain="", capacity_bytes=1000, free_bytes=600)
     return AgentReport(
         node=node,
         incarnation="one",
@@ -84,27 +85,27 @@ def test_one_multicast_for_all_that_lack_the_model() -> None:
     _, distribution = fleet(report("a", held="memory"), report("b"), report("c"), report("d"))
     orders = [activate(node, i) for i, node in enumerate("bcd")]
     supplies, sends = distribution.supply(orders, KNOWN, 0.0)
-    plans = [parts(supplies[M, Generation(i)].parts)[0] for i in range(3)]
+    plans = [parts(supplies[M, Generation(i)][NodeId(node)].plans)[0] for i, node in enumerate("bcd")]
     assert {p.session for p in plans} == {plans[0].session}
     assert [p.node for p in plans] == ["b", "c", "d"]
     assert all(p.sources == ("a",) and p.receives for p in plans)
     assert [mailbox for mailbox, _ in sends] == ["tcp://a:1"]
     assert isinstance(sends[0][1], Distribute) and parts((sends[0][1].part,))[0].node == "a"
-    assert supplies[M, Generation(0)].peers == {"a": "a:2", "c": "c:2", "d": "d:2"}
-    assert supplies[M, Generation(0)].mark == MARK
+    assert supplies[M, Generation(0)][NodeId("b")].peers == {"a": "a:2", "c": "c:2", "d": "d:2"}
+    assert supplies[M, Generation(0)][NodeId("b")].mark == MARK
 
 
 def test_what_is_in_memory_here_comes_from_nowhere_else() -> None:
     _, distribution = fleet(report("a", held="memory"), report("b", held="memory"))
     supplies, sends = distribution.supply([activate("b", 1)], KNOWN, 0.0)
-    assert supplies[M, Generation(1)].parts == () and not sends
+    assert supplies[M, Generation(1)][NodeId("b")].plans == () and not sends
 
 
 def test_a_pack_on_disk_gives_way_only_to_a_network_known_to_be_faster() -> None:
     def from_network(disk_bytes_s: float, link_bytes_s: float) -> bool:
         rates = {"disk_bytes_s": disk_bytes_s, "link_bytes_s": link_bytes_s}
         _, distribution = fleet(report("a", held="memory"), report("b", held="disk", **rates))
-        return bool(distribution.supply([activate("b", 1)], KNOWN, 0.0)[0][M, Generation(1)].parts)
+        return bool(distribution.supply([activate("b", 1)], KNOWN, 0.0)[0][M, Generation(1)][NodeId("b")].plans)
 
     assert not from_network(0.0, 0.0)
     assert not from_network(2e9, 1e9)
@@ -114,33 +115,35 @@ def test_a_pack_on_disk_gives_way_only_to_a_network_known_to_be_faster() -> None
 
 def test_nobody_has_it_and_one_machine_alone() -> None:
     _, distribution = fleet(report("a"), report("b"))
-    assert distribution.supply([activate("b", 1)], KNOWN, 0.0)[0][M, Generation(1)].parts == ()
+    assert distribution.supply([activate("b", 1)], KNOWN, 0.0)[0][M, Generation(1)][NodeId("b")].plans == ()
     _, distribution = fleet(report("a", held="memory", network=False))
-    assert distribution.supply([activate("a", 1)], KNOWN, 0.0)[0][M, Generation(1)].peers == {}
+    assert distribution.supply([activate("a", 1)], KNOWN, 0.0)[0][M, Generation(1)][NodeId("a")].peers == {}
 
 
 def test_memory_is_the_better_source_and_unknown_weights_are_left_alone() -> None:
     _, distribution = fleet(report("a", held="disk"), report("b", held="memory"), report("c"))
     supplies, _ = distribution.supply([activate("c", 1)], KNOWN, 0.0)
-    assert parts(supplies[M, Generation(1)].parts)[0].sources == ("b",)
+    assert parts(supplies[M, Generation(1)][NodeId("c")].plans)[0].sources == ("b",)
     supplies, _ = distribution.supply([activate("c", 2)], {M: ModelImages()}, 0.0)
-    assert supplies[M, Generation(2)].parts == ()
+    assert supplies[M, Generation(2)][NodeId("c")].plans == ()
 
 
 def test_settings_that_no_engine_takes_are_the_engines_to_refuse() -> None:
     _, distribution = fleet(report("a", held="memory"), report("b"))
     wrong = {M: read_images(replace(SPEC, engine_args=(("tp_size", 2),)), MARK)}
-    assert distribution.supply([activate("b", 1)], wrong, 0.0)[0][M, Generation(1)].parts == ()
+    assert distribution.supply([activate("b", 1)], wrong, 0.0)[0][M, Generation(1)][NodeId("b")].plans == ()
 
 
 def test_who_comes_later_joins_what_runs_and_a_multicast_ends() -> None:
     nodes, distribution = fleet(report("a", held="memory"), report("b"), report("c"))
-    first = parts(distribution.supply([activate("b", 1)], KNOWN, 0.0)[0][M, Generation(1)].parts)[0]
-    late = parts(distribution.supply([activate("c", 2)], KNOWN, 1.0)[0][M, Generation(2)].parts)[0]
+    first = parts(distribution.supply([activate("b", 1)], KNOWN, 0.0)[0][M, Generation(1)][NodeId("b")].plans)[0]
+    late = parts(distribution.supply([activate("c", 2)], KNOWN, 1.0)[0][M, Generation(2)][NodeId("c")].plans)[0]
     assert late.session == first.session and late.receives == () and set(late.addresses) == {"a", "b", "c"}
     nodes.report(report("b"), 2.0)
     much_later_s = 1.0 + RUNS_S + 0.1
-    again = parts(distribution.supply([activate("b", 3)], KNOWN, much_later_s)[0][M, Generation(3)].parts)[0]
+    again = parts(distribution.supply([activate("b", 3)], KNOWN, much_later_s)[0][M, Generation(3)][NodeId("b")].plans)[
+        0
+    ]
     assert again.session != first.session
 
 
@@ -159,7 +162,7 @@ def slow_links(age_s: float = 1.0) -> list[AgentReport]:
 def plans_of(reports: list[AgentReport], now_s: float = 0.0) -> dict[str, NodePlan]:
     _, distribution = fleet(*reports)
     supplies, _ = distribution.supply([activate(node, i) for i, node in enumerate("bcd")], KNOWN, now_s)
-    return {p.node: p for s in supplies.values() for p in parts(s.parts)}
+    return {p.node: p for machines in supplies.values() for s in machines.values() for p in parts(s.plans)}
 
 
 def test_a_link_that_was_measured_to_be_slow_passes_nothing_on() -> None:
@@ -236,12 +239,12 @@ async def test_requests_of_a_lost_machine_go_to_the_inactive_queue() -> None:
     await submit(store, queue, "unread")
     nodes, _ = fleet(report("a"), report("b"))
     rescue = Rescue(store, "controller")
-    await rescue.look(nodes, 0.0)
+    await rescue.look(nodes, Versions(), 0.0)
     assert await store.lengths([queue]) == [2]
     for s in range(1, int(LOST_AFTER_S) + 2):
         nodes.silent(float(s))
     nodes.report(report("a"), LOST_AFTER_S + 1)
-    await rescue.look(nodes, LOST_AFTER_S + 1)
+    await rescue.look(nodes, Versions(), LOST_AFTER_S + 1)
     assert await store.lengths([queue, keys.INACTIVE_QUEUE]) == [0, 2]
     entries = await store.read_new([keys.INACTIVE_QUEUE], "controller", 10, 0.0)
     assert {decode(e.data).hops for e in entries} == {1}  # type: ignore[union-attr]
@@ -255,14 +258,14 @@ async def test_a_new_controller_rescues_what_nobody_has_announced_for_long() -> 
     await store.announce_agent(record("b", 9e9))
     rescue, nobody = Rescue(store, "controller"), Nodes()
     for now_s in (0.0, LOST_AFTER_S / 2, LOST_AFTER_S):
-        await rescue.look(nobody, now_s)
+        await rescue.look(nobody, Versions(), now_s)
     assert await store.lengths([queue]) == [1]
     await store.announce_agent(record("b", 9e9 + 1))  # it lives, its report has not come yet
-    await rescue.look(nobody, LOST_AFTER_S + 1)
+    await rescue.look(nobody, Versions(), LOST_AFTER_S + 1)
     assert await store.lengths([queue]) == [1]
-    await rescue.look(nobody, 2 * LOST_AFTER_S + 2)
+    await rescue.look(nobody, Versions(), 2 * LOST_AFTER_S + 2)
     assert await store.lengths([queue, keys.INACTIVE_QUEUE]) == [0, 1]
-    await rescue.look(nobody, 2 * LOST_AFTER_S + FORGET_S)
+    await rescue.look(nobody, Versions(), 2 * LOST_AFTER_S + FORGET_S)
     assert await store.agents() == []
 
 

@@ -11,12 +11,10 @@ import pytest
 from prism.controller.controller import Controller
 from prism.controller.inactive import InactiveQueue, Refusal
 from prism.controller.nodes import LOST_AFTER_S, Nodes
-from prism.controller.orders import REPEAT_S, Orders
 from prism.controller.placement import Placement
+from prism.controller.versions import Versions
 from prism.core.effects import Activate, Deactivate
 from prism.core.events import (
-    ActivationError,
-    ActivationFailed,
     ActivationFinished,
     DeactivationFinished,
     DeviceReport,
@@ -26,18 +24,19 @@ from prism.core.events import (
     NodeLost,
 )
 from prism.core.ids import DeviceId, Generation, ModelName, NodeId
-from prism.core.instances import InstanceKey, whole_model
+from prism.core.instances import InstanceKey, LayerRange, Part, Role, whole_model
 from prism.core.reasons import ReasonCode, because
 from prism.core.specs import ModelShape, ModelSpec
+from prism.core.views import InstanceState
 from prism.store.connect import open_store
 from prism.store.ledger import Ledger
 from prism.store.memory import MemoryStore
-from prism.store.values import LeaseLost
+from prism.store.values import AgentRecord, LeaseLost
 from prism.wire import keys
 from prism.wire.messages import (
+    PROTOCOL_VERSION,
     AgentReport,
-    CommandResult,
-    DeviceState,
+    DeviceStatus,
     Failed,
     InstanceReport,
     Stillborn,
@@ -51,16 +50,34 @@ SPEC = ModelSpec(M, "/m", 1.0, 0.1, 100, ModelShape(1, 8, 1, 1, 8, 16, 10), 128)
 REASON = because(ReasonCode.DEMAND)
 
 
-def report(*instances: InstanceReport, incarnation: str = "one") -> AgentReport:
-    state = DeviceState(id=D, kind="host", domain="", capacity_bytes=1000, free_bytes=600, memory_short_s=0.3)
+STAGES = (
+    Part((D,), LayerRange(0, 1), Role.STAGE),
+    Part((DeviceId("n2/host:0"),), LayerRange(1, 2), Role.STAGE),
+)
+
+
+def report(*instances: InstanceReport, incarnation: str = "one", node: str = "n1") -> AgentReport:
+    state = DeviceStatus(
+        id=f"{node}/host:0", kind="host", domain="", capacity_bytes=1000, free_bytes=600, memory_short_s=0.3
+    )
     devices = [state]
     return AgentReport(
-        node="n1", incarnation=incarnation, mailbox="ipc:///a", devices=devices, instances=list(instances)
+        node=node,
+        protocol=PROTOCOL_VERSION,
+        incarnation=incarnation,
+        mailbox="ipc:///a",
+        devices=devices,
+        instances=list(instances),
     )
 
 
-def instance(state: str, generation: int = 1) -> InstanceReport:
-    return InstanceReport(model=M, generation=generation, devices=[D], state=state, weight_bytes=100, running=2)
+def instance(state: InstanceState, generation: int = 1) -> InstanceReport:
+    return InstanceReport(key=key(generation), parts=whole_model([D]), state=state, weight_bytes=100, running=2)
+
+
+def stage(generation: int) -> InstanceReport:
+    """Both machines' part of an instance on two."""
+    return InstanceReport(key=key(generation), parts=STAGES, state=InstanceState.ACTIVE, weight_bytes=100, running=2)
 
 
 def key(generation: int) -> InstanceKey:
@@ -72,7 +89,7 @@ def kinds(events: list) -> list[type]:
 
 
 def test_a_new_node_joins_with_what_it_serves() -> None:
-    events = Nodes().report(report(instance("active"), instance("activating", 2)), 0.0)
+    events = Nodes().report(report(instance(InstanceState.ACTIVE), instance(InstanceState.ACTIVATING, 2)), 0.0)
     assert kinds(events) == [NodeJoined, InstanceFound, DeviceReport]
     loads = events[-1].instances
     assert [(x.key.generation, x.running) for x in loads] == [(1, 2), (2, 2)]
@@ -81,49 +98,51 @@ def test_a_new_node_joins_with_what_it_serves() -> None:
 
 def test_an_instance_that_vanishes_from_the_reports_is_lost_once() -> None:
     nodes = Nodes()
-    nodes.report(report(instance("active")), 0.0)
+    nodes.report(report(instance(InstanceState.ACTIVE)), 0.0)
     assert kinds(nodes.report(report(), 1.0)) == [InstanceLost, DeviceReport]
     assert kinds(nodes.report(report(), 2.0)) == [DeviceReport]
 
 
 def test_an_instance_that_dies_between_the_answer_and_the_next_report_is_lost() -> None:
     nodes = Nodes()
-    nodes.report(report(instance("activating")), 0.0)
-    nodes.answered(key(1), [D])
+    nodes.report(report(instance(InstanceState.ACTIVATING)), 0.0)
+    nodes.answered(key(1), whole_model([D]))
     assert kinds(nodes.report(report(), 1.0)) == [InstanceLost, DeviceReport]
-    nodes.answered(key(2), [D])
-    assert kinds(nodes.report(report(instance("active", 2)), 2.0)) == [DeviceReport], "the answer has said so"
-    assert kinds(nodes.report(report(instance("draining", 2)), 3.0)) == [DeviceReport]
+    nodes.answered(key(2), whole_model([D]))
+    assert kinds(nodes.report(report(instance(InstanceState.ACTIVE, 2)), 2.0)) == [DeviceReport], (
+        "the answer has said so"
+    )
+    assert kinds(nodes.report(report(instance(InstanceState.DRAINING, 2)), 3.0)) == [DeviceReport]
     assert kinds(nodes.report(report(), 4.0)) == [DeviceReport], "it left"
 
 
 def test_a_lost_instance_comes_with_what_its_engine_said() -> None:
     nodes = Nodes()
-    nodes.report(report(instance("active"), instance("active", 2)), 0.0)
-    died = msgspec.structs.replace(report(), stillborn=[Stillborn(model=M, generation=2, reason="no logits")])
+    nodes.report(report(instance(InstanceState.ACTIVE), instance(InstanceState.ACTIVE, 2)), 0.0)
+    died = msgspec.structs.replace(report(), stillborn=[Stillborn(key=key(2), reason="no logits")])
     lost = [e for e in nodes.report(died, 1.0) if isinstance(e, InstanceLost)]
     assert [(e.key.generation, e.stillborn) for e in lost] == [(1, ""), (2, "no logits")]
 
 
 def test_a_failed_activation_is_no_loss() -> None:
     nodes = Nodes()
-    nodes.report(report(instance("activating")), 0.0)
+    nodes.report(report(instance(InstanceState.ACTIVATING)), 0.0)
     assert kinds(nodes.report(report(), 1.0)) == [DeviceReport]
 
 
 def test_a_restarted_agent_has_lost_everything_before_it_joins_again() -> None:
     nodes = Nodes()
-    nodes.report(report(instance("active")), 0.0)
+    nodes.report(report(instance(InstanceState.ACTIVE)), 0.0)
     assert kinds(nodes.report(report(incarnation="two"), 1.0)) == [NodeLost, NodeJoined, DeviceReport]
 
 
 def test_a_silent_node_is_lost_and_its_mailbox_forgotten() -> None:
     nodes = Nodes()
     nodes.report(report(), 0.0)
-    assert nodes.mailbox_of(D) == "ipc:///a"
+    assert nodes.mailbox_of(NodeId("n1")) == "ipc:///a"
     assert [nodes.silent(s) for s in range(1, int(LOST_AFTER_S) + 1)] == [[]] * int(LOST_AFTER_S)
     assert nodes.silent(LOST_AFTER_S + 0.1) == [NodeLost(NodeId("n1"))]
-    assert nodes.mailbox_of(D) is None
+    assert nodes.mailbox_of(NodeId("n1")) is None
 
 
 def test_a_controller_that_stood_still_does_not_take_the_others_for_silent() -> None:
@@ -160,39 +179,58 @@ async def test_a_lease_that_ended_unnoticed_is_taken_again_unless_another_had_it
     controller.outbox.close()
 
 
-def test_orders_are_repeated_until_answered_and_answered_once() -> None:
-    outbox = NotedOutbox()
-    orders = Orders(outbox, "ipc:///c")  # type: ignore[arg-type]
-    orders.send(Activate(key(4), whole_model([D]), REASON), SPEC, "ipc:///a", 0.0)
-    orders.repeat(REPEAT_S / 2)
-    assert len(outbox.sent) == 1
-    orders.repeat(REPEAT_S)
-    (_, first), (_, second) = outbox.sent
-    assert first == second
-    result = CommandResult(command=first.command, ok=True, phases={"total": 0.2})  # type: ignore[attr-defined]
-    assert orders.answer(result, 1.0) == (ActivationFinished(key(4), 0.2), result)
-    assert orders.answer(result, 1.0) is None
-    orders.repeat(100.0)
-    assert len(outbox.sent) == 2
+@pytest.mark.parametrize("first", ["n1", "n2"])
+def test_an_instance_on_two_machines_is_found_when_both_have_shown_it(first: str) -> None:
+    nodes = Nodes()
+    other = "n2" if first == "n1" else "n1"
+    assert kinds(nodes.report(report(stage(1), node=first), 0.0)) == [NodeJoined, DeviceReport]
+    found = nodes.report(report(stage(1), node=other), 1.0)
+    assert kinds(found) == [NodeJoined, InstanceFound, DeviceReport] and found[1] == InstanceFound(key(1), STAGES)
+    assert kinds(nodes.report(report(stage(1), node=first), 2.0)) == [DeviceReport]
 
 
-def test_answers_say_why_an_activation_failed() -> None:
-    outbox = NotedOutbox()
-    orders = Orders(outbox, "ipc:///c")  # type: ignore[arg-type]
-    for error, expected in (("no_memory", ActivationError.NO_MEMORY), ("internal", ActivationError.ENGINE_DIED)):
-        orders.send(Activate(key(1), whole_model([D]), REASON), SPEC, "ipc:///a", 0.0)
-        command = outbox.sent[-1][1].command  # type: ignore[attr-defined]
-        answer = orders.answer(CommandResult(command=command, ok=False, error=error, detail={"detail": "x"}), 1.0)
-        assert answer is not None and answer[0] == ActivationFailed(key(1), expected, "x")
+def test_requests_are_counted_where_the_queue_is() -> None:
+    nodes = Nodes()
+    loads = [nodes.report(report(stage(1), node=node), 0.0)[-1].instances[0] for node in ("n1", "n2")]
+    assert [load.running for load in loads] == [2, 0]
 
 
-def test_orders_to_a_lost_node_end() -> None:
-    outbox = NotedOutbox()
-    orders = Orders(outbox, "ipc:///c")  # type: ignore[arg-type]
-    orders.send(Deactivate(key(1), whole_model([D]), False, REASON), None, "ipc:///a", 0.0)
-    orders.node_lost(NodeId("n1"))
-    orders.repeat(100.0)
-    assert len(outbox.sent) == 1
+def test_an_instance_that_loses_a_part_is_lost_once_and_the_rest_of_it_is_a_stray() -> None:
+    nodes = Nodes()
+    for node in ("n1", "n2"):
+        nodes.report(report(stage(1), node=node), 0.0)
+    assert nodes.strays(0.0) == []
+    assert nodes.report(report(node="n2"), 1.0)[0] == InstanceLost(key(1))
+    assert nodes.strays(1.0) == [(key(1), ["n1"])]
+    assert kinds(nodes.report(report(stage(1), node="n1"), 2.0)) == [DeviceReport]
+    assert kinds(nodes.report(report(node="n1"), 3.0)) == [DeviceReport], "the scheduler was told already"
+    assert nodes.strays(3.0) == []
+
+
+def test_a_lost_machine_leaves_strays_behind() -> None:
+    nodes = Nodes()
+    for node in ("n1", "n2"):
+        nodes.report(report(stage(1), node=node), 0.0)
+    assert kinds(nodes.report(report(node="n2", incarnation="two"), 1.0))[0] is NodeLost
+    assert nodes.strays(1.0) == [(key(1), ["n1"])]
+
+
+def test_parts_whose_others_are_never_heard_of_are_strays_after_a_while() -> None:
+    nodes = Nodes()
+    nodes.report(report(stage(1), node="n1"), 0.0)
+    assert nodes.strays(1.0) == []
+    assert nodes.strays(1.0 + LOST_AFTER_S) == []
+    assert nodes.strays(1.1 + LOST_AFTER_S) == [(key(1), ["n1"])]
+
+
+def test_an_agent_of_another_version_is_refused_and_named_once(caplog: pytest.LogCaptureFixture) -> None:
+    versions = Versions()
+    assert versions.agree(report())
+    older = msgspec.structs.replace(report(), protocol=1)
+    assert not versions.agree(older) and not versions.agree(older)
+    versions.look(AgentRecord(node=NodeId("n2"), mailbox="ipc:///b", devices=[], seen_s=0.0))
+    assert ["n1" in caplog.messages[0], "n2" in caplog.messages[1], len(caplog.messages)] == [True, True, 2]
+    assert f"version 1 of Prism's messages, this controller version {PROTOCOL_VERSION}" in caplog.messages[0]
 
 
 async def test_waiting_requests_are_moved_refused_or_cancelled() -> None:

@@ -12,7 +12,8 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
-from prism.core.ids import DeviceId, ModelName, NodeId
+from prism.core.ids import DeviceId, Generation, ModelName, NodeId
+from prism.core.instances import InstanceKey, whole_model
 from prism.core.specs import DeviceKind, DeviceSpec, ModelShape, ModelSpec
 from prism.engine import boot, cuda_stub
 from prism.engine.api import Work
@@ -161,11 +162,16 @@ class Rig:
             engine_args=tuple(engine_args.items()),
         )
 
+    async def activate(self, spec: ModelSpec, devices: Sequence[DeviceId], **kwargs: Any) -> EngineHandle:
+        """A new instance of ``spec`` as one part on ``devices``."""
+        key, (part,) = InstanceKey(spec.name, Generation(next(self._numbers))), whole_model(devices)
+        return await self.pool.activate(key, spec, part, **kwargs)
+
     @asynccontextmanager
     async def engine(self, name: str, *devices: int, **kwargs: Any) -> AsyncIterator[EngineHandle]:
         """``name`` active on ``devices`` (default: the first), deactivated at the end."""
         where = [self.devices[i] for i in devices or (0,)]
-        handle = await self.pool.activate(self.spec(name, tp=len(where)), where, **kwargs)
+        handle = await self.activate(self.spec(name, tp=len(where)), where, **kwargs)
         try:
             yield handle
         finally:

@@ -59,7 +59,7 @@ async def test_shared_prefixes(rig: Rig, name: str) -> None:
 async def test_resumed_in_mid_answer_after_the_engine_was_killed(rig: Rig, name: str) -> None:
     p = prompt(6)
     expected = rig.reference(name, p, NEW)
-    first = await rig.pool.activate(rig.spec(name), [rig.devices[0]])
+    first = await rig.activate(rig.spec(name), [rig.devices[0]])
     rids = [rig.submit(first, tokenized(f"resume-{name}-{i}", prompt(6 + i), NEW)) for i in range(4)]
     await rig.wait_tokens(rids[0], 5)
     watching = asyncio.create_task(until_died(first))

@@ -56,7 +56,7 @@ def make_model(family: str, folder: Path, like: Path) -> Path:
 
 
 async def answer(rig: Rig, path: Path, asked: tuple[int, ...], from_image: bool, **engine_args: Any) -> list[int]:
-    handle = await rig.pool.activate(rig.spec_at(path, **engine_args), [rig.devices[0]])
+    handle = await rig.activate(rig.spec_at(path, **engine_args), [rig.devices[0]])
     try:
         assert handle.info.from_image is from_image
         return await rig.ask(handle, tokenized("", asked, NEW))

@@ -13,8 +13,9 @@ from typing import Any
 import psutil
 import pytest
 
-from prism.core.ids import DeviceId
-from prism.engine.errors import ActivationCause, ActivationError, EngineGone
+from prism.core.ids import DeviceId, Generation
+from prism.core.instances import InstanceKey, LayerRange, Part, Role
+from prism.engine.errors import ActivationCause, CannotActivate, EngineGone
 from prism.engine.events import Finished, Load
 from tests.engine.rig import DEVICE_BYTES, Rig, prompt, tokenized, until_died
 from tests.patience import PATIENCE_S, happens
@@ -105,8 +106,8 @@ def broken(rig: Rig, folder: Path, **changes: Any) -> Path:
 
 
 async def fails(rig: Rig, path: Path, cause: ActivationCause, **kwargs: Any) -> str:
-    with pytest.raises(ActivationError) as caught:
-        await rig.pool.activate(rig.spec_at(path), [rig.devices[0]], **kwargs)
+    with pytest.raises(CannotActivate) as caught:
+        await rig.activate(rig.spec_at(path), [rig.devices[0]], **kwargs)
     assert caught.value.cause is cause, caught.value
     assert rig.free_bytes() == DEVICE_BYTES, "nothing of the attempt is left"
     return caught.value.detail
@@ -143,8 +144,8 @@ async def test_models_that_cannot_be_activated_say_why(rig: Rig, tmp_path: Path)
 
 async def test_an_unmanaged_kv_layout_is_refused(rig: Rig) -> None:
     spec = rig.spec("demo-llama", kv_cache_dtype="fp8_e5m2")
-    with pytest.raises(ActivationError) as caught:
-        await rig.pool.activate(spec, [rig.devices[0]])
+    with pytest.raises(CannotActivate) as caught:
+        await rig.activate(spec, [rig.devices[0]])
     assert caught.value.cause is ActivationCause.UNSUPPORTED, caught.value
     assert rig.free_bytes() == DEVICE_BYTES
 
@@ -152,28 +153,38 @@ async def test_an_unmanaged_kv_layout_is_refused(rig: Rig) -> None:
 async def test_models_larger_than_the_device_or_its_free_memory(rig: Rig) -> None:
     spec = rig.spec("demo-llama")
     large = type(spec)(**{f: getattr(spec, f) for f in spec.__dataclass_fields__} | {"weight_bytes": 1 << 40})
-    with pytest.raises(ActivationError) as caught:
-        await rig.pool.activate(large, [rig.devices[0]])
+    with pytest.raises(CannotActivate) as caught:
+        await rig.activate(large, [rig.devices[0]])
     assert caught.value.cause is ActivationCause.TOO_LARGE
 
     account = rig.pool.memory[rig.devices[0]]
     with account.register("resident") as resident:
         resident.reserve(DEVICE_BYTES - (4 << 20), "staging")
-        with pytest.raises(ActivationError) as caught:
-            await rig.pool.activate(spec, [rig.devices[0]])
+        with pytest.raises(CannotActivate) as caught:
+            await rig.activate(spec, [rig.devices[0]])
         assert caught.value.cause is ActivationCause.OUT_OF_MEMORY
     assert rig.free_bytes() == DEVICE_BYTES
 
 
 async def test_wrong_devices_are_refused(rig: Rig) -> None:
-    for devices in ([], [rig.devices[0]] * 2, [DeviceId("local/host:7")]):
-        with pytest.raises(ActivationError):
-            await rig.pool.activate(rig.spec("demo-llama"), devices)
+    for devices in (rig.devices, [DeviceId("local/host:7")]):
+        with pytest.raises(CannotActivate):
+            await rig.activate(rig.spec("demo-llama"), devices)
+
+
+@pytest.mark.parametrize(
+    ("layers", "role"), [(None, Role.PREFILL), (None, Role.DECODE), (LayerRange(0, 1), Role.STAGE)], ids=str
+)
+async def test_parts_that_no_engine_can_run_are_refused(rig: Rig, layers: LayerRange | None, role: Role) -> None:
+    spec, part = rig.spec("demo-llama"), Part((rig.devices[0],), layers, role)
+    with pytest.raises(CannotActivate, match=f"role {role}") as caught:
+        await rig.pool.activate(InstanceKey(spec.name, Generation(1)), spec, part)
+    assert caught.value.cause is ActivationCause.UNSUPPORTED
 
 
 async def test_a_killed_engine_frees_everything_and_the_pool_refills(rig: Rig) -> None:
     for device in (0, 1):
-        handle = await rig.pool.activate(rig.spec("demo-qwen3"), [rig.devices[device]])
+        handle = await rig.activate(rig.spec("demo-qwen3"), [rig.devices[device]])
         rid = rig.submit(handle, tokenized("", prompt(1), 1000))
         await rig.wait_tokens(rid, 5)
         assert rig.free_bytes(device) < DEVICE_BYTES
@@ -188,7 +199,7 @@ async def test_a_killed_engine_frees_everything_and_the_pool_refills(rig: Rig) -
 
 
 async def test_one_killed_rank_ends_the_whole_engine(rig: Rig) -> None:
-    handle = await rig.pool.activate(rig.spec("demo-llama", tp=2), rig.devices)
+    handle = await rig.activate(rig.spec("demo-llama", tp=2), rig.devices)
     rid = rig.submit(handle, tokenized("", prompt(1), 1000))
     await rig.wait_tokens(rid, 5)
     pids = handle.pids
@@ -199,7 +210,7 @@ async def test_one_killed_rank_ends_the_whole_engine(rig: Rig) -> None:
 
 
 async def test_deactivation_returns_what_was_running(rig: Rig) -> None:
-    handle = await rig.pool.activate(rig.spec("demo-llama"), [rig.devices[0]])
+    handle = await rig.activate(rig.spec("demo-llama"), [rig.devices[0]])
     rids = [rig.submit(handle, tokenized("", prompt(i), 1000)) for i in range(3)]
     await rig.wait_tokens(rids[0], 3)
     assert sorted(await handle.deactivate()) == sorted(rids)
@@ -208,7 +219,7 @@ async def test_deactivation_returns_what_was_running(rig: Rig) -> None:
 
 
 async def test_deactivation_with_grace_lets_requests_finish(rig: Rig) -> None:
-    handle = await rig.pool.activate(rig.spec("demo-llama"), [rig.devices[0]])
+    handle = await rig.activate(rig.spec("demo-llama"), [rig.devices[0]])
     p = prompt(1)
     rid = rig.submit(handle, tokenized("", p, 40))
     assert await handle.deactivate(grace_s=PATIENCE_S) == []
@@ -229,7 +240,7 @@ async def test_an_idle_engine_holds_one_page_and_reports_its_load(rig: Rig) -> N
 
 async def test_closing_the_pool_leaves_no_process(rig: Rig) -> None:
     before = {p.pid for p in psutil.process_iter() if is_worker(p)}
-    handle = await rig.pool.activate(rig.spec("demo-llama"), [rig.devices[0]])
+    handle = await rig.activate(rig.spec("demo-llama"), [rig.devices[0]])
     rig.submit(handle, tokenized("", prompt(1), 1000))
     assert before
     await rig.pool.close()

@@ -42,7 +42,7 @@ def wide_model(tmp_path: Path, demo_models: Path) -> Path:
 async def test_answers_are_exact_and_shared_prefixes_hit(rig: Rig, wide_model: Path) -> None:
     base = prompt(5, 60)
     family = [base, base, base[:40], (*base, 11, 12, 13), (*base[:50], 99, 98), *(prompt(30 + i, 25) for i in range(4))]
-    handle = await rig.pool.activate(rig.spec_at(wide_model), [rig.devices[0]])
+    handle = await rig.activate(rig.spec_at(wide_model), [rig.devices[0]])
     try:
         for _ in range(2):  # the second time, prefixes are cached
             rids = [rig.submit(handle, tokenized("", p, NEW)) for p in family]
@@ -57,7 +57,7 @@ async def test_answers_are_exact_and_shared_prefixes_hit(rig: Rig, wide_model: P
 async def test_memory_held_is_what_own_blocks_need_and_a_lowered_limit_is_met(rig: Rig, wide_model: Path) -> None:
     """Six requests of 80 + 40 tokens need four blocks each; the limit then leaves room for one request."""
     prompts = [prompt(20 + i, 80) for i in range(6)]
-    handle = await rig.pool.activate(rig.spec_at(wide_model), [rig.devices[0]])
+    handle = await rig.activate(rig.spec_at(wide_model), [rig.devices[0]])
     try:
         rids = [rig.submit(handle, tokenized("", p, NEW)) for p in prompts]
         await rig.wait_tokens(rids[-1], 25)

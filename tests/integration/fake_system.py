@@ -88,8 +88,8 @@ class Front:
             late="serve",
             payload=msgspec.msgpack.encode(fields),
         )
-        ready = [r for r in (await self.store.placement()).get(ModelName(model), []) if r.state == "ready"]
-        queue = keys.device_queue(ready[0].devices[0]) if ready else keys.INACTIVE_QUEUE
+        ready = [r for r in (await self.store.placement()).get(ModelName(model), []) if r.ready]
+        queue = keys.device_queue(ready[0].queue_device) if ready else keys.INACTIVE_QUEUE
         await self.store.add(queue, id, encode(submission))
         return answer
 
@@ -179,7 +179,7 @@ class System:
     tasks: dict[str, asyncio.Task[None]]
 
     def engines(self, name: str) -> list[FakeHandle]:
-        return [h for p in self.pools for h in p.handles if h.model == name and h.alive]
+        return [h for p in self.pools for h in p.handles if h.key.model == name and h.alive]
 
     async def left(self) -> int:
         queues = [keys.INACTIVE_QUEUE, *(keys.device_queue(d.id) for a in self.agents for d in a.devices)]

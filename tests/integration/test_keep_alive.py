@@ -58,7 +58,7 @@ async def test_the_numbers_of_a_model_come_before_the_word_that_it_serves(
         await ended(await system.front.ask("a"))
         answer = next(i for i, m in enumerate(sent) if isinstance(m, CommandResult))
         report = sent[answer - 1]
-        assert isinstance(report, AgentReport) and [i.state for i in report.instances] == ["active"]
+        assert isinstance(report, AgentReport) and [i.state for i in report.instances] == ["ready"]
 
 
 async def test_operators_see_a_model_that_came_without_waiting_for_the_next_view(
@@ -74,4 +74,4 @@ async def test_operators_see_a_model_that_came_without_waiting_for_the_next_view
         async with asyncio.timeout(PATIENCE_S):
             while not (view := await system.store.doc("cluster")):
                 await asyncio.sleep(LOOK_S)
-        assert [i["state"] for i in json.loads(view)["instances"]] == ["active"]
+        assert [i["state"] for i in json.loads(view)["instances"]] == ["ready"]

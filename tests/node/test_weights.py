@@ -11,7 +11,8 @@ import numpy as np
 import pytest
 from safetensors.numpy import save_file
 
-from prism.core.ids import ModelName
+from prism.core.ids import DeviceId, Generation, ModelName
+from prism.core.instances import InstanceKey, whole_model
 from prism.core.specs import ModelShape, ModelSpec
 from prism.node.weights import NodeWeights
 from prism.policy.multicast.planner import PlanRequest, plan
@@ -23,7 +24,7 @@ from prism.weights.folders.fingerprint import fingerprint
 from prism.weights.packs.blocks import TensorPlan, plan_blocks
 from prism.weights.packs.format import PackKey
 from prism.weights.store.weight_store import WeightStore
-from prism.wire.messages import Activate
+from prism.wire.messages import ActivateCommand
 from tests.patience import happens
 
 SECRET = b"secret"
@@ -60,18 +61,17 @@ class Pair:
     def addresses(self) -> dict[str, str]:
         return {n: side.server.address for n, side in self.sides.items()}
 
-    def order(self, path: Path, *parts: bytes) -> Activate:
+    def order(self, path: Path, *plans: bytes) -> ActivateCommand:
         spec = ModelSpec(ModelName("m"), str(path), 1.0, 0.1, 100, SHAPE, 128)
-        return Activate(
+        return ActivateCommand(
             command="c",
             reply_to="",
-            model="m",
-            devices=["b/host:0"],
-            generation=1,
+            key=InstanceKey(ModelName("m"), Generation(1)),
+            parts=whole_model([DeviceId("b/host:0")]),
             reason="",
             spec=spec,
             mark=self.mark,
-            parts=list(parts),
+            plans=list(plans),
             peers={"a": self.addresses["a"]},
         )
 

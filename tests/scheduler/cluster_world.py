@@ -121,7 +121,7 @@ class World:
         assert len(here) < max(2, self.settings.max_replicas), "too many instances"
         self.migrations += effect.reason.code is ReasonCode.MIGRATION
         self.activations += 1
-        self.live[key] = Live(effect.devices, spec.shard_weight_bytes, "activating", self.now)
+        self.live[key] = Live(effect.devices, spec.shard_weight_bytes, "loading", self.now)
         for device in effect.devices:
             assert self.weights_on(device) <= self.devices[device].memory_bytes, "over the device's capacity"
 
@@ -137,7 +137,7 @@ class World:
         assert instance.state != "draining" or hurried, "told to leave twice"
         if code in EVICTIONS and not hurried:
             assert effect.model not in self.pinned, "a pinned model was evicted"
-            assert instance.state == "active" and not self.inactive.get(effect.model)
+            assert instance.state == "ready" and not self.inactive.get(effect.model)
             rested = self.now - instance.since_s >= self.settings.min_residency_s
             assert instance.served or instance.running or rested, "evicted before it served"
         if code is ReasonCode.MAKE_ROOM:
@@ -149,7 +149,7 @@ class World:
         return self._to_inactive(effect.model, back)
 
     def _route(self, model: ModelName, devices: tuple[DeviceId, ...]) -> list[ClusterEvent]:
-        active = [i for k, i in self.live.items() if k[0] == model and i.state == "active"]
+        active = [i for k, i in self.live.items() if k[0] == model and i.state == "ready"]
         assert set(devices) <= {i.devices[0] for i in active}, "a route to where the model does not serve"
         self.routes[model] = devices
         if not devices or not self.inactive.get(model):
@@ -196,7 +196,7 @@ class World:
     def arrive(self, model: ModelName, count: int = 1) -> None:
         self.arrived += count
         self.send(Arrivals(model, count))
-        active = [i for k, i in self.live.items() if k[0] == model and i.state == "active"]
+        active = [i for k, i in self.live.items() if k[0] == model and i.state == "ready"]
         serving = [i for i in active if i.devices[0] in self.routes.get(model, ())]
         if serving:
             for place in range(count):
@@ -207,8 +207,8 @@ class World:
 
     def activated(self, key: InstanceKey, seconds: float = 0.5) -> None:
         instance = self.live[key]
-        if instance.state == "activating":
-            instance.state, instance.since_s, instance.used_s = "active", self.now, self.now
+        if instance.state == "loading":
+            instance.state, instance.since_s, instance.used_s = "ready", self.now, self.now
             self.send(ActivationFinished(key, seconds))
 
     def failed(self, key: InstanceKey, error: ActivationError) -> None:
@@ -233,7 +233,7 @@ class World:
             InstanceLoad(k, i.weight, 10, 0 if i.running else 10, *_split(len(i.running)), i.served,
                       0.0 if i.running else self.now - i.used_s)
             for k, i in self.live.items()
-            if device in i.devices and i.state != "activating"
+            if device in i.devices and i.state != "loading"
         )  # fmt: skip
         capacity = self.devices[device].memory_bytes
         self.send(DeviceReport(device, capacity, capacity - self.weights_on(device), loads))
@@ -251,11 +251,11 @@ class World:
         for key, instance in list(self.live.items()):
             if key not in self.live:
                 continue
-            if instance.state == "activating" and self.now - instance.since_s >= activation_s:
+            if instance.state == "loading" and self.now - instance.since_s >= activation_s:
                 self.activated(key)
             elif instance.state == "draining":
                 self.gone(key)
-            elif instance.state == "active":
+            elif instance.state == "ready":
                 self.serve(key)
         for device in list(self.devices):
             self.report(device)
@@ -265,9 +265,7 @@ class World:
         for key, instance in self.live.items():
             known = self.scheduler.books.loaded[key]
             assert known.devices == instance.devices
-            assert {"activating": "activating", "active": "active", "draining": "draining"}[
-                instance.state
-            ] == known.state
+            assert instance.state == known.state
         in_flight = sum(len(i.running) for i in self.live.values())
         waiting = sum(len(w) for w in self.inactive.values())
         assert self.arrived == self.finished + self.refused + in_flight + waiting, "a request was lost"

@@ -69,7 +69,7 @@ class Instance:
 
     devices: tuple[DeviceId, ...]
     pages: int
-    state: str = "activating"
+    state: str = "loading"
     queue: list[Ask] = field(default_factory=list)
     running: list[Ask] = field(default_factory=list)
     served: int = 0
@@ -141,7 +141,7 @@ class PagedWorld:
     def _place(self, ask: Ask) -> None:
         for device in self.routes.get(ask.model, ()):
             key = next((k for k, i in self.live.items() if k[0] == ask.model and i.devices[0] == device), None)
-            if key is not None and self.live[key].state == "active":
+            if key is not None and self.live[key].state == "ready":
                 self.live[key].queue.append(ask)
                 self._begin(device)
                 return
@@ -167,7 +167,7 @@ class PagedWorld:
         """Start what waits on the device as far as there is memory for its KV."""
         self._feed(device)
         for key, instance in self.live.items():
-            while instance.devices[0] == device and instance.state == "active" and instance.queue:
+            while instance.devices[0] == device and instance.state == "ready" and instance.queue:
                 if instance.running and (self._short[device] or self.free_pages(device) < 1):
                     break
                 ask = instance.queue.pop(0)
@@ -201,8 +201,8 @@ class PagedWorld:
 
     def _loaded(self, key: InstanceKey, seconds: float) -> None:
         instance = self.live[key]
-        if instance.state == "activating":
-            instance.state, instance.used_s = "active", self.now
+        if instance.state == "loading":
+            instance.state, instance.used_s = "ready", self.now
             self.tell(ActivationFinished(key, seconds))
             self._soon(instance.devices[0])
         else:
@@ -222,7 +222,7 @@ class PagedWorld:
                       len(i.running), len(i.queue), i.served,
                       0.0 if i.running or i.queue else self.now - i.used_s)
             for k, i in self.live.items()
-            if device in i.devices and i.state != "activating"
+            if device in i.devices and i.state != "loading"
         )  # fmt: skip
         self.tell(DeviceReport(device, self.memory_pages * PAGE, self.free_pages(device) * PAGE, loads))
 
@@ -285,9 +285,9 @@ class PagedWorld:
                 assert ask.began_s is not None
                 ask.left_s = max(0.01, ask.left_s - (self.now - ask.began_s))
             back, instance.running = back + instance.running, []
-        if instance.state == "active":
+        if instance.state == "ready":
             instance.state = "draining"
-        elif instance.state == "activating":
+        elif instance.state == "loading":
             instance.state = "draining"
             return []
         if instance.state == "draining":

@@ -34,4 +34,4 @@ def reasons(w: World, kind: type) -> list[tuple[str, ReasonCode]]:
 
 
 def on(w: World, model: ModelName) -> tuple[DeviceId, ...]:
-    return next(i.devices for k, i in w.live.items() if k[0] == model and i.state == "active")
+    return next(i.devices for k, i in w.live.items() if k[0] == model and i.state == "ready")

@@ -144,7 +144,7 @@ def test_a_passing_failure_is_tried_again_with_growing_pauses_then_refused_with_
     started = []
     while not reasons(w, RefuseWaiting):
         for key, instance in list(w.live.items()):
-            if instance.state == "activating":
+            if instance.state == "loading":
                 started.append(w.now)
                 w.failed(key, ActivationError.ENGINE_DIED)
         w.pass_time(0.1)

@@ -66,7 +66,7 @@ class ClusterMachine(RuleBasedStateMachine):
         instance = self.w.live[key]
         if instance.state == "draining":
             self.w.gone(key)
-        elif instance.state == "active":
+        elif instance.state == "ready":
             self.w.serve(key)
         elif data.draw(st.booleans()):
             self.w.activated(key)

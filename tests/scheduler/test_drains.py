@@ -69,7 +69,7 @@ def drain(w: World, *devices: DeviceId, carry: bool = False) -> None:
 
 
 def coming(w: World) -> dict[InstanceKey, tuple[DeviceId, ...]]:
-    return {key: i.devices for key, i in w.live.items() if i.state == "activating"}
+    return {key: i.devices for key, i in w.live.items() if i.state == "loading"}
 
 
 def test_what_leaves_one_device_does_not_go_to_another_that_is_to_be_empty_too() -> None:
@@ -117,7 +117,7 @@ def test_a_new_place_that_is_lost_is_replaced_by_another() -> None:
 def test_a_model_that_fails_everywhere_else_leaves_all_the_same() -> None:
     w = two_machines()
     drain(w, GB0)
-    while w.live[(A, Generation(1))].state == "active":
+    while w.live[(A, Generation(1))].state == "ready":
         for key in coming(w):
             w.failed(key, ActivationError.ENGINE_DIED)
         w.pass_time(1.0)
@@ -132,7 +132,7 @@ def test_what_is_found_on_a_device_that_is_to_be_empty_moves_too() -> None:
     drain(w, GB1)
     found = InstanceKey(A, Generation(7))
     w.ever.add(found)
-    w.live[found] = Live((GB1,), 300, "active", w.now)
+    w.live[found] = Live((GB1,), 300, "ready", w.now)
     w.send(InstanceFound(found, whole_model([GB1])))
     w.arrive(A)
     w.report(GB1)

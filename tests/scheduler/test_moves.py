@@ -50,7 +50,7 @@ def beside(
         _report(w, neighbour_kv_bytes, dict(zip((A, B), waiting, strict=True)), short_s)
         w.pass_time(0.5)
         for key, instance in list(w.live.items()):
-            if instance.state == "activating":
+            if instance.state == "loading":
                 w.activated(key)
     return w
 

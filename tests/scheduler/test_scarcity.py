@@ -67,7 +67,7 @@ def test_a_pressed_device_sheds_a_model_to_an_empty_one() -> None:
         w.send(DeviceReport(GB0, 1000, 100, loads))
         w.pass_time(0.5)
         for key, instance in list(w.live.items()):
-            if instance.state == "activating":
+            if instance.state == "loading":
                 w.activated(key)
     moved = [e for _, e in w.log if isinstance(e, Activate) and e.reason.code is ReasonCode.MIGRATION]
     assert len(moved) == 1
@@ -138,7 +138,7 @@ def _load(w: World, model: ModelName, running: int, waiting: int) -> None:
     w.pass_time(1.0)
     w.send(Arrivals(model, 4))
     for key, instance in list(w.live.items()):
-        if instance.state == "active" and key[0] == model:
+        if instance.state == "ready" and key[0] == model:
             load = InstanceLoad(key, 300, 100, 0, running, waiting, 9)
             w.send(DeviceReport(instance.devices[0], 1000, 500, (load,)))
 
@@ -196,7 +196,7 @@ def test_an_idle_model_leaves_when_a_request_finds_no_room_beside_its_weights() 
     for _ in range(8):
         w.pass_time(1.0)
         loads = (InstanceLoad(a, 300, 0, 0, 1, 0, 9), InstanceLoad(b, 300, 0, 0, 0, 0, 1, w.now))
-        here = loads if b in w.live and w.live[b].state == "active" else loads[:1]
+        here = loads if b in w.live and w.live[b].state == "ready" else loads[:1]
         w.send(DeviceReport(GB0, 1000, 400, here, w.now - began_s if len(here) > 1 else 0.0))
     assert reasons(w, Deactivate) == [("b", ReasonCode.KV_PRESSURE)]
 
@@ -258,7 +258,7 @@ def test_memory_that_is_never_there_is_made_by_evicting_and_then_counts_as_a_fai
     tries = []
     while not reasons(w, RefuseWaiting) and w.now < 100.0:
         for key, instance in list(w.live.items()):
-            if instance.state == "activating":
+            if instance.state == "loading":
                 tries.append((w.now, len(w.live)))
                 w.failed(key, ActivationError.NO_MEMORY)
         w.pass_time(0.25)

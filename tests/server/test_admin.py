@@ -62,7 +62,7 @@ def test_views_join_catalog_and_cluster(live: LiveFront) -> None:
     instance = {
         "generation": 1,
         "devices": ["local/host:0"],
-        "state": "active",
+        "state": "ready",
         "running": 1,
         "waiting": 2,
         "kv_bytes": 10,
@@ -90,7 +90,7 @@ def test_views_join_catalog_and_cluster(live: LiveFront) -> None:
                 "model": "fast",
                 "generation": 1,
                 "devices": ["local/host:0"],
-                "state": "active",
+                "state": "ready",
                 "weight_bytes": 500,
                 "kv_bytes": 100,
                 "running": 3,

@@ -11,7 +11,9 @@ from typing import Any
 import httpx
 import pytest
 
-from prism.core.ids import DeviceId, ModelName
+from prism.core.ids import DeviceId, Generation, ModelName
+from prism.core.instances import whole_model
+from prism.core.views import InstanceState
 from prism.engine.fake import FakeSpeed
 from prism.store.values import Replica
 from prism.wire import keys
@@ -79,7 +81,8 @@ def test_progress_on_request(live: LiveFront, cold: Callable[[], None]) -> None:
         lines = (line for line in every if line.startswith(": prism "))
         seen = json.loads(next(lines).removeprefix(": prism "))
         assert (seen["state"], seen["position"], seen["model"]) == ("waiting_for_model", 0, "cold")
-        loading = Replica(devices=[DeviceId("local/host:0")], state="loading", generation=9, reason="demand")
+        here, state = whole_model([DeviceId("local/host:0")]), InstanceState.ACTIVATING
+        loading = Replica(parts=here, state=state, generation=Generation(9), reason="demand")
         place(live, "cold", [loading])
         for line in lines:
             seen = json.loads(line.removeprefix(": prism "))

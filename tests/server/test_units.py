@@ -9,7 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from prism.core.ids import DeviceId, ModelName
+from prism.core.ids import DeviceId, Generation, ModelName
+from prism.core.instances import whole_model
+from prism.core.views import InstanceState
 from prism.server import resuming
 from prism.server.errors import ApiError, from_abort
 from prism.server.pace import Pace
@@ -85,7 +87,7 @@ async def test_placements_choose_the_shortest_queue_of_ready_replicas() -> None:
     holder = await store.acquire_lease("c", "ipc:///c", 60)
     assert holder is not None
     a, b, c = (
-        Replica(devices=[DeviceId(f"n/host:{i}")], state=state, generation=i)
+        Replica(parts=whole_model([DeviceId(f"n/host:{i}")]), state=InstanceState(state), generation=Generation(i))
         for i, state in enumerate(["ready", "ready", "loading"])
     )
     await store.set_placement(model, [c], holder)

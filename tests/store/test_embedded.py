@@ -12,11 +12,14 @@ from pathlib import Path
 
 import pytest
 
-from prism.core.ids import DeviceId, ModelName
+from prism.core.ids import DeviceId, Generation, ModelName
+from prism.core.instances import whole_model
+from prism.core.views import InstanceState
 from prism.store.connect import lets_everybody_in, open_store
 from prism.store.embedded import EmbeddedServer
 from prism.store.interface import Store
 from prism.store.values import Replica, StoreError, StoreUnavailable
+from prism.wire import keys
 from tests.patience import PATIENCE_S, free_port, until
 
 pytestmark = pytest.mark.redis
@@ -79,13 +82,26 @@ async def test_watching_placement_survives_a_kill(short_dir: Path) -> None:
     os.kill(server.pid, signal.SIGKILL)
     async with asyncio.timeout(PATIENCE_S):
         assert (await anext(changes)).model is None, "after a loss everything has to be read again"
-    replica = Replica(devices=[DeviceId("local/host:0")], state="ready", generation=1)
+    replica = Replica(
+        parts=whole_model([DeviceId("local/host:0")]), state=InstanceState.ACTIVE, generation=Generation(1)
+    )
     await store.set_placement(ModelName("m"), [replica], holder)
     async with asyncio.timeout(PATIENCE_S):
         assert (await anext(changes)).model == "m"
     server.stop()
     await watcher
     await store.aclose()
+
+
+async def test_a_placement_of_another_version_counts_as_nowhere(short_dir: Path) -> None:
+    server = EmbeddedServer(short_dir)
+    server.start(PATIENCE_S)
+    store = open_store(server.url, retry_s=PATIENCE_S)
+    older = '[{"devices":["local/host:0"],"state":"ready","generation":1}]'
+    await store._run("hset", keys.PLACEMENT, "m", older)  # type: ignore[attr-defined]
+    assert await store.placement() == {"m": []}, "named, so that whoever places models can clear it"
+    await store.aclose()
+    server.stop()
 
 
 async def test_entries_are_found_after_an_orderly_restart(short_dir: Path) -> None:

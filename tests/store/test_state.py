@@ -6,14 +6,22 @@ import asyncio
 
 import pytest
 
-from prism.core.ids import DeviceId, ModelName, NodeId
+from prism.core.ids import DeviceId, Generation, ModelName, NodeId
+from prism.core.instances import whole_model
+from prism.core.views import InstanceState
 from prism.store.interface import Store
 from prism.store.values import FRONT_DEAD, AgentRecord, LeaseLost, PlacementChange, Replica
 from tests.patience import PATIENCE_S
 
 M = ModelName("m")
 LONG_S = 2 * PATIENCE_S
-READY = Replica(devices=[DeviceId("local/host:0")], state="ready", generation=3, reason="kvpr", since_s=1.5)
+READY = Replica(
+    parts=whole_model([DeviceId("local/host:0")]),
+    state=InstanceState.ACTIVE,
+    generation=Generation(3),
+    reason="kvpr",
+    since_s=1.5,
+)
 
 
 async def test_placement_round_trip_and_watch(store: Store) -> None:

@@ -10,7 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from prism.core.ids import ModelName
+from prism.core.ids import DeviceId, ModelName
+from prism.core.instances import InstanceKey, LayerRange, Part, Role
 from prism.core.specs import ModelShape, ModelSpec
 from prism.wire import messages as m
 
@@ -41,6 +42,15 @@ def _values(kind: Any) -> st.SearchStrategy[Any]:
         return st.builds(kind, **{f.name: _values(f.type) for f in msgspec.structs.fields(kind)})
     if kind is ModelSpec:
         return st.just(SPEC)
+    if kind is Part:
+        devices = st.lists(st.integers(0, 7), min_size=1, max_size=3, unique=True)
+        layers = st.none() | st.just(LayerRange(0, 16))
+        named = devices.map(lambda found: tuple(DeviceId(f"n/cuda:{i}") for i in found))
+        return st.builds(Part, named, layers, st.sampled_from(Role))
+    if kind is InstanceKey:
+        return st.builds(InstanceKey, st.text(max_size=5), _values(int))
+    if origin is tuple and args[1:] == (Ellipsis,):
+        return st.lists(_values(args[0]), max_size=3).map(tuple)
     if origin is list:
         return st.lists(_values(args[0]), max_size=3)
     if origin is dict:
