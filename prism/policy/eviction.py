@@ -44,9 +44,12 @@ def choose_evictions(
 ) -> tuple[EvictionCandidate, ...] | None:
     """Fewest-regret candidates whose leaving frees ``need_bytes``, in the order in which they should go.
 
-    ``paper``: larger SLO first, then longer idle. ``expected_idle``: least regret per byte first. In both, those that
-    leave anyway come first, idle ones before those in use, and a chosen one that turns out not to be needed stays.
-    Empty when nothing is needed, None when all together do not free enough.
+    1. Nothing is needed: nobody.
+    2. Candidates are taken by rank until they free enough: those that leave anyway first, idle ones before those in
+       use; among these ``paper`` takes larger SLOs first, then longer idle ones, ``expected_idle`` the least regret per
+       byte.
+    3. Of those taken, whoever turns out not to be needed stays, the dearest first.
+    4. All together do not free enough: None.
     """
     return choose_from_ranked(ranked(candidates, order), need_bytes)
 
@@ -62,16 +65,16 @@ def choose_from_ranked(
     candidates: Sequence[EvictionCandidate], need_bytes: int
 ) -> tuple[EvictionCandidate, ...] | None:
     """:func:`choose_evictions` of candidates that are :func:`ranked` already."""
-    if need_bytes <= 0:
+    if need_bytes <= 0:  # 1
         return ()
     chosen: list[EvictionCandidate] = []
     freed_bytes = 0
-    for candidate in candidates:
+    for candidate in candidates:  # 2
         chosen.append(candidate)
         freed_bytes += candidate.frees_bytes
         if freed_bytes >= need_bytes:
-            return _without_needless(chosen, freed_bytes - need_bytes)
-    return None
+            return _without_needless(chosen, freed_bytes - need_bytes)  # 3
+    return None  # 4
 
 
 def _rank(candidate: EvictionCandidate, order: EvictionOrder) -> tuple[bool, bool, float, float, InstanceKey]:

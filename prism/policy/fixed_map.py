@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from prism.core.ids import DeviceId, ModelName
 from prism.core.specs import DeviceSpec, ModelSpec
-from prism.policy.pressure import least_kv_bytes
+from prism.policy.pressure import domain_of, least_kv_bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +78,7 @@ def _take(
     domains: dict[str, list[_Load]] = {}
     for load in loads:
         if load.left_bytes >= _need_bytes(model, load.spec, min_kv_tokens):
-            domains.setdefault(load.spec.domain or f"node {load.spec.node}", []).append(load)
+            domains.setdefault(domain_of(load.spec), []).append(load)
     options = [
         sorted(d, key=lambda x: (least(x), x.spec.id))[: model.tp] for d in domains.values() if len(d) >= model.tp
     ]

@@ -32,6 +32,11 @@ class Shard:
     min_kv_bytes: int
 
 
+def domain_of(spec: DeviceSpec) -> str:
+    """The name of the device's interconnect domain: its own, or that of its machine."""
+    return spec.domain or f"node {spec.node}"
+
+
 def kv_floor_bytes(spec: ModelSpec, min_kv_tokens: int) -> int:
     """KV memory without which the whole model should not be loaded: what the catalog asks for, and room for
     ``min_kv_tokens`` (at most the context)."""
@@ -62,7 +67,7 @@ class PressureBoard:
         self.rate: Floats = np.zeros(len(specs))
         members: dict[str, list[int]] = {}
         for index, spec in enumerate(specs):
-            members.setdefault(spec.domain or f"node {spec.node}", []).append(index)
+            members.setdefault(domain_of(spec), []).append(index)
         self.domains = [np.array(m) for m in members.values()]
         sizes = sorted({len(d) for d in self.domains})
         self._domain_groups = [np.array([d for d in self.domains if len(d) == size]) for size in sizes]

@@ -8,7 +8,7 @@ from prism.core.ids import DeviceId
 from prism.core.instances import InstanceKey
 from prism.core.reasons import Reason, ReasonCode, because
 from prism.policy.eviction import choose_from_ranked
-from prism.policy.pressure import Mask, Shard
+from prism.policy.pressure import Mask, Shard, domain_of
 from prism.scheduler.books import Books
 from prism.scheduler.places import Places
 from prism.scheduler.records import InstanceRecord, ModelRecord
@@ -49,8 +49,7 @@ class Evictions:
             leavers = self._leavers(device, pressing, now_s, survey)
             eviction = self._on_device(device, model, shard, pressing, leavers)
             if eviction is not None:
-                spec = fleet.devices[device].spec
-                options.setdefault(spec.domain or f"node {spec.node}", []).append(eviction)
+                options.setdefault(domain_of(fleet.devices[device].spec), []).append(eviction)
         sets = [sorted(found, key=_cost)[:tp] for found in options.values() if len(found) >= tp]
         return min(sets, key=lambda chosen: [_cost(e) for e in reversed(chosen)], default=None)
 
@@ -134,7 +133,7 @@ class Evictions:
         for spec, is_open in zip(fleet.board.specs, open_to, strict=True):
             if is_open and self._could_be_cleared(spec.id, shard):
                 now_bytes = sum(c.frees_bytes for c in self._victims.on(spec.id, Pressing.STARVING, now_s))
-                group = groups.setdefault(spec.domain or f"node {spec.node}", [])
+                group = groups.setdefault(domain_of(spec), [])
                 group.append((-fleet.room_on(fleet.index[spec.id]) - now_bytes, spec.id))
         sets = [sorted(found)[: model.spec.tp] for found in groups.values() if len(found) >= model.spec.tp]
         best = min(sets, key=lambda chosen: (chosen[-1], chosen), default=None)

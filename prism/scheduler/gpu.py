@@ -249,10 +249,16 @@ class GpuScheduler:
                 self._wake_s = min(self._wake_s or request.must_run_s, request.must_run_s)
 
     def _hand_out(self, ready: list[ModelName], now_s: float, effects: list[GpuEffect]) -> list[Request]:
-        """Dispatch in rank order from the lines of the ``ready`` models; returns the heads that lack memory.
+        """Dispatch in rank order from the lines of the ``ready`` models; returns the heads that lack memory. For the
+        head of the best rank:
 
-        A head that is beyond its bound (late already) holds memory back only after twice its bound, so that it does not
-        make others late too."""
+        1. Its engine cannot start anything now: its model's line waits.
+        2. There is memory for it: it is handed over, and the next of its line is a head.
+        3. It would not fit an empty device: refused, and the next of its line is a head.
+        4. It lacks memory: its line waits. It is not overtaken: nobody behind it gets memory from now on,
+        5. unless it is late already (beyond its bound): then only from twice its bound on, so that it does not make
+           others late too.
+        """
         heads = [(head[0], model) for model in ready if (head := self._queue.head(model)) is not None]
         heapify(heads)
         free_bytes = self._spendable_bytes()
@@ -262,19 +268,19 @@ class GpuScheduler:
         while heads:
             model = heappop(heads)[1]
             head, engine = self._queue.head(model), self._serving[model]
-            if head is None or not engine.can_start():
+            if head is None or not engine.can_start():  # 1
                 continue
             _, request, code = head
             cost_bytes = engine.need_bytes(self._claim_tokens(request))
-            if cost_bytes is not None and cost_bytes <= free_bytes:
+            if cost_bytes is not None and cost_bytes <= free_bytes:  # 2
                 free_bytes -= cost_bytes
                 self._hand_over(engine, request, code, now_s, effects)
-            elif not self._refused_for_size(request, now_s, effects):
+            elif not self._refused_for_size(request, now_s, effects):  # 3, 4
                 blocked.append(request)
                 if cost_bytes is not None:
                     self._blocked_slo_s = min(request.slo_ttft_s, self._blocked_slo_s or float("inf"))
                 patient = code is ReasonCode.OVERDUE and now_s < request.must_run_s + request.max_wait_s
-                if cost_bytes is not None and not patient:
+                if cost_bytes is not None and not patient:  # 5
                     free_bytes = 0
                 continue
             if (head := self._queue.head(model)) is not None:

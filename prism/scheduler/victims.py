@@ -86,22 +86,24 @@ class Victims:
         if not leaving and not self._may_leave(model, instance, in_use, now_s):  # 3
             return None
         idle_s = 0.0 if instance.idle_since_s is None else now_s - instance.idle_since_s
-        activation_s = self._books.activation_s(model)
-        if pressing is Pressing.CAN_WAIT and not leaving and idle_s < self._threshold_s(model, activation_s):  # 4
+        if pressing is Pressing.CAN_WAIT and not leaving and idle_s < self._threshold_s(model):  # 4
             return None
+        remaining_s = _SPARE_LASTS_S if spare else self._remaining_s(model, idle_s)
         return EvictionCandidate(
             key=instance.key,
             frees_bytes=self._books.fleet.frees_bytes(device, instance),
             idle_s=idle_s,
             slo_ttft_s=model.spec.slo_ttft_s,
-            expected_remaining_s=_SPARE_LASTS_S
-            if spare
-            else expected_remaining_s(idle_s, model.idle, self._books.rates.pool_idle),
-            activation_s=activation_s,
+            expected_remaining_s=remaining_s,
+            activation_s=self._books.activation_s(model),
             in_use=in_use,
             requests=instance.running + instance.waiting if in_use else 0,
             leaving=leaving,
         )
+
+    def _remaining_s(self, model: ModelRecord, idle_s: float) -> float:
+        """How much longer the model stays idle, on average."""
+        return expected_remaining_s(idle_s, model.idle, self._books.rates.pool_idle)
 
     def _may_leave(self, model: ModelRecord, instance: InstanceRecord, in_use: bool, now_s: float) -> bool:
         """Not pinned, not waited for, has served; one in use has also been there for the least residency."""
@@ -113,7 +115,7 @@ class Victims:
         """The model serves on without one of its instances."""
         return pressing is not Pressing.CAN_WAIT and len(model.in_state(InstanceState.ACTIVE)) > 1
 
-    def _threshold_s(self, model: ModelRecord, activation_s: float) -> float:
+    def _threshold_s(self, model: ModelRecord) -> float:
         if self._books.settings.idle_threshold_s is not None:
             return self._books.settings.idle_threshold_s
-        return idle_threshold_s(activation_s, model.idle, self._books.rates.pool_idle)
+        return idle_threshold_s(self._books.activation_s(model), model.idle, self._books.rates.pool_idle)
