@@ -11,7 +11,7 @@ from typing import Final
 import msgspec
 
 from prism.controller.admin import Admin
-from prism.controller.distribution import Distribution, Supplies
+from prism.controller.distribution import Supplies, WeightDistribution
 from prism.controller.health import Health
 from prism.controller.inactive import InactiveQueue, Refusal
 from prism.controller.joint import Conclusion
@@ -91,7 +91,7 @@ class Controller:
         self.placement = Placement(store)
         self.admin = Admin(self)
         self.rescue = Rescue(store, self.consumer)
-        self.distribution = Distribution(self.nodes)
+        self.distribution = WeightDistribution(self.nodes)
         self.transfers = Transfers(metrics)
         self.health = Health()
         self.versions = Versions()

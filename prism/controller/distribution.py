@@ -26,7 +26,7 @@ from prism.policy.multicast.planner import TEN_GIGABIT, PlanRequest, plan
 from prism.transfer.session import NodePlan, node_plans
 from prism.weights.exchange.pack_windows import window_name
 from prism.weights.packs.format import PackKey
-from prism.weights.store.whereabouts import Rates, Tier, Whereabouts
+from prism.weights.store.whereabouts import SourceRates, Tier, Whereabouts
 from prism.wire.messages import Distribute, PackReport
 
 LINK_KNOWN_S: Final = 600.0
@@ -57,7 +57,7 @@ class _Running:
     receivers: set[str] = field(default_factory=set)
 
 
-class Distribution:
+class WeightDistribution:
     """One per controller; reads ``nodes``, sends nothing."""
 
     def __init__(self, nodes: Nodes) -> None:
@@ -114,7 +114,10 @@ class Distribution:
             disk=(key.layout,) if here is not None and not here.in_memory else (),
             remote=remote,
         )
-        return where.quickest(Rates(node.disk_bytes_s, node.link_bytes_s if node.disk_bytes_s else 0.0)) is Tier.REMOTE
+        return (
+            where.quickest(SourceRates(node.disk_bytes_s, node.link_bytes_s if node.disk_bytes_s else 0.0))
+            is Tier.REMOTE
+        )
 
     def _multicast(
         self, key: PackKey, receivers: Mapping[NodeId, None], nodes: Mapping[NodeId, Node], now_s: float

@@ -89,14 +89,12 @@ class NodeAgent:
         self.outbox = Outbox(keys=inbox.keys)
         self._accounts = accounts
         self.measures = NodeMeasures(metrics, self.devices)
-        self._changed = asyncio.Event()
+        self._changed = asyncio.Event() if weights is None else weights.changed
         services = NodeServices(
             store, self.outbox, inbox.address, self.consumer, self.measures, hasten_report=self._changed.set
         )
         self.shells = {d.id: DeviceShell(d, settings, self._memory(d.id), services) for d in self.devices}
         self.weights = weights
-        if weights is not None:
-            weights.changed = self._changed.set
         self.instances = Instances(node, pool, self.shells, self._changed.set, self.measures, weights)
         self._commands: set[asyncio.Task[None]] = set()
         self._detail = dict(detail or {})
@@ -154,7 +152,7 @@ class NodeAgent:
                     for shell in self.shells.values():
                         shell.desk.cancel(request_id)
                 case Distribute(part=part) if self.weights is not None:
-                    self.weights.distribute(part)
+                    self.weights.send_part(part)
                 case ActivateCommand() | DeactivateCommand():
                     task = asyncio.create_task(self._obey(message))
                     self._commands.add(task)

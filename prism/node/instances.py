@@ -23,8 +23,9 @@ from prism.engine.api import Engines, Handle
 from prism.engine.errors import ActivationCause, CannotActivate
 from prism.node.device import DeviceShell
 from prism.node.measures import NodeMeasures
-from prism.node.weights import NodeWeights, Prepared
+from prism.node.weights import NodeWeights, PreparedWeights
 from prism.scheduler import keepalive
+from prism.transfer.errors import TransferError
 from prism.weights.errors import WeightsError
 from prism.wire.messages import ActivateCommand, CommandResult, DeactivateCommand, InstanceReport, Stillborn
 
@@ -182,9 +183,9 @@ class Instances:
         self._serve(instance, handle, elastic=message.kv_cap_bytes is None)
         return CommandResult(command=message.command, ok=True, phases=phases)
 
-    async def _prepare(self, message: ActivateCommand) -> Prepared:
+    async def _prepare(self, message: ActivateCommand) -> PreparedWeights:
         if self._weights is None:
-            return Prepared(message.spec.path)
+            return PreparedWeights(message.spec.path)
         return await self._weights.prepare(message)
 
     def _serve(self, instance: LocalInstance, handle: Handle, *, elastic: bool) -> None:
@@ -289,7 +290,7 @@ def _why(error: Exception, key: InstanceKey) -> tuple[ActivationError, str]:
     if isinstance(error, CannotActivate):
         log.warning("%s", error)
         return _CAUSES[error.cause], error.detail
-    if isinstance(error, WeightsError):
+    if isinstance(error, WeightsError | TransferError):
         log.warning("%s: %s", key, error)
         return ActivationError.WEIGHTS_MISSING, str(error)
     log.error("activation of %s broke", key, exc_info=error)

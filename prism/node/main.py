@@ -98,7 +98,7 @@ async def serve(config: NodeConfig) -> None:
 
 def _weights(config: NodeConfig, secret: FleetSecret) -> NodeWeights:
     store, models = WeightStore(Path(config.store_dir)), Path(config.state_dir) / "models"
-    return NodeWeights(config.node, store, config.weights, secret.weights, models, lambda: None)
+    return NodeWeights(config.node, store, bind=config.weights, secret=secret.weights, models_dir=models)
 
 
 def _end_on_signal(agent: NodeAgent, task: asyncio.Task[None], *, leaves: bool) -> list[asyncio.Task[None]]:

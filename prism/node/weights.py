@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Coroutine
+from collections.abc import Coroutine
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -73,7 +73,7 @@ class _Arriving:
 
 
 @dataclass(frozen=True, slots=True)
-class Prepared:
+class PreparedWeights:
     """What an engine is given: the model's ``folder`` and, where that has no weights in it, their fingerprint."""
 
     folder: str
@@ -83,22 +83,22 @@ class Prepared:
 
 
 class NodeWeights:
-    """``changed`` is called when there is something to report.
-    ``models_dir`` takes what is borrowed of model folders."""
+    """``models_dir`` takes what is borrowed of model folders; ``bind`` is where the server listens."""
 
     def __init__(
         self,
         node: str,
         store: WeightStore,
+        *,
         bind: str,
         secret: bytes,
         models_dir: Path,
-        changed: Callable[[], None],
     ) -> None:
         self._store, self._models_dir, self._secret, self._node = store, models_dir, secret, node
         options = ServerOptions(find_networks(node), OfferedFolders(store).answerers())
         self.server = TransferServer(PackWindows(store), bind, secret, node, options)
-        self.changed = changed
+        self.changed = asyncio.Event()
+        """Set when there is something to report; whoever reports clears it."""
         self.packs: list[PackReport] = []
         self.disk_bytes_s = self.link_bytes_s = 0.0
         self._link_rates = LinkRates()
@@ -113,7 +113,7 @@ class NodeWeights:
             packs = await asyncio.to_thread(self._look)
             if packs != self.packs:
                 self.packs = packs
-                self.changed()
+                self.changed.set()
             await asyncio.sleep(LOOK_S)
 
     def close(self) -> None:
@@ -138,12 +138,12 @@ class NodeWeights:
         """Something is on its way."""
         return any(a.ended_s is None for a in self._arriving.values())
 
-    def distribute(self, part: bytes) -> None:
+    def send_part(self, part: bytes) -> None:
         """Take part in a multicast as a source."""
         plan = msgspec.msgpack.decode(part, type=NodePlan)
         self._start(self._join(plan))
 
-    async def prepare(self, order: ActivateCommand) -> Prepared:
+    async def prepare(self, order: ActivateCommand) -> PreparedWeights:
         """Weights and files of an activation: here, or on their way, when this returns. Raises
         :class:`WeightsError` when they can be had nowhere; an order with a folder that is here never fails."""
         path = order.spec.path
@@ -151,7 +151,7 @@ class NodeWeights:
         plans = [msgspec.msgpack.decode(part, type=NodePlan) for part in order.plans]
         fetched = [await self._fetch(order.key.model, plan) for plan in plans]
         if here:
-            return Prepared(path, remote=any(fetched))
+            return PreparedWeights(path, remote=any(fetched))
         if not order.mark:
             raise SourceLost(f"{path} is not on this machine, and its weights have no fingerprint to be found by")
         borrowed = await asyncio.to_thread(
@@ -159,7 +159,7 @@ class NodeWeights:
         )
         if not plans and not self._holds_image(order.mark):
             fetched = [await self._fetch_files(order)]
-        return Prepared(str(borrowed), order.mark, any(fetched))
+        return PreparedWeights(str(borrowed), order.mark, any(fetched))
 
     def _holds_image(self, mark: str) -> bool:
         where = self._store.where(mark)
@@ -195,7 +195,7 @@ class NodeWeights:
             log.warning("%s does not come from another machine: %s", model, error)
             return False
         arriving = self._arriving[plan.session] = _Arriving(model, plan, fetch)
-        self.changed()
+        self.changed.set()
         self._start(self._receive(arriving))
         return True
 
@@ -214,7 +214,7 @@ class NodeWeights:
         self._note_links(arriving)
         self.packs = await asyncio.to_thread(self._look)  # before it has ended: who sees the end sees the pack
         arriving.ended_s = time.monotonic()
-        self.changed()
+        self.changed.set()
         await asyncio.sleep(KEPT_S)
         self.server.leave_session(session)
         del self._arriving[session]

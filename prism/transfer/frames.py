@@ -3,15 +3,15 @@
 A frame is a 4-byte little-endian length and a MessagePack body. One connection carries one question at a time::
 
     puller                                server
-    Hello ------------------------------>             both prove that they know the secret (prism.transfer.auth)
+    Greeting --------------------------->             both prove that they know the secret (prism.transfer.auth)
            <------------------------------ Challenge
     Proof ------------------------------>
            <------------------------------ Welcome
     Describe / GetArrival -------------->
            <------------------------------ Described / Arrival
-    Ask -------------------------------->                 a question of the windows' owner
+    OwnerQuestion ---------------------->                 a question of the windows' owner
            <------------------------------ Queued         while the answer is made
-           <------------------------------ Answer
+           <------------------------------ OwnerAnswer
     Warm ------------------------------>
            <------------------------------ Data, raw bytes
     Get -------------------------------->
@@ -43,7 +43,7 @@ class Frame(msgspec.Struct, tag=True, kw_only=True, omit_defaults=True):
     """Base of all frames; the class name is the tag."""
 
 
-class Hello(Frame):
+class Greeting(Frame):
     node: str
     nonce: bytes
     version: int = 1
@@ -127,24 +127,24 @@ class Done(Frame):
     """The transfer is complete at the puller."""
 
 
-class Refused(Frame):
+class Declined(Frame):
     reason: str
 
 
-class Ask(Frame):
+class OwnerQuestion(Frame):
     """A question that the server has an answerer for (:class:`prism.transfer.server.TransferServer`); answered by
-    :class:`Queued` while the answer is made, then :class:`Answer` or :class:`Refused`."""
+    :class:`Queued` while the answer is made, then :class:`OwnerAnswer` or :class:`Declined`."""
 
     topic: str
     body: bytes
 
 
-class Answer(Frame):
+class OwnerAnswer(Frame):
     body: bytes
 
 
 AnyFrame = (
-    Hello
+    Greeting
     | Challenge
     | Proof
     | Welcome
@@ -156,9 +156,9 @@ AnyFrame = (
     | Queued
     | Data
     | Done
-    | Refused
-    | Ask
-    | Answer
+    | Declined
+    | OwnerQuestion
+    | OwnerAnswer
     | Warm
 )
 _encoder = msgspec.msgpack.Encoder()
@@ -189,7 +189,7 @@ def expect(sock: socket.socket, kind: type[F]) -> F:
     frame = recv_frame(sock)
     while isinstance(frame, Queued):  # left over from a transfer that ended meanwhile
         frame = recv_frame(sock)
-    if isinstance(frame, Refused):
+    if isinstance(frame, Declined):
         raise PeerError(_name(sock), f"refused: {frame.reason}")
     if not isinstance(frame, kind):
         raise PeerError(_name(sock), f"sent {type(frame).__name__}, expected {kind.__name__}")

@@ -12,7 +12,7 @@ from prism.transfer.frames import Get
 from prism.transfer.grants import Grants, Pull
 from prism.transfer.one_sided import OneSidedNetwork
 from prism.transfer.session import NodePlan, cut_pieces
-from prism.transfer.windows import PinnedMemory, Window
+from prism.transfer.windows import OfferedWindow, PinnedMemory
 
 _WAKE_S: Final = 0.05
 """Longest sleep of a pull that waits: bounds how late it is noticed that its puller has gone."""
@@ -32,7 +32,7 @@ class _Turn:
 class OutgoingSession:
     """Thread-safe. ``window`` is this machine's, called ``name``, perhaps still arriving."""
 
-    def __init__(self, name: str, window: Window) -> None:
+    def __init__(self, name: str, window: OfferedWindow) -> None:
         self.name, self.window = name, window
         self.touched_s = time.monotonic()
         self._guard = threading.Lock()

@@ -12,17 +12,17 @@ from typing import Final
 from prism.transfer.auth import prove_to_server
 from prism.transfer.errors import PeerError
 from prism.transfer.frames import (
-    Answer,
     Arrival,
-    Ask,
     Data,
+    Declined,
     Describe,
     Described,
     Done,
     Get,
     GetArrival,
+    OwnerAnswer,
+    OwnerQuestion,
     Queued,
-    Refused,
     Warm,
     expect,
     expect_more,
@@ -109,15 +109,15 @@ class PeerConnection:
     def ask(self, topic: str, body: bytes, timeout_s: float) -> bytes:
         """The answer to a question of the windows' owner. Raises :class:`PeerError` for a refusal and after
         ``timeout_s``."""
-        send_frame(self._sock, Ask(topic=topic, body=body))
+        send_frame(self._sock, OwnerQuestion(topic=topic, body=body))
         give_up_s = time.monotonic() + timeout_s
         while time.monotonic() < give_up_s:
             match recv_frame(self._sock):
                 case Queued():
                     continue
-                case Answer(body=answer):
+                case OwnerAnswer(body=answer):
                     return answer
-                case Refused(reason=reason):
+                case Declined(reason=reason):
                     raise PeerError(self.node, f"refused: {reason}")
                 case frame:
                     raise PeerError(self.node, f"sent {type(frame).__name__} instead of an answer")
@@ -251,7 +251,7 @@ class PeerConnection:
                 case Queued():
                     if overdue(time.monotonic() - asked_s):
                         raise TooLate(self.node, "has not let the pull start")
-                case Refused(reason=reason):
+                case Declined(reason=reason):
                     raise PeerError(self.node, f"refused: {reason}")
                 case _:
                     raise PeerError(self.node, f"sent {type(frame).__name__} instead of {nbytes} bytes of data")

@@ -22,18 +22,18 @@ from prism.core.errors import PrismError
 from prism.transfer.auth import admit_client
 from prism.transfer.errors import PeerError
 from prism.transfer.frames import (
-    Answer,
     AnyFrame,
     Arrival,
-    Ask,
     Data,
+    Declined,
     Describe,
     Described,
     Done,
     Get,
     GetArrival,
+    OwnerAnswer,
+    OwnerQuestion,
     Queued,
-    Refused,
     Warm,
     expect,
     recv_frame,
@@ -42,7 +42,7 @@ from prism.transfer.frames import (
 from prism.transfer.one_sided import OneSidedNetwork
 from prism.transfer.outgoing import OutgoingSession
 from prism.transfer.session import NodePlan
-from prism.transfer.windows import THERE, Window, WindowSource
+from prism.transfer.windows import THERE, OfferedWindow, WindowSource
 
 PING_S: Final = 0.1
 SEND_TIMEOUT_S: Final = 5.0
@@ -83,7 +83,7 @@ class TransferServer:
         self.address = "{}:{}".format(*self._listener.getsockname()[:2])
         self.sent_bytes: dict[str, int] = {}
         self._sessions: dict[str, OutgoingSession] = {}
-        self._windows: dict[str, Window] = {}
+        self._windows: dict[str, OfferedWindow] = {}
         self._guard = threading.Lock()
         self._sockets: set[socket.socket] = set()
         self._closed = False
@@ -166,16 +166,16 @@ class TransferServer:
                 self._send(sock, question)
             case Warm(nbytes=nbytes):
                 _warm(sock, min(max(nbytes, 0), MOST_WARM_BYTES))
-            case Ask():
+            case OwnerQuestion():
                 self._answer_owner(sock, question)
             case _:
                 raise PeerError(self.node, f"was sent {type(question).__name__}, which is no question")
 
-    def _answer_owner(self, sock: socket.socket, question: Ask) -> None:
+    def _answer_owner(self, sock: socket.socket, question: OwnerQuestion) -> None:
         """Has a question answered, saying all the while that this machine lives."""
         answerer = self._answerers.get(question.topic)
         if answerer is None:
-            send_frame(sock, Refused(reason=f"knows nothing of {question.topic!r}"))
+            send_frame(sock, Declined(reason=f"knows nothing of {question.topic!r}"))
             return
         with ThreadPoolExecutor(1, thread_name_prefix="transfer-answer") as thread:
             answer = thread.submit(answerer, question.body)
@@ -184,9 +184,9 @@ class TransferServer:
         try:
             body = answer.result()
         except (OSError, PrismError) as error:
-            send_frame(sock, Refused(reason=str(error)))
+            send_frame(sock, Declined(reason=str(error)))
             return
-        send_frame(sock, Answer(body=body))
+        send_frame(sock, OwnerAnswer(body=body))
 
     def _arrival(self, name: str) -> Arrival:
         with self._guard:
@@ -202,10 +202,10 @@ class TransferServer:
         try:
             outgoing = self._await_session(sock, get)
         except PeerError as error:
-            send_frame(sock, Refused(reason=str(error)))
+            send_frame(sock, Declined(reason=str(error)))
             return
         if get.offset < 0 or get.nbytes < 0 or get.offset + get.nbytes > outgoing.window.cut.nbytes:
-            send_frame(sock, Refused(reason=f"bytes {get.offset}..{get.offset + get.nbytes} are outside the window"))
+            send_frame(sock, Declined(reason=f"bytes {get.offset}..{get.offset + get.nbytes} are outside the window"))
             return
         pinged_s = time.monotonic()
 

@@ -58,7 +58,7 @@ class PinnedMemory(Protocol):
     def close(self) -> None: ...
 
 
-class Window(Protocol):
+class OfferedWindow(Protocol):
     """What a machine sends from. Safe to use from several threads."""
 
     @property
@@ -130,6 +130,6 @@ class WindowSource(Protocol):
         """The window's description, None if it is not here; no data is touched."""
         ...
 
-    def open(self, name: str) -> Window | None:
+    def open(self, name: str) -> OfferedWindow | None:
         """The window, kept in place until its ``close``; None if it is not here. Raises :class:`PrismError`."""
         ...

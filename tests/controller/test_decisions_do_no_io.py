@@ -16,7 +16,7 @@ import pytest
 from safetensors.numpy import save_file
 
 from prism.config.catalog import load_catalog
-from prism.controller.distribution import Distribution
+from prism.controller.distribution import WeightDistribution
 from prism.controller.models import Models
 from prism.controller.nodes import Nodes
 from prism.core.effects import Activate
@@ -89,7 +89,7 @@ async def test_where_weights_come_from_is_decided_without_a_look_at_a_file(
     nodes = Nodes()
     nodes.report(report("a", [PackReport(model=key.model, layout=key.layout, nbytes=1 << 20, in_memory=True)]), 0.0)
     nodes.report(report("b", []), 0.0)
-    distribution = Distribution(nodes)
+    distribution = WeightDistribution(nodes)
     parts = whole_model([DeviceId("b/host:0")])
     order = Activate(InstanceKey(M, Generation(1)), parts, because(ReasonCode.OPERATOR))
     with no_files(monkeypatch):

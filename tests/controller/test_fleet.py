@@ -9,7 +9,7 @@ from types import SimpleNamespace
 import msgspec
 
 from prism.controller.admin import Admin
-from prism.controller.distribution import LINK_KNOWN_S, RUNS_S, Distribution
+from prism.controller.distribution import LINK_KNOWN_S, RUNS_S, WeightDistribution
 from prism.controller.images import ModelImages, read_images
 from prism.controller.nodes import BROKEN_AFTER_S, LOST_AFTER_S, Nodes
 from prism.controller.rescue import FORGET_S, Rescue
@@ -62,11 +62,11 @@ def report(node: str, *, held: str = "", network: bool = True, **more: object) -
     )
 
 
-def fleet(*reports: AgentReport) -> tuple[Nodes, Distribution]:
+def fleet(*reports: AgentReport) -> tuple[Nodes, WeightDistribution]:
     nodes = Nodes()
     for one in reports:
         nodes.report(one, 0.0)
-    return nodes, Distribution(nodes)
+    return nodes, WeightDistribution(nodes)
 
 
 def activate(node: str, generation: int) -> Activate:

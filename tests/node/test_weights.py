@@ -46,7 +46,7 @@ class Pair:
         self.mark = fingerprint(self.model)
         self.stores = {n: WeightStore(folder / n, host_directory=folder / f"{n}-memory") for n in "ab"}
         self.sides = {
-            n: NodeWeights(n, store, "127.0.0.1:0", SECRET, folder / f"{n}-models", lambda: None)
+            n: NodeWeights(n, store, bind="127.0.0.1:0", secret=SECRET, models_dir=folder / f"{n}-models")
             for n, store in self.stores.items()
         }
         self.key = PackKey(self.mark, "an image")
@@ -95,7 +95,7 @@ async def pair(tmp_path: Path) -> AsyncIterator[Pair]:
 async def test_an_image_arrives_while_the_activation_goes_on(pair: Pair) -> None:
     pair.image()
     parts = node_plans(plan(PlanRequest(("a",), ("b",), 1 << 20)), "s", window_name(pair.key), pair.addresses)
-    pair.sides["a"].distribute(msgspec.msgpack.encode(parts["a"]))
+    pair.sides["a"].send_part(msgspec.msgpack.encode(parts["a"]))
     ready = await pair.sides["b"].prepare(pair.order(pair.model, msgspec.msgpack.encode(parts["b"])))
     assert ready.remote and ready.folder == str(pair.model) and ready.mark == ""
     assert pair.stores["b"].get(pair.key) is not None  # an engine may open it at once

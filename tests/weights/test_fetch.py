@@ -283,9 +283,9 @@ def test_both_sides_prove_the_secret() -> None:
 def test_a_client_that_lies_about_the_secret_is_refused(fleet: Fleet) -> None:
     server = fleet(1)[0]
     with socket.create_connection(_address(server)) as sock:
-        from prism.transfer.frames import PROTOCOL_VERSION, Challenge, Hello, Proof, expect
+        from prism.transfer.frames import PROTOCOL_VERSION, Challenge, Greeting, Proof, expect
 
-        send_frame(sock, Hello(node="x", nonce=bytes(32), version=PROTOCOL_VERSION))
+        send_frame(sock, Greeting(node="x", nonce=bytes(32), version=PROTOCOL_VERSION))
         expect(sock, Challenge)
         send_frame(sock, Proof(proof=bytes(32)))
         with pytest.raises(PeerError, match="wrong secret"):

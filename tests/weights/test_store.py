@@ -17,9 +17,9 @@ from prism.weights.packs.format import PackHeader, PackKey
 from prism.weights.packs.pack_files import pack_name
 from prism.weights.store.disk_fill import FillLock
 from prism.weights.store.host_copy import open_copy
-from prism.weights.store.reclaim import Candidate, choose
+from prism.weights.store.reclaim import ReclaimCandidate, choose_victims
 from prism.weights.store.weight_store import WeightStore
-from prism.weights.store.whereabouts import Rates, Start, Tier
+from prism.weights.store.whereabouts import SourceRates, StartKind, Tier
 from tests.weights.conftest import KEY, Contents, contents_of, damage_file, write_pack
 
 
@@ -281,7 +281,7 @@ def test_a_pack_larger_than_the_budget_is_refused(tmp_path: Path) -> None:
 
 candidates = st.lists(
     st.builds(
-        Candidate,
+        ReclaimCandidate,
         key=st.uuids().map(lambda u: PackKey(str(u))),
         nbytes=st.integers(1, 100),
         used_s=st.floats(0, 10),
@@ -294,8 +294,8 @@ candidates = st.lists(
 
 @settings(deadline=None)
 @given(candidates, st.integers(0, 150), st.integers(0, 400))
-def test_reclaim_frees_enough_and_not_more(packs: list[Candidate], needed: int, budget: int) -> None:
-    victims = choose(packs, needed, budget)
+def test_reclaim_frees_enough_and_not_more(packs: list[ReclaimCandidate], needed: int, budget: int) -> None:
+    victims = choose_victims(packs, needed, budget)
     sizes = {p.key: p for p in packs}
     total = sum(p.nbytes for p in packs) + needed
     idle = sum(p.nbytes for p in packs if not p.in_use)
@@ -317,17 +317,17 @@ def test_reclaim_frees_enough_and_not_more(packs: list[Candidate], needed: int, 
 def test_where(packed_store: tuple[WeightStore, Contents]) -> None:
     store, _ = packed_store
     cold = store.where(KEY.model, peers={"n2": {KEY.model}, "n3": set()})
-    assert (cold.start, cold.tiers) == (Start.COLD, (Tier.DISK, Tier.REMOTE))
-    assert cold.quickest(Rates(1e9, 5e9)) is Tier.REMOTE
-    assert cold.quickest(Rates(2e9, 1e9)) is Tier.DISK
+    assert (cold.start, cold.tiers) == (StartKind.COLD, (Tier.DISK, Tier.REMOTE))
+    assert cold.quickest(SourceRates(1e9, 5e9)) is Tier.REMOTE
+    assert cold.quickest(SourceRates(2e9, 1e9)) is Tier.DISK
     read_all(store)
     warm = store.where(KEY.model)
-    assert (warm.start, warm.host) == (Start.WARM, ("raw",))
-    assert warm.quickest(Rates(1, 1)) is Tier.HOST
+    assert (warm.start, warm.host) == (StartKind.WARM, ("raw",))
+    assert warm.quickest(SourceRates(1, 1)) is Tier.HOST
     hot = store.where(KEY.model, devices={"local/host:0": KEY.model, "local/host:1": "other"})
-    assert (hot.start, hot.device) == (Start.HOT, ("local/host:0",))
-    assert hot.quickest(Rates(1, 1)) is Tier.DEVICE
-    assert store.where("unknown").quickest(Rates(1, 1)) is None
+    assert (hot.start, hot.device) == (StartKind.HOT, ("local/host:0",))
+    assert hot.quickest(SourceRates(1, 1)) is Tier.DEVICE
+    assert store.where("unknown").quickest(SourceRates(1, 1)) is None
 
 
 def test_a_received_pack_can_be_kept_on_disk(packed_store: tuple[WeightStore, Contents]) -> None:

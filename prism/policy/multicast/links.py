@@ -25,7 +25,7 @@ from prism.policy.multicast.estimate import NodeLink
 SAME: Final = 0.6
 """Rates within this factor of each other are taken for one: two nodes that share a busy processor differ by as much."""
 
-Rates = Mapping[tuple[str, str], float]
+PairRates = Mapping[tuple[str, str], float]
 """Bytes per second, all above 0, by (sending node, receiving node)."""
 
 
@@ -37,7 +37,7 @@ class KnownLinks:
     typical: float | None = None
 
 
-def estimate_links(rates: Rates) -> KnownLinks:
+def estimate_links(rates: PairRates) -> KnownLinks:
     """The link of every node that took part in a measured transfer."""
     if not rates:
         return KnownLinks()
@@ -62,7 +62,7 @@ class _Side:
     held_back: bool
 
 
-def _sides(rates: Rates) -> dict[str, _Side]:
+def _sides(rates: PairRates) -> dict[str, _Side]:
     """The direction of every first end."""
     first: dict[str, float] = defaultdict(float)
     second: dict[str, float] = defaultdict(float)

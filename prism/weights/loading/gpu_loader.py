@@ -21,7 +21,7 @@ import xxhash
 
 from prism.memory import stream_copy
 from prism.weights.errors import CorruptBlock, LoadCancelled
-from prism.weights.loading.loader import Event, Never, OnBlock
+from prism.weights.loading.loader import CancelFlag, Never, OnBlock
 from prism.weights.store.resident import ResidentPack
 
 CHUNK_BYTES: Final = 16 << 20
@@ -50,7 +50,7 @@ def load_gpu(
     target: int,
     lanes: Sequence[Lane],
     on_block: OnBlock | None = None,
-    cancel: Event | None = None,
+    cancel: CancelFlag | None = None,
 ) -> None:
     """Copies the data area of ``packed`` to device address ``target`` over ``lanes``. ``on_block`` and errors as in
     :func:`prism.weights.loading.loader.load`."""
@@ -68,7 +68,7 @@ def load_gpu(
 class _Job:
     """Chunks still to be taken and leaves already in the target, shared by the lanes."""
 
-    def __init__(self, packed: ResidentPack, target: int, cancel: Event) -> None:
+    def __init__(self, packed: ResidentPack, target: int, cancel: CancelFlag) -> None:
         self.packed, self.target, self.cancel = packed, target, cancel
         self.stopped = False
         self.changed = threading.Condition()

@@ -28,7 +28,7 @@ _WORKERS: Final = max(1, min(4, os.cpu_count() or 1))
 OnBlock = Callable[[int, BlockEntry], None]
 
 
-class Event(Protocol):
+class CancelFlag(Protocol):
     """``threading.Event`` or anything that answers ``is_set``."""
 
     def is_set(self) -> bool: ...
@@ -45,7 +45,7 @@ def load(
     packed: ResidentPack,
     destination: Destination,
     on_block: OnBlock | None = None,
-    cancel: Event | None = None,
+    cancel: CancelFlag | None = None,
     *,
     workers: int = _WORKERS,
 ) -> None:
@@ -73,7 +73,9 @@ def load(
             job.stopped = True
 
 
-def _load_into_gpu(packed: ResidentPack, target: int, gpu: int, on_block: OnBlock | None, cancel: Event | None) -> None:
+def _load_into_gpu(
+    packed: ResidentPack, target: int, gpu: int, on_block: OnBlock | None, cancel: CancelFlag | None
+) -> None:
     # imported here: the module below needs this one, and CuPy is slow to import where no GPU will ever be
     from prism.weights.loading.cuda_lanes import CudaLane
     from prism.weights.loading.gpu_loader import load_gpu
@@ -91,7 +93,7 @@ class _Job:
 
     packed: ResidentPack
     target: int
-    cancel: Event
+    cancel: CancelFlag
     next: int = 0
     done: set[int] = field(default_factory=set)
     stopped: bool = False

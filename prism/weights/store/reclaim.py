@@ -9,14 +9,14 @@ from prism.weights.packs.format import PackKey
 
 
 @dataclass(frozen=True, slots=True)
-class Candidate:
+class ReclaimCandidate:
     key: PackKey
     nbytes: int
     used_s: float
     in_use: bool
 
 
-def choose(packs: Sequence[Candidate], needed_bytes: int, budget_bytes: int) -> list[PackKey] | None:
+def choose_victims(packs: Sequence[ReclaimCandidate], needed_bytes: int, budget_bytes: int) -> list[PackKey] | None:
     """The packs to remove, oldest use first, so that ``needed_bytes`` fit into ``budget_bytes``; no more than needed.
     None if they do not fit even then."""
     excess = sum(p.nbytes for p in packs) + needed_bytes - budget_bytes

@@ -15,7 +15,7 @@ class Tier(StrEnum):
     REMOTE = "remote"
 
 
-class Start(StrEnum):
+class StartKind(StrEnum):
     """What an activation would be."""
 
     HOT = "hot"
@@ -27,7 +27,7 @@ class Start(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Rates:
+class SourceRates:
     """Bytes per second of this machine's disk and of its network link."""
 
     disk_bytes_s: float
@@ -49,10 +49,10 @@ class Whereabouts:
     """Other machines that hold it in memory."""
 
     @property
-    def start(self) -> Start:
+    def start(self) -> StartKind:
         if self.device:
-            return Start.HOT
-        return Start.WARM if self.host else Start.COLD
+            return StartKind.HOT
+        return StartKind.WARM if self.host else StartKind.COLD
 
     @property
     def tiers(self) -> tuple[Tier, ...]:
@@ -65,7 +65,7 @@ class Whereabouts:
         )
         return tuple(tier for tier, where in places if where)
 
-    def quickest(self, rates: Rates) -> Tier | None:
+    def quickest(self, rates: SourceRates) -> Tier | None:
         """The tier to load from: this machine's memory if it is there, else disk or network, whichever is faster.
         None when it is nowhere (the model folder has to be packed first)."""
         if self.device:
