@@ -11,7 +11,7 @@ DECISIONS = (Path(__file__).resolve().parents[2] / "docs" / "decisions.md").read
 def test_they_are_read_in_one_sitting() -> None:
     lines = DECISIONS.splitlines()
     assert len(lines) <= 150, "shorten a paragraph, or move what was tried to docs/experiments"
-    assert max(map(len, lines)) <= 175
+    assert max(map(len, lines)) <= 180
 
 
 def test_every_paragraph_names_its_choice() -> None:
