@@ -96,6 +96,7 @@ class FakeHandle:
         run = _Run(work, payload.prompt_ids, total, payload.top_logprobs, len(work.resumed), script)
         self._runs[work.rid] = run
         self._events.put_nowait(Accepted(rid=work.rid))
+        self._events.put_nowait(self.load)
         if self._speed.prefill_s == 0 and self._speed.step_s == 0:
             self._first(run)
             self._send(run, run.total - run.sent)
@@ -157,6 +158,7 @@ class FakeHandle:
                     final=data,
                 )
             )
+            self._events.put_nowait(self.load)
 
     def abort(self, rid: str) -> None:
         run = self._runs.get(rid)

@@ -25,8 +25,9 @@ from prism.core.instances import InstanceKey
 from prism.core.settings import Admission, GpuSettings
 from prism.core.specs import DeviceSpec
 from prism.scheduler.gpu import GpuScheduler
-from prism.scheduler.request_life import DeviceRequests
+from prism.scheduler.request_life import DeviceRequests, Stage
 from prism.sim.account import Account
+from prism.sim.cluster_sections import TimingSection
 from prism.sim.engine import Engine
 from prism.sim.gpus import Gpu
 from prism.sim.job import Job
@@ -57,7 +58,7 @@ class DeviceSink(Protocol):
 
 
 class Device:
-    """See the module. Its reports are ``report_every_s`` apart at least."""
+    """See the module."""
 
     def __init__(
         self,
@@ -67,7 +68,7 @@ class Device:
         settings: GpuSettings,
         queue: EventQueue,
         sink: DeviceSink,
-        report_every_s: float,
+        timing: TimingSection,
     ) -> None:
         self.id, self.spec, self.gpu, self.pool = spec.id, spec, gpu, pool
         self.account = Account(queue, spec.memory_bytes, gpu.page_bytes)
@@ -84,7 +85,8 @@ class Device:
         self._stale: dict[Engine, None] = {}
         """Engines whose load the scheduler does not know."""
         self._wake = queue.alarm(self._tick)
-        self._reports = Reports(self, queue, report_every_s, sink.reported)
+        self._reports = Reports(self, queue, float(timing.report_every), sink.reported)
+        self._resume_s = float(timing.resume)
 
     # --- requests ---
 
@@ -209,7 +211,8 @@ class Device:
         self.tell(EngineDraining(engine.key))
 
     def end_engine(self, engine: Engine) -> None:
-        """``engine`` is gone; its unfinished requests are dispatched elsewhere or sent back with their tokens."""
+        """``engine`` is gone; its unfinished requests are dispatched again or sent back, with their tokens, when their
+        front doors have said which these are."""
         unfinished = engine.stop()
         self._draining.pop(engine.key, None)
         self._stale.pop(engine, None)
@@ -217,10 +220,14 @@ class Device:
         self.engines.pop(engine.key, None)
         self.tell(EngineDown(engine.key))
         for job in unfinished:
-            if job.id in self.requests:
-                self.requests.lose(job)
-                self.tell(self.requests.admit(job))
+            self.requests.lose(job)
+            self._queue.after(self._resume_s, self._front_answered, job)
         self._reports.touch()
+
+    def _front_answered(self, job: Job) -> None:
+        """The front door has said what the client of a lost request has."""
+        if job.stage is Stage.LOST:  # else the device is gone, and the job with it
+            self.tell(self.requests.admit(job))
 
     def fail(self) -> list[Job]:
         """The device is gone with everything on it; returns its requests."""
@@ -231,6 +238,10 @@ class Device:
         self._wake.clear()
         self._reports.stop()
         return self.requests.clear()
+
+    def report_now(self) -> None:
+        """The controller is about to hear of an instance here, and has the numbers that go with it."""
+        self._reports.send_now()
 
     # --- memory of weights ---
 

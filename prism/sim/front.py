@@ -135,7 +135,7 @@ class Front:
     def _tell_waiting(self, model: ModelName) -> None:
         jobs = self._inactive.get(model)
         if not jobs:
-            self._tell(WaitingRequests(model, 0, 0.0))
+            self._tell(WaitingRequests(model, 0, float("inf")))
             return
         first = next(iter(jobs.values()))
         oldest_s = first.arrival_s if len(jobs) == 1 else min(job.arrival_s for job in jobs.values())

@@ -76,6 +76,7 @@ class Nodes:
         """The command arrives at the agent(s)."""
         error = self._take_memory(effect.key, effect.parts)
         if error is not None:
+            self._report(effect.devices)
             self._tell(ActivationFailed(effect.key, error))
             return
         self._recorder.activation_started(effect, self._queue.now_s)
@@ -145,6 +146,7 @@ class Nodes:
             shard.kv, shard.lead = engine.kv, lead.scheduler
         lead.serve(engine, spec.context_tokens, engine.kv.bytes_per_token, spec.keep_alive_s)
         if activation is not None:
+            self._report(record.devices)
             self._tell(ActivationFinished(record.key, self._queue.now_s - activation.started_s))
 
     def _end(self, record: SimInstance) -> None:
@@ -157,10 +159,18 @@ class Nodes:
             self._devices[id].drop(record.key)
             self._parking.put_back(id)
         self._recorder.left(record.key, self._queue.now_s)
-        self._queue.after(self._timing.unload, self._tell_gone, record.key)
+        self._queue.after(self._timing.unload, self._tell_gone, record)
 
-    def _tell_gone(self, key: InstanceKey) -> None:
-        self._tell(DeactivationFinished(key))
+    def _tell_gone(self, record: SimInstance) -> None:
+        self._report(record.devices)
+        self._tell(DeactivationFinished(record.key))
+
+    def _report(self, devices: Collection[DeviceId]) -> None:
+        """Whoever hears of an instance has the numbers that go with it."""
+        for id in devices:
+            device = self._devices.get(id)
+            if device is not None and not device.gone:
+                device.report_now()
 
     # --- memory ---
 
@@ -194,8 +204,10 @@ class Nodes:
 
     def lose_instance(self, key: InstanceKey) -> None:
         """The engine has died."""
-        self._lose(self.instances[key])
+        record = self.instances[key]
+        self._lose(record)
         self._tell(InstanceLost(key))
+        self._report(record.devices)
 
     def lose_devices(self, gone: Collection[DeviceId]) -> None:
         """The devices are gone, and with them every instance that has a part there."""

@@ -91,6 +91,10 @@ class Reports:
         self._stopped = True
         self._alarm.clear()
 
+    def send_now(self) -> None:
+        """The controller is about to hear of an instance, and has the numbers that go with it."""
+        self._send(None)
+
     def _send(self, _: object) -> None:
         now_s = self._queue.now_s
         self._next_s = now_s + self._every_s

@@ -80,8 +80,7 @@ class World:
         return self.machines.devices
 
     def _make_device(self, spec: DeviceSpec, gpu: Gpu, pool: Pool) -> Device:
-        every_s = float(self.cluster.timing.report_every)
-        return Device(spec, gpu, pool, self.settings.gpu, self.queue, self, every_s)
+        return Device(spec, gpu, pool, self.settings.gpu, self.queue, self, self.cluster.timing)
 
     # --- between the parts ---
 
