@@ -6,7 +6,7 @@ DEMO   := demo-models
 KERNEL := $(shell find csrc -type f 2>/dev/null)
 
 .DEFAULT_GOAL := help
-.PHONY: help install serve demo check format test explore test-slow test-net sanitize bench clean
+.PHONY: help install serve demo check format test storm hostile explore test-slow test-net sanitize bench clean
 
 help: ## list the targets
 	@sed -nE 's/^([a-z-]+):[^#]*## (.*)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 18
@@ -47,6 +47,12 @@ test: install ## the tests (under 15 minutes on two cores)
 
 test-slow: install ## the long ones: chaos, ten thousand at once, memory under pressure (about 12 minutes)
 	@$(BIN)/python -m pytest -m slow
+
+storm: install ## kill and stop processes of a real server under mixed load: make storm STORM="--seconds 600 --seed 7"
+	@$(BIN)/python -m tests.e2e.storm $(STORM)
+
+hostile: install ## files, packs, stores and requests made to do harm (tests marked hostile)
+	@$(BIN)/python -m pytest -m "hostile and not net and not gpu"
 
 explore: install ## property tests with examples that no run has seen (what fails becomes an @example)
 	@PRISM_EXPLORE=1 $(BIN)/python -m pytest -m "hypothesis and not slow and not net and not gpu"

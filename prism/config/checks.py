@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from typing import Final
 
 from prism.config.document import CatalogFile
-from prism.config.engine_args import OWNED, known_names, registries
+from prism.config.engine_args import OWNED, REFUSED_VALUES, known_names, registries
 from prism.config.sections import DeviceConfig, ModelConfig
 from prism.config.yaml_source import KeyPath, YamlSource
 from prism.core.errors import InvalidValue
@@ -79,6 +79,8 @@ def _model(model: ModelConfig, document: CatalogFile) -> Iterator[tuple[KeyPath,
             yield ("engine_args", name), name, "is not an argument of SGLang's engine", near
         elif value is not None and value not in (choices := registries().engine_args.get(name, (value,))):
             yield ("engine_args", name), value, "is none of the values SGLang's engine takes", choices
+        elif isinstance(value, str) and (name, value) in REFUSED_VALUES:
+            yield ("engine_args", name), value, REFUSED_VALUES[name, value], ("auto", "safetensors")
     for kind in ("reasoning_parser", "tool_call_parser"):
         known, value = getattr(registries(), kind), getattr(model, kind)
         if value is not None and value not in known:

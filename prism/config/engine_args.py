@@ -42,6 +42,12 @@ OWNED: Final = {
 }
 """Arguments that Prism decides itself -> who decides."""
 
+REFUSED_VALUES: Final = {
+    ("load_format", "pt"): "would load pickled weights, which can run code; convert them to safetensors",
+    ("load_format", "npcache"): "would load pickled weights, which can run code; convert them to safetensors",
+}
+"""(Argument, value) -> why it is refused."""
+
 
 @lru_cache(maxsize=1)
 def known_names() -> tuple[str, ...]:

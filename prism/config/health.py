@@ -117,7 +117,7 @@ def _templates(model: ModelConfig, base: Path, folder: Path | None) -> Iterator[
     elif (file := folder / "tokenizer_config.json").is_file():
         try:
             found: Any = json.loads(_text(file)).get("chat_template")
-        except (ValueError, AttributeError):
+        except (ValueError, AttributeError, RecursionError):
             return  # the tokenizer library says it better
         named = found if isinstance(found, list) else [{"template": found}]
         texts = (entry.get("template") for entry in named if isinstance(entry, dict))

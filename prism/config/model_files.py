@@ -23,6 +23,10 @@ HUB_ID: Final = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*\Z")
 WANTED_FILES: Final = ("*.json", "*.safetensors", "*.model", "*.txt", "*.jinja", "*.tiktoken", "*.py")
 MAX_HEADER_BYTES: Final = 100_000_000
 """Limit of the safetensors format itself."""
+MAX_JSON_BYTES: Final = 64 << 20
+"""Of config.json and of an index of weights; real ones have a few MiB at most."""
+_MOST: Final = 1 << 40
+"""No dimension of a model is so large."""
 
 DTYPE_BYTES: Final = {"float16": 2, "half": 2, "bfloat16": 2, "float32": 4, "float": 4}
 _FLOATS: Final = {"F64", "F32", "F16", "BF16"}
@@ -144,16 +148,24 @@ def facts_from(
     text = next((config[key] for key in _TEXT_CONFIGS if isinstance(config.get(key), dict)), config)
     dtype_bytes = engine_dtype_bytes({**config, **text}, dtype)
     try:
-        shape = _shape(text, dtype_bytes)
-    except (KeyError, TypeError, ValueError, ZeroDivisionError) as error:
+        shape, context_tokens = _shape(text, dtype_bytes), _context_tokens(text)
+        architectures = config.get("architectures") or [config.get("model_type", "unknown")]
+        architecture = str(architectures[0])
+        if not all(0 < size < _MOST for size in _sizes(shape)) or not 0 <= context_tokens < _MOST:
+            raise ValueError(f"not all of them are positive and less than {_MOST}")
+    except (AttributeError, KeyError, TypeError, ValueError, ArithmeticError) as error:
         raise ModelFilesError(
             f"{where}: the model's dimensions cannot be read: {type(error).__name__}: {error}"
         ) from error
     weight_bytes = sum(
         prod(dims) * (dtype_bytes if kind in _FLOATS else _STORED_BYTES.get(kind, 1)) for kind, dims in tensors
     )
-    architectures = config.get("architectures") or [config.get("model_type", "unknown")]
-    return ModelFacts(shape, weight_bytes, _context_tokens(text), str(architectures[0]))
+    return ModelFacts(shape, weight_bytes, context_tokens, architecture)
+
+
+def _sizes(shape: ModelShape) -> tuple[int, ...]:
+    """The dimensions that decide how much memory a model takes."""
+    return shape.layers, shape.hidden, shape.heads, shape.kv_heads, shape.head_dim, shape.intermediate, shape.vocab
 
 
 def _context_tokens(config: dict[str, Any]) -> int:
@@ -211,7 +223,10 @@ def _weight_files(folder: Path) -> list[Path]:
         weight_map = _read_json(index).get("weight_map")
         if not isinstance(weight_map, dict):
             raise ModelFilesError(f"{index}: has no weight_map")
-        files = [folder / name for name in sorted({str(name) for name in weight_map.values()})]
+        names = sorted({str(name) for name in weight_map.values()})
+        if outside := [name for name in names if Path(name).is_absolute() or ".." in Path(name).parts]:
+            raise ModelFilesError(f"{index}: names a file outside of the folder: {outside[0]!r}")
+        files = [folder / name for name in names]
     else:
         files = sorted(folder.glob("*.safetensors"))
     if not files:
@@ -247,7 +262,7 @@ def _safetensors_header(file: Path) -> dict[str, _Tensor]:
             tensors = {name: _TENSOR.decode(entry) for name, entry in header.items()}
     except msgspec.ValidationError as error:
         raise ModelFilesError(f"{file}: its header is not a safetensors header: {error}") from error
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise ModelFilesError(f"{file}: its header cannot be read: {error}") from error
     for name, entry in tensors.items():
         each, (start, stop) = _STORED_BYTES.get(entry.dtype), entry.data_offsets
@@ -261,10 +276,12 @@ def _safetensors_header(file: Path) -> dict[str, _Tensor]:
 
 def _read_json(file: Path) -> dict[str, Any]:
     try:
+        if file.stat().st_size > MAX_JSON_BYTES:
+            raise ModelFilesError(f"{file}: is larger than {MAX_JSON_BYTES >> 20} MiB")
         data = json.loads(file.read_bytes())
     except OSError as error:
         raise ModelFilesError(f"{file}: cannot be read: {error.strerror or error}") from error
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise ModelFilesError(f"{file}: is not valid JSON: {error}") from error
     if not isinstance(data, dict):
         raise ModelFilesError(f"{file}: is not a JSON object")

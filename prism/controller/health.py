@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Final
 
 from prism.config.catalog import Catalog
+from prism.config.health import Health as Found
 from prism.config.health import Hub, examine_model, too_large
 from prism.core.specs import DeviceSpec, ModelSpec
 
@@ -46,7 +47,11 @@ class Health:
     async def _look(self, catalog: Catalog, names: list[str]) -> None:
         hub = Hub()
         for name in names:
-            found = await asyncio.to_thread(examine_model, catalog, name, hub)
+            try:
+                found = await asyncio.to_thread(examine_model, catalog, name, hub)
+            except Exception as error:  # files made by others: whatever they break, this goes on with the next model
+                log.exception("the files of %s could not be looked at", name)
+                found = Found(None, (f"its files could not be looked at: {type(error).__name__}: {error}",))
             if self._changed.is_set():
                 return  # of a catalog that is no more
             if found.spec is not None:

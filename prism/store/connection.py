@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import re
 import time
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any, Final, TypeVar
@@ -27,7 +28,18 @@ T = TypeVar("T")
 LOST: Final = (errors.ConnectionError, errors.TimeoutError, errors.BusyLoadingError, OSError, asyncio.TimeoutError)
 """What a command raises when the server went away or is still reading its file."""
 
+UNWILLING: Final = ("OOM", "MISCONF", "READONLY", "NOREPLICAS", "CLUSTERDOWN", "MASTERDOWN")
+"""Words with which a server that answers takes no writes: full, its disk is full, it is only a copy. Somebody has to
+mend it; whoever writes is told at once and may try again later."""
+
 SCHEMES: Final = ("unix://", "redis://", "rediss://")
+
+
+def is_unwilling(error: errors.ResponseError) -> bool:
+    """Whether the server answers and takes no writes; a script's error has the server's words inside."""
+    return isinstance(error, errors.OutOfMemoryError | errors.ReadOnlyError) or any(
+        re.search(rf"\b{word}\b", str(error)) for word in UNWILLING
+    )
 
 
 class Connection:
@@ -68,7 +80,8 @@ class Connection:
 
     async def run(self, command: Callable[[], Awaitable[T]]) -> T:
         """Awaits ``command()``, again and again while the server is away. Raises :class:`StoreUnavailable` after
-        ``retry_s``, :class:`StoreRefused` at once when the server does not accept the password."""
+        ``retry_s``, and at once when the server takes no writes; :class:`StoreRefused` when it does not accept the
+        password."""
         give_up = time.monotonic() + self.retry_s
         pause_s = 0.01
         while True:
@@ -76,6 +89,10 @@ class Connection:
                 return await command()
             except errors.AuthenticationError as error:
                 raise StoreRefused(f"{self.shown} refuses the connection: {error}") from error
+            except errors.ResponseError as error:
+                if not is_unwilling(error):
+                    raise
+                raise StoreUnavailable(f"{self.shown} takes no writes: {error}") from error
             except LOST as error:
                 self.lost()
                 if time.monotonic() + pause_s > give_up:

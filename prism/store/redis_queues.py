@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import asyncio
 from collections import defaultdict
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any, TypeVar
 
 import redis.exceptions as errors
 
 from prism.store.connection import LOST, Connection
 from prism.store.values import MOST_BEFORE, Entry, QueueFull, Withdrawn
 from prism.wire import keys
+
+T = TypeVar("T")
 
 
 def _entries(queue: str, rows: Sequence[tuple[bytes, Any]]) -> list[Entry]:
@@ -60,7 +62,7 @@ class RedisQueues:
             await self._conn.run(self._conn.client.ping)
             return await self._recover(queues, consumer)
         except errors.ResponseError as error:
-            if "NOGROUP" not in str(error):
+            if not _is_emptied(error):
                 raise
             self._groups.clear()
             return []
@@ -70,7 +72,7 @@ class RedisQueues:
         await self._ensure_groups([queue])
         losses = self._conn.losses
         args: list[str | bytes | int | float] = [keys.GROUP, consumer, int(idle_s * 1000), count]
-        rows = await self._conn.script("TAKE_OVER", [queue], args)
+        rows = await self._grouped(queue, lambda: self._conn.script("TAKE_OVER", [queue], args))
         held = self._held[queue, consumer]
         found = []
         for entry_id, fields, deliveries in rows:
@@ -83,7 +85,7 @@ class RedisQueues:
 
     async def beat(self, queue: str, consumer: str) -> int:
         await self._ensure_groups([queue])
-        return int(await self._conn.script("BEAT", [queue], [keys.GROUP, consumer]))
+        return int(await self._grouped(queue, lambda: self._conn.script("BEAT", [queue], [keys.GROUP, consumer])))
 
     async def owned(self, queue: str, consumer: str) -> list[str]:
         await self._ensure_groups([queue])
@@ -91,14 +93,16 @@ class RedisQueues:
 
     async def done(self, entry: Entry, consumer: str) -> bool:
         args: list[str | bytes | int | float] = [keys.GROUP, consumer, entry.entry_id, entry.request_id]
-        ended = await self._conn.script("DONE", [entry.queue, keys.REQUESTS], args)
+        script = lambda: self._conn.script("DONE", [entry.queue, keys.REQUESTS], args)  # noqa: E731
+        ended = await self._grouped(entry.queue, script)
         self._held[entry.queue, consumer].discard(entry.entry_id)
         return bool(ended)
 
     async def move(self, entry: Entry, consumer: str, to_queue: str, data: bytes | None = None) -> bool:
         new = entry.data if data is None else data
         args: list[str | bytes | int | float] = [keys.GROUP, consumer, entry.entry_id, entry.request_id, new]
-        moved = await self._conn.script("MOVE", [entry.queue, keys.REQUESTS, to_queue], args)
+        script = lambda: self._conn.script("MOVE", [entry.queue, keys.REQUESTS, to_queue], args)  # noqa: E731
+        moved = await self._grouped(entry.queue, script)
         self._held[entry.queue, consumer].discard(entry.entry_id)
         return bool(moved)
 
@@ -136,6 +140,17 @@ class RedisQueues:
                     raise
             self._groups.add(queue)
 
+    async def _grouped(self, queue: str, command: Callable[[], Awaitable[T]]) -> T:
+        """``command()`` on a queue whose group may be gone, with all the server held: then it is made anew."""
+        try:
+            return await command()
+        except errors.ResponseError as error:
+            if not _is_emptied(error):
+                raise
+        self._groups.clear()
+        await self._ensure_groups([queue])
+        return await command()
+
     async def _recover(self, queues: Sequence[str], consumer: str) -> list[Entry]:
         """Entries this consumer owns without knowing, if the connection was lost since it last looked."""
         found: list[Entry] = []
@@ -157,8 +172,11 @@ class RedisQueues:
         after = "0"
         while True:
             streams = {queue: after}
-            reply = await self._conn.run(
-                lambda s=streams: self._conn.client.xreadgroup(keys.GROUP, consumer, s, count=500)  # type: ignore[misc]
+            reply = await self._grouped(
+                queue,
+                lambda s=streams: self._conn.run(  # type: ignore[misc]
+                    lambda: self._conn.client.xreadgroup(keys.GROUP, consumer, s, count=500)
+                ),
             )
             rows = _rows(reply)
             page = rows[0][1] if rows else []
@@ -175,6 +193,11 @@ class RedisQueues:
             self._held[queue, consumer].update(entry.entry_id for entry in entries)
             found += entries
         return found
+
+
+def _is_emptied(error: errors.ResponseError) -> bool:
+    """Whether the server says that it knows no such queue: somebody emptied it (FLUSHALL)."""
+    return "NOGROUP" in str(error) or "no such key" in str(error)
 
 
 def _rows(reply: Any) -> list[tuple[bytes, list[tuple[bytes, Any]]]]:

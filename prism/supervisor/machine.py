@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import json
 import os
 import signal
 import socket
@@ -37,7 +36,8 @@ from prism.supervisor.base import CannotStart, Supervisor
 from prism.supervisor.burial import Burial
 from prism.supervisor.children import Child, Starter
 from prism.supervisor.fleet import DOCUMENT, FleetDocument, settings_of
-from prism.wire.secret import FleetSecret, make_secret, with_password
+from prism.supervisor.sharing import STATUS, check_alone, signed
+from prism.wire.secret import FleetSecret, make_secret, with_password, without_password
 
 LOCAL_NODE: Final = NodeId("local")
 STOP_S: Final = 10.0
@@ -87,6 +87,7 @@ class Machine(Supervisor):
             self._start_valkey()
         async with self._store() as store:
             await store.ping()
+            await check_alone(store, self.state, without_password(self._redis_url))
             if self._secret is not None:
                 await self._check_password()
                 await store.put_doc(DOCUMENT, self._fleet_document(self._secret).encode())
@@ -205,7 +206,7 @@ class Machine(Supervisor):
                 status, now_s = self.status(), time.monotonic()
                 if status != published or now_s - at_s >= STATUS_S:
                     with contextlib.suppress(StoreUnavailable):  # a later round says it
-                        await store.put_doc("status", json.dumps(status))
+                        await store.put_doc(STATUS, signed(status, self.state))
                         published, at_s = status, now_s
                 await asyncio.sleep(LOOK_S)
 
