@@ -132,6 +132,8 @@ def fit(table: CalibrationFile) -> Calibration:
 
 _KNEES = (0, 2, 4, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512)
 """Tokens whose linear layers cost as much as reading the weights: candidates."""
+_EXACT = 1e-15
+"""Squared relative errors below this are rounding: which of several exact fits has less of it says nothing."""
 _NAMES = ("overhead_s", "sequence_s", "gemm_token_s", "attention_pair_s", "kv_token_s", "entry_s", "switch_s",
           "request_s")  # fmt: skip
 
@@ -152,7 +154,7 @@ def _fit_model(samples: list[StepSample], known: Mapping[str, float]) -> dict[st
         rows[:, fixed] = 0.0
         found = non_negative_least_squares(rows, left)
         error = float(np.square(rows @ found - left).sum())
-        if best is None or error < best[0] * (1 - 1e-6):
+        if best is None or error < best[0] * (1 - 1e-6) - _EXACT:
             values = dict(zip(_NAMES, map(float, given + found), strict=True))
             best = error, {**values, "weights_s": values["gemm_token_s"] * knee}
     assert best is not None  # there is a first knee
