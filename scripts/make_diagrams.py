@@ -197,9 +197,9 @@ def handover() -> str:
 
 
 STATES: Final = {
-    InstanceState.WAITING_FOR_ROOM: ("memory promised,", "no command sent"),
-    InstanceState.ACTIVATING: ("weights are loading,", "least KV promised"),
-    InstanceState.ACTIVE: ("new requests come,", "KV as they need it"),
+    InstanceState.WAITING: ("memory promised,", "no command sent"),
+    InstanceState.LOADING: ("weights are loading,", "least KV promised"),
+    InstanceState.READY: ("new requests come,", "KV as they need it"),
     InstanceState.DRAINING: ("no new requests,", "those it has go on"),
 }
 """What is true of an instance in each state."""
@@ -224,7 +224,7 @@ def instance() -> str:
     drawing = Drawing(940, 400, "States of an instance: waiting for room, activating, active, draining, gone.")
     for i, (state, holds) in enumerate(STATES.items()):
         x = 34.0 + 240 * i
-        drawing.box(x, 130, 152, 76, PALE[GREEN] if state is InstanceState.ACTIVE else PALE[BLUE], BLUE)
+        drawing.box(x, 130, 152, 76, PALE[GREEN] if state is InstanceState.READY else PALE[BLUE], BLUE)
         drawing.text(x + 76, 154, state.value.replace("_", " "), 14, bold=True)
         for line, words in enumerate(holds):
             drawing.text(x + 76, 176 + 16 * line, words, 12, "#555")

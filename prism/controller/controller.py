@@ -12,13 +12,13 @@ import msgspec
 
 from prism.controller.admin import Admin
 from prism.controller.distribution import Supplies, WeightDistribution
-from prism.controller.health import Health
+from prism.controller.health import CatalogHealth
 from prism.controller.inactive import InactiveQueue, Refusal
 from prism.controller.joint import Conclusion
-from prism.controller.models import Models
-from prism.controller.nodes import Nodes
+from prism.controller.models import KnownModels
+from prism.controller.nodes import FleetNodes
 from prism.controller.orders import Orders
-from prism.controller.placement import Placement
+from prism.controller.placement import PlacementBook
 from prism.controller.rescue import Rescue
 from prism.controller.transfers import Transfers
 from prism.controller.versions import Versions
@@ -74,7 +74,7 @@ class Controller:
 
     def __init__(
         self,
-        models: Models,
+        models: KnownModels,
         scheduler: ClusterScheduler,
         store: Store,
         inbox: Inbox,
@@ -86,14 +86,14 @@ class Controller:
         self.outbox = Outbox(keys=inbox.keys)
         self.ledger = Ledger(store, self.consumer)
         self.inactive = InactiveQueue(self.ledger, self.outbox)
-        self.nodes = Nodes()
+        self.nodes = FleetNodes()
         self.orders = Orders(self.outbox, inbox.address, self.nodes)
-        self.placement = Placement(store)
+        self.placement = PlacementBook(store)
         self.admin = Admin(self)
         self.rescue = Rescue(store, self.consumer)
         self.distribution = WeightDistribution(self.nodes)
         self.transfers = Transfers(metrics)
-        self.health = Health()
+        self.health = CatalogHealth()
         self.versions = Versions()
         self._decisions, self._metrics = decisions, metrics
         self._lines: list[str] = []

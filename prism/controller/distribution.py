@@ -15,7 +15,7 @@ from typing import Final
 import msgspec
 
 from prism.controller.images import ModelImages
-from prism.controller.nodes import Node, Nodes
+from prism.controller.nodes import FleetNodes, Node
 from prism.core.effects import Activate
 from prism.core.ids import ModelName, NodeId
 from prism.core.instances import InstanceKey, parts_by_node
@@ -60,7 +60,7 @@ class _Running:
 class WeightDistribution:
     """One per controller; reads ``nodes``, sends nothing."""
 
-    def __init__(self, nodes: Nodes) -> None:
+    def __init__(self, nodes: FleetNodes) -> None:
         self._nodes = nodes
         self._running: dict[PackKey, _Running] = {}
 

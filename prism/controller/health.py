@@ -19,7 +19,7 @@ AGAIN_S: Final = 30.0
 """A folder that was missing may have been copied meanwhile."""
 
 
-class Health:
+class CatalogHealth:
     """One controller's look at its catalog. One event loop."""
 
     def __init__(self) -> None:

@@ -13,7 +13,7 @@ import msgspec
 
 from prism.config.catalog import load_catalog
 from prism.controller.controller import Controller
-from prism.controller.models import Models
+from prism.controller.models import KnownModels
 from prism.core.errors import PrismError
 from prism.engine.process import die_with_parent
 from prism.obs.decisions import DecisionLog
@@ -42,7 +42,7 @@ class ControllerConfig(msgspec.Struct, frozen=True, kw_only=True):
 
 async def serve(config: ControllerConfig) -> None:
     """Runs the controller until SIGTERM or SIGINT; SIGHUP reads the catalog again."""
-    models = Models(load_catalog(Path(config.catalog)))
+    models = KnownModels(load_catalog(Path(config.catalog)))
     settings = models.catalog.policy.settings()
     scheduler = cluster_scheduler(settings.cluster, [], first_generation=int(time.time()))
     metrics = Metrics()

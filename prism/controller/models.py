@@ -24,7 +24,7 @@ from prism.weights.folders.fingerprint import fingerprint
 log = logging.getLogger(__name__)
 
 
-class Models:
+class KnownModels:
     """The current catalog and the specs the scheduler knows."""
 
     def __init__(self, catalog: Catalog) -> None:
@@ -123,4 +123,4 @@ def _stamp(file: Path) -> tuple[int, int, int]:
     return (status.st_mtime_ns, status.st_size, status.st_ino)
 
 
-__all__ = ["CatalogError", "Models"]
+__all__ = ["CatalogError", "KnownModels"]

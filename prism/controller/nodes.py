@@ -60,7 +60,7 @@ class Node:
         return [instance.as_dict(self.id) for instance in self.instances.values()]
 
 
-class Nodes:
+class FleetNodes:
     """All nodes that are up. :meth:`report` and :meth:`silent` return events in the order they must be fed."""
 
     def __init__(self) -> None:
@@ -107,7 +107,7 @@ class Nodes:
         events: list[ClusterEvent] = []
         words = {engine.key: engine.reason for engine in report.stillborn}
         now = {i.key: i for i in report.instances}
-        serving = {key for key, instance in now.items() if instance.state is InstanceState.ACTIVE}
+        serving = {key for key, instance in now.items() if instance.state is InstanceState.READY}
         for key in sorted(node.serving - serving):
             if key not in now and key in self._serving:
                 events.append(InstanceLost(key, words.get(key, "")))

@@ -25,7 +25,7 @@ REPEAT_S: Final = 2.0
 
 
 class Mailboxes(Protocol):
-    """Who knows where agents are reached (:class:`prism.controller.nodes.Nodes`)."""
+    """Who knows where agents are reached (:class:`prism.controller.nodes.FleetNodes`)."""
 
     def mailbox_of(self, node: NodeId) -> str | None:
         """None when the machine is not up."""

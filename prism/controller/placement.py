@@ -30,7 +30,7 @@ log = logging.getLogger(__name__)
 RETRY_S: Final = 0.2
 
 
-class Placement:
+class PlacementBook:
     """Instances and routes, kept in step with the events; :meth:`publish` writes every change to the store."""
 
     def __init__(self, store: State) -> None:
@@ -51,7 +51,7 @@ class Placement:
 
     def ordered(self, effect: Activate | Deactivate, now_s: float) -> None:
         group = self._replicas.setdefault(effect.model, {})
-        state = InstanceState.ACTIVATING if isinstance(effect, Activate) else InstanceState.DRAINING
+        state = InstanceState.LOADING if isinstance(effect, Activate) else InstanceState.DRAINING
         if isinstance(effect, Deactivate) and effect.key.generation not in group:
             return
         group[effect.key.generation] = Replica(
@@ -67,10 +67,10 @@ class Placement:
         """Follows what happened to instances."""
         match event:
             case ActivationFinished((model, generation)):
-                self._set_state(model, generation, InstanceState.ACTIVE, now_s)
+                self._set_state(model, generation, InstanceState.READY, now_s)
             case InstanceFound((model, generation), parts):
                 self._replicas.setdefault(model, {})[generation] = Replica(
-                    parts=parts, state=InstanceState.ACTIVE, generation=generation, reason="found", since_s=now_s
+                    parts=parts, state=InstanceState.READY, generation=generation, reason="found", since_s=now_s
                 )
                 self._touch(model)
             case ActivationFailed((model, generation)) | DeactivationFinished((model, generation)):

@@ -13,7 +13,7 @@ from typing import Final
 
 import msgspec
 
-from prism.controller.nodes import LOST_AFTER_S, Nodes
+from prism.controller.nodes import LOST_AFTER_S, FleetNodes
 from prism.controller.versions import Versions
 from prism.core.ids import DeviceId, NodeId
 from prism.store.interface import Store
@@ -49,7 +49,7 @@ class Rescue:
         self._store, self._consumer = store, consumer
         self._seen: dict[NodeId, _Seen] = {}
 
-    async def look(self, nodes: Nodes, versions: Versions, now_s: float) -> None:
+    async def look(self, nodes: FleetNodes, versions: Versions, now_s: float) -> None:
         """Empties the queues of all machines that are gone. Raises :class:`StoreUnavailable`."""
         for record in await self._store.agents():
             versions.look(record)

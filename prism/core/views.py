@@ -15,10 +15,10 @@ class InstanceState(StrEnum):
     """Life of one instance, everywhere: in schedulers, on the wire, in the store, in what operators are shown. The
     values are stable."""
 
-    WAITING_FOR_ROOM = "waiting"
+    WAITING = "waiting"
     """Its memory is promised; no command was sent yet, for others have to leave first."""
-    ACTIVATING = "loading"
-    ACTIVE = "ready"
+    LOADING = "loading"
+    READY = "ready"
     DRAINING = "draining"
 
 

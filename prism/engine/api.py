@@ -13,7 +13,7 @@ from typing import Final, Protocol
 from prism.core.ids import DeviceId, EngineId
 from prism.core.instances import InstanceKey, Part
 from prism.core.specs import ModelSpec
-from prism.engine.events import AnyEvent, Load
+from prism.engine.events import AnyEvent, EngineCounters
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,8 +50,8 @@ class Handle(Protocol):
     @property
     def pids(self) -> tuple[int, ...]: ...
     @property
-    def load(self) -> Load | None:
-        """The latest :class:`Load`, None before the first."""
+    def load(self) -> EngineCounters | None:
+        """The latest :class:`EngineCounters`, None before the first."""
         ...
 
     @property
@@ -86,7 +86,8 @@ class Handle(Protocol):
         ...
 
     def abort(self, rid: str) -> None:
-        """Stop the request if it is here: ``Finished`` with reason ``abort`` follows. Unknown ids are ignored."""
+        """Stop the request if it is here: ``AttemptFinished`` with reason ``abort`` follows. Unknown ids are
+        ignored."""
         ...
 
     def set_kv_limit(self, limit_bytes: int | None) -> None:
@@ -100,8 +101,8 @@ class Handle(Protocol):
 
     async def deactivate(self, *, grace_s: float = 0.0) -> list[str]:
         """Stop the model and give all its memory back. Requests still running after ``grace_s`` are dropped; their ids
-        are returned (no ``Finished`` was or will be sent for them), so that they can go on elsewhere with their tokens.
-        The worker returns to the pool, or is killed and replaced when it does not answer."""
+        are returned (no ``AttemptFinished`` was or will be sent for them), so that they can go on elsewhere with their
+        tokens. The worker returns to the pool, or is killed and replaced when it does not answer."""
         ...
 
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import msgspec
 
-from prism.engine.events import Accepted, Finished, FirstToken, Load, Lost
+from prism.engine.events import Accepted, AttemptFinished, AttemptFirstToken, EngineCounters, Lost
 
 
 class _Frame(msgspec.Struct, tag=True, frozen=True, kw_only=True):
@@ -96,7 +96,7 @@ class Activated(_Frame, frozen=True, kw_only=True):
     info: EngineInfo
 
 
-class ActivationFailed(_Frame, frozen=True, kw_only=True):
+class NotActivated(_Frame, frozen=True, kw_only=True):
     cause: str
     """:class:`prism.engine.errors.ActivationCause`."""
     detail: str
@@ -117,7 +117,18 @@ class Crashed(_Frame, frozen=True, kw_only=True):
     suspects: list[str]
 
 
-Report = Crashed | Parked | Activated | ActivationFailed | Deactivated | Accepted | FirstToken | Finished | Lost | Load
+Report = (
+    Crashed
+    | Parked
+    | Activated
+    | NotActivated
+    | Deactivated
+    | Accepted
+    | AttemptFirstToken
+    | AttemptFinished
+    | Lost
+    | EngineCounters
+)
 
 encode = msgspec.msgpack.Encoder().encode
 command_decoder: msgspec.msgpack.Decoder[Command] = msgspec.msgpack.Decoder(Command)

@@ -18,7 +18,7 @@ class Accepted(EngineEvent, frozen=True, kw_only=True):
     rid: str
 
 
-class FirstToken(EngineEvent, frozen=True, kw_only=True):
+class AttemptFirstToken(EngineEvent, frozen=True, kw_only=True):
     """The first token of this attempt was produced."""
 
     rid: str
@@ -31,7 +31,7 @@ class FirstToken(EngineEvent, frozen=True, kw_only=True):
     """From the engine taking the request in to the start of that pass."""
 
 
-class Finished(EngineEvent, frozen=True, kw_only=True):
+class AttemptFinished(EngineEvent, frozen=True, kw_only=True):
     """The engine produced the request's last token (or its error) and handed it to the front door's mailbox.
 
     ``final`` is the encoded :class:`prism.wire.messages.Tokens` with that last item. If the engine dies within
@@ -56,7 +56,7 @@ class Lost(EngineEvent, frozen=True, kw_only=True):
     reason: str
 
 
-class Load(EngineEvent, frozen=True, kw_only=True):
+class EngineCounters(EngineEvent, frozen=True, kw_only=True):
     """Where the engine stands; sent when it changes, at most every 50 ms, and once a second while idle."""
 
     running: int
@@ -75,7 +75,7 @@ class Load(EngineEvent, frozen=True, kw_only=True):
 
 
 class Died(EngineEvent, frozen=True, kw_only=True):
-    """The engine is gone; the last event of its stream. Requests without :class:`Finished` must be run again."""
+    """The engine is gone; the last event of its stream. Requests without :class:`AttemptFinished` must be run again."""
 
     reason: str
     suspects: tuple[str, ...] = ()
@@ -83,4 +83,4 @@ class Died(EngineEvent, frozen=True, kw_only=True):
     empty when it was killed. One that is a suspect twice should be failed, not run again."""
 
 
-AnyEvent = Accepted | FirstToken | Finished | Lost | Load | Died
+AnyEvent = Accepted | AttemptFirstToken | AttemptFinished | Lost | EngineCounters | Died

@@ -18,7 +18,7 @@ from prism.core.instances import InstanceKey, Part
 from prism.core.specs import ModelSpec
 from prism.engine.api import Work
 from prism.engine.errors import ActivationCause, CannotActivate, EngineGone
-from prism.engine.events import Accepted, AnyEvent, Died, Finished, FirstToken, Load
+from prism.engine.events import Accepted, AnyEvent, AttemptFinished, AttemptFirstToken, Died, EngineCounters
 from prism.engine.fake_payload import fake_extra, fake_tokens, read_payload
 from prism.wire.mailbox import Outbox
 from prism.wire.messages import TokenItem, Tokens, encode
@@ -75,8 +75,8 @@ class FakeHandle:
         self._idle = asyncio.Event()
 
     @property
-    def load(self) -> Load:
-        return Load(
+    def load(self) -> EngineCounters:
+        return EngineCounters(
             running=len(self._runs),
             queued=0,
             free_kv_tokens=1 << 20,
@@ -113,7 +113,7 @@ class FakeHandle:
     def _first(self, run: _Run) -> None:
         n = len(run.prompt_ids)
         self._events.put_nowait(
-            FirstToken(
+            AttemptFirstToken(
                 rid=run.work.rid, prompt_tokens=n, cached_tokens=0, prefill_s=self._speed.prefill_s, queued_s=0.0
             )
         )
@@ -150,7 +150,7 @@ class FakeHandle:
                 self._idle.set()
             reason = str(finish["type"])
             self._events.put_nowait(
-                Finished(
+                AttemptFinished(
                     rid=run.work.rid,
                     attempt=run.work.attempt,
                     reason=reason,

@@ -20,7 +20,7 @@ from prism.core.ids import DeviceId, Generation, ModelName, node_of
 from prism.core.instances import InstanceKey, whole_model
 from prism.core.views import InstanceState
 from prism.engine.api import Work
-from prism.engine.events import Finished
+from prism.engine.events import AttemptFinished
 from prism.engine.fake import FakeHandle, FakePool, FakeSpeed
 from prism.store.connect import open_store
 from prism.store.interface import Store, consumer_name
@@ -85,7 +85,7 @@ class FakeNode:
         for model in self.handles:
             replica = Replica(
                 parts=whole_model([self.device]),
-                state=InstanceState.ACTIVE,
+                state=InstanceState.READY,
                 generation=Generation(1),
                 reason="fake",
                 since_s=time.time(),
@@ -135,7 +135,7 @@ class FakeNode:
 
     async def _finish(self, handle: FakeHandle) -> None:
         async for event in handle.events():
-            if isinstance(event, Finished):
+            if isinstance(event, AttemptFinished):
                 self.answered += 1
                 self._ledger.done(self.entries.pop(event.rid))
 

@@ -14,11 +14,11 @@ from prism.engine.api import Work
 from prism.engine.commands import (
     AbortRequest,
     Activated,
-    ActivationFailed,
     Crashed,
     Deactivated,
     DeactivateModel,
     EngineInfo,
+    NotActivated,
     Nudge,
     Parked,
     Report,
@@ -26,7 +26,7 @@ from prism.engine.commands import (
     Submit,
 )
 from prism.engine.errors import EngineGone
-from prism.engine.events import AnyEvent, Died, Finished, Load, Lost
+from prism.engine.events import AnyEvent, AttemptFinished, Died, EngineCounters, Lost
 from prism.engine.link import WorkerLink, until_gone
 
 _FLOPS: Final = {DeviceKind.HOST: 2e10, DeviceKind.CUDA: 2e14}
@@ -54,7 +54,7 @@ class EngineHandle:
         self._release = release
         self._events: asyncio.Queue[AnyEvent | None] = asyncio.Queue()
         self._running: set[str] = set()
-        self._load: Load | None = None
+        self._load: EngineCounters | None = None
         self._answers: dict[str, asyncio.Future[Deactivated]] = {}
         self._leaving = False
         self._over = False
@@ -84,7 +84,7 @@ class EngineHandle:
         return tuple(link.pid for link in self._links)
 
     @property
-    def load(self) -> Load | None:
+    def load(self) -> EngineCounters | None:
         return self._load
 
     @property
@@ -190,13 +190,13 @@ class EngineHandle:
                 answer = self._answers.get(link.worker)
                 if answer is not None and not answer.done():
                     answer.set_result(report)
-            case Load():
+            case EngineCounters():
                 self._load = report
                 self._events.put_nowait(report)
-            case Activated() | ActivationFailed() | Parked() | Crashed():
+            case Activated() | NotActivated() | Parked() | Crashed():
                 pass
             case _:
-                if isinstance(report, Finished | Lost):
+                if isinstance(report, AttemptFinished | Lost):
                     self._running.discard(report.rid)
                     if not self._running:
                         self._idle.set()

@@ -15,7 +15,7 @@ from prism.core.ids import DeviceId, EngineId
 from prism.core.instances import InstanceKey, Part, Role
 from prism.core.specs import DeviceKind, DeviceSpec, ModelSpec
 from prism.engine.api import longest_activation_s
-from prism.engine.commands import Activated, ActivateModel, ActivationFailed, Report
+from prism.engine.commands import Activated, ActivateModel, NotActivated, Report
 from prism.engine.errors import ActivationCause, CannotActivate, EngineSetupError
 from prism.engine.gpu import mps_remark
 from prism.engine.handle import EngineHandle
@@ -168,7 +168,7 @@ class EnginePool:
             answer = answers[link.worker]
             if isinstance(report, Activated) and not answer.done():
                 answer.set_result(report)
-            elif isinstance(report, ActivationFailed) and not answer.done():
+            elif isinstance(report, NotActivated) and not answer.done():
                 cause = ActivationCause(report.cause)
                 answer.set_exception(CannotActivate(spec.name, names, cause, report.detail))
 

@@ -24,7 +24,7 @@ from prism.engine.commands import (
     encode,
 )
 from prism.engine.delivery import Delivery
-from prism.engine.events import Load
+from prism.engine.events import EngineCounters
 from prism.engine.frames import FrameSocket
 from prism.engine.sglang_codec import decode_request
 from prism.engine.tracker import Tracker
@@ -55,7 +55,7 @@ class WorkerSeat:
         self._poller.register(channel.fileno(), select.POLLIN)
         self.tracker = Tracker(command.engine, delivery, self.report)
         self.scheduler: Any = None
-        self._last_load: Load | None = None
+        self._last_load: EngineCounters | None = None
         self._last_load_s = 0.0
         self._device = device
 
@@ -157,14 +157,14 @@ class WorkerSeat:
             self.report(load)
 
 
-def measure_load(scheduler: Any, weight_bytes: int, world: int) -> Load:
+def measure_load(scheduler: Any, weight_bytes: int, world: int) -> EngineCounters:
     """Where ``scheduler`` stands. Byte counts are over all ranks, which are alike."""
     allocator = scheduler.token_to_kv_pool_allocator
     pool = allocator.lease.pool
     cached = int(scheduler.tree_cache.evictable_size())
     in_batch = sum(1 for r in scheduler.running_batch.reqs if not r.finished())
     queued = len(scheduler.waiting_queue) + len(scheduler.grammar_manager)
-    return Load(
+    return EngineCounters(
         running=in_batch + (scheduler.chunked_req is not None),
         queued=queued,
         free_kv_tokens=allocator.available_size() + cached,

@@ -100,7 +100,7 @@ def pack_extra(batch: BatchTokenIDOutput, row: int) -> bytes:
 
 
 @dataclass(slots=True)
-class _Stream:
+class _OutputStream:
     """What the front door must remember of a request between its outputs."""
 
     prefix: array[int]
@@ -124,13 +124,13 @@ class OutputBuilder:
     ``TokenizerManager._handle_batch_output``.
     """
 
-    _streams: dict[str, _Stream] = field(default_factory=dict)
+    _streams: dict[str, _OutputStream] = field(default_factory=dict)
 
     def add(self, request: TokenizedGenerateReqInput) -> None:
         """A request was submitted. ``request.rid`` is the id its items carry."""
         ids = request.input_ids
         params = request.sampling_params
-        self._streams[request.rid] = _Stream(
+        self._streams[request.rid] = _OutputStream(
             prefix=array("q", ids[-PREFIX_TOKENS:]),
             prompt_tokens=len(ids),
             return_logprob=bool(request.return_logprob),
@@ -156,7 +156,7 @@ class OutputBuilder:
         return output
 
 
-def _assemble(rows: Sequence[tuple[TokenItem, _Stream]]) -> BatchTokenIDOutput:
+def _assemble(rows: Sequence[tuple[TokenItem, _OutputStream]]) -> BatchTokenIDOutput:
     extras = [_extra_decoder.decode(item.extra) if item.extra else Extra() for item, _ in rows]
     for (item, stream), extra in zip(rows, extras, strict=True):
         stream.received += len(item.token_ids)

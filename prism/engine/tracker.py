@@ -9,7 +9,7 @@ from typing import Any
 
 from prism.engine.commands import Report, Submit
 from prism.engine.delivery import Delivery
-from prism.engine.events import Accepted, Finished, FirstToken, Lost
+from prism.engine.events import Accepted, AttemptFinished, AttemptFirstToken, Lost
 from prism.engine.sglang_codec import pack_extra
 from prism.wire.messages import TokenItem
 
@@ -112,7 +112,7 @@ class Tracker:
         found.announced = True
         queued_s, prefill_s = prefill_of(rid)
         self._report(
-            FirstToken(
+            AttemptFirstToken(
                 rid=rid,
                 prompt_tokens=batch.prompt_tokens[row],
                 cached_tokens=batch.cached_tokens[row],
@@ -148,7 +148,7 @@ class Tracker:
         found = self._requests.pop(item.id)
         assert item.finish is not None
         self._report(
-            Finished(
+            AttemptFinished(
                 rid=item.id,
                 attempt=found.attempt,
                 reason=str(item.finish.get("type", "abort")),

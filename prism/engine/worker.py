@@ -26,9 +26,9 @@ from prism.core.ids import kind_and_index
 from prism.engine.commands import (
     Activated,
     ActivateModel,
-    ActivationFailed,
     Crashed,
     Deactivated,
+    NotActivated,
     Parked,
     command_decoder,
     encode,
@@ -142,7 +142,7 @@ class Worker:
         except Exception as error:
             log.exception("activation of %s failed", command.model)
             cause, detail = diagnose(error)
-            self._channel.send(encode(ActivationFailed(cause=cause, detail=detail, reusable=False)))
+            self._channel.send(encode(NotActivated(cause=cause, detail=detail, reusable=False)))
             self._drain()
             return False
         try:

@@ -145,7 +145,7 @@ class Workers:
                 link.kill()
 
     def counts(self) -> Mapping[DeviceId, Mapping[str, int]]:
-        """See :meth:`prism.engine.api.Pool.counts`."""
+        """See :meth:`prism.engine.api.Engines.counts`."""
         found = {device: {"starting": 0, "parked": len(parked), "active": 0} for device, parked in self._parked.items()}
         for link in self._links.values():
             if not link.parked.done():

@@ -29,7 +29,7 @@ from typing import Any, Final, NoReturn
 from prism.engine import boot
 from prism.engine.frames import BadFrame, FrameSocket
 from prism.engine.process import die_with_parent
-from prism.engine.zygote_messages import Exited, Fork, Forked, ForkFailed, Hello, Promote, encode, to_zygote
+from prism.engine.zygote_messages import Exited, Fork, Forked, ForkFailed, Promote, ZygoteHello, encode, to_zygote
 
 TITLE: Final = "prism: zygote"
 STANDBY_TITLE: Final = "prism: standby zygote"
@@ -80,7 +80,7 @@ class Zygote:
         self._listener, self._kind, self._boot_s = listener, kind, boot_s
         self._standby_path, self._parent_pid = standby, parent_pid
         self._standby_pid, self._standby_at_s, self._promoted = 0, -STANDBY_PAUSE_S, True
-        self._hello = Hello(pid=os.getpid(), kind=kind, boot_s=boot_s)
+        self._hello = ZygoteHello(pid=os.getpid(), kind=kind, boot_s=boot_s)
         self._selector = selectors.DefaultSelector()
         self._selector.register(listener, selectors.EVENT_READ, self._accept)
         self._clients: list[FrameSocket] = []

@@ -15,7 +15,7 @@ from typing import Any, Final
 
 from prism.engine.errors import EngineSetupError
 from prism.engine.frames import pack, read_frame
-from prism.engine.zygote_messages import Exited, Fork, Forked, ForkFailed, Hello, Promote, encode, from_zygote
+from prism.engine.zygote_messages import Exited, Fork, Forked, ForkFailed, Promote, ZygoteHello, encode, from_zygote
 
 PROMOTE_S: Final = 2.0
 """A standby that says nothing for so long is stopped or broken."""
@@ -71,10 +71,10 @@ class ZygoteClient:
         self._numbers = itertools.count(1)
         self._task: asyncio.Task[None] | None = None
         self._writer: asyncio.StreamWriter | None = None
-        self.hello: Hello | None = None
+        self.hello: ZygoteHello | None = None
         self.alive = False
 
-    async def connect(self, timeout_s: float = 120.0) -> Hello:
+    async def connect(self, timeout_s: float = 120.0) -> ZygoteHello:
         """Connect and wait until the zygote is warm. Raises :class:`EngineSetupError` after ``timeout_s``."""
         try:
             async with asyncio.timeout(timeout_s):
@@ -88,7 +88,7 @@ class ZygoteClient:
         if frame is None:
             raise EngineSetupError(f"the zygote at {self._path} ended while it started; see its log")
         hello = from_zygote.decode(frame)
-        assert isinstance(hello, Hello)
+        assert isinstance(hello, ZygoteHello)
         self.hello, self.alive = hello, True
         self._task = asyncio.create_task(self._listen(reader))
         return hello
@@ -137,7 +137,7 @@ class ZygoteClient:
                     self._asks.pop(ask).set_exception(EngineSetupError(f"the zygote could not fork: {error}"))
                 case Exited(pid=pid, status=status):
                     self._on_exit(pid, status)
-                case Hello():
+                case ZygoteHello():
                     pass  # only once, before this loop
         self.alive = False
         for answer in self._asks.values():

@@ -43,7 +43,7 @@ class Exited(_Message, frozen=True, kw_only=True):
     """Exit code, or minus the signal that ended it."""
 
 
-class Hello(_Message, frozen=True, kw_only=True):
+class ZygoteHello(_Message, frozen=True, kw_only=True):
     """Zygote to a new client, once it is warm."""
 
     pid: int
@@ -56,7 +56,7 @@ class Promote(_Message, frozen=True, kw_only=True):
 
 
 ToZygote = Fork | Promote
-FromZygote = Hello | Forked | ForkFailed | Exited
+FromZygote = ZygoteHello | Forked | ForkFailed | Exited
 
 to_zygote = msgspec.msgpack.Decoder(ToZygote)
 from_zygote: msgspec.msgpack.Decoder[FromZygote] = msgspec.msgpack.Decoder(FromZygote)

@@ -129,7 +129,7 @@ class RequestDesk:
         """A request has its first token of this attempt."""
         self.feed(FirstToken(RequestId(rid)))
 
-    def finished(self, event: engine_events.Finished) -> None:
+    def finished(self, event: engine_events.AttemptFinished) -> None:
         """An engine is done with a request."""
         live = self._running_as(event.rid, event.attempt)
         if live is None or live.instance is None:

@@ -94,13 +94,13 @@ class DeviceShell:
             match event:
                 case engine_events.Accepted():
                     pass  # told by its first token
-                case engine_events.FirstToken(rid=rid):
+                case engine_events.AttemptFirstToken(rid=rid):
                     self.desk.first_token(rid)
-                case engine_events.Finished():
+                case engine_events.AttemptFinished():
                     self.desk.finished(event)
                 case engine_events.Lost(rid=rid, attempt=attempt):
                     self.desk.lost(rid, attempt)
-                case engine_events.Load():
+                case engine_events.EngineCounters():
                     load = EngineLoad(key, event.running, event.queued, event.free_kv_tokens, event.cached_kv_tokens)
                     self.feed(load)
                     self._services.measures.retracted(key.model, self.device, event.retractions - retractions)

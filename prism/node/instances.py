@@ -58,7 +58,7 @@ class LocalInstance:
     part: Part
     parts: Parts
     """All of the instance's, this one among them."""
-    state: InstanceState = InstanceState.ACTIVATING
+    state: InstanceState = InstanceState.LOADING
     handle: Handle | None = None
     watcher: asyncio.Task[None] | None = None
     loaded: asyncio.Event = field(default_factory=asyncio.Event)
@@ -127,7 +127,7 @@ class Instances:
 
     def due_in_s(self) -> float:
         """Seconds until the controller has to hear of a model that may have reached its keep-alive."""
-        active = [x for x in self.all() if x.state is InstanceState.ACTIVE and x.spec.keep_alive_s is not None]
+        active = [x for x in self.all() if x.state is InstanceState.READY and x.spec.keep_alive_s is not None]
         return keepalive.due_in_s((self._idle_s(x), x.spec.keep_alive_s) for x in active)
 
     def idle_bytes(self, device: DeviceId) -> int:
@@ -189,7 +189,7 @@ class Instances:
         return await self._weights.prepare(message)
 
     def _serve(self, instance: LocalInstance, handle: Handle, *, elastic: bool) -> None:
-        instance.handle, instance.state = handle, InstanceState.ACTIVE
+        instance.handle, instance.state = handle, InstanceState.READY
         if instance.takes_requests:
             shell = self._shells[instance.part.lead]
             shell.engine_up(handle, _engine_up(instance, handle, elastic, shell.page_bytes))
@@ -217,7 +217,7 @@ class Instances:
             if message.carry:
                 instance.hurry.set()
             await instance.loaded.wait()
-            if instance.state is InstanceState.ACTIVE:
+            if instance.state is InstanceState.READY:
                 await self._leave(instance)
             await instance.gone.wait()
         return CommandResult(command=message.command, ok=True)
@@ -257,7 +257,7 @@ class Instances:
             running=counts.running,
             waiting=counts.waiting,
             served=counts.served,
-            idle_s=self._idle_s(instance) if instance.state is InstanceState.ACTIVE else 0.0,
+            idle_s=self._idle_s(instance) if instance.state is InstanceState.READY else 0.0,
         )
 
     def _idle_s(self, instance: LocalInstance) -> float:

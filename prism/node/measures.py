@@ -79,7 +79,7 @@ class NodeMeasures:
     def _model(self, model: str, device: str, here: Sequence[InstanceReport]) -> None:
         """All instances of the model on the device: two for a moment when one takes over from another."""
         labels = {"model": model, "device": device}
-        self._metrics.set(names.MODEL_ACTIVE, float(any(i.state is InstanceState.ACTIVE for i in here)), **labels)
+        self._metrics.set(names.MODEL_ACTIVE, float(any(i.state is InstanceState.READY for i in here)), **labels)
         self._metrics.set(names.MODEL_BYTES, sum(i.weight_bytes for i in here), use="weights", **labels)
         self._metrics.set(names.MODEL_BYTES, sum(i.kv_bytes for i in here), use="kv", **labels)
         self._metrics.set(names.DEVICE_RUNNING, sum(i.running for i in here), **labels)

@@ -35,7 +35,7 @@ class Books:
 
     def active(self, model: ModelName) -> list[InstanceRecord]:
         """The model's instances that serve."""
-        return self.models[model].in_state(InstanceState.ACTIVE)
+        return self.models[model].in_state(InstanceState.READY)
 
     def shard_kv_bytes(self, spec: ModelSpec) -> int:
         """Least KV memory that one shard of the model needs beside its weights."""

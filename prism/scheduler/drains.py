@@ -44,7 +44,7 @@ class Drains:
         here = list({key: (i, d) for d in devices for key, i in d.instances.items()}.values())
         # What does not serve yet goes first: it may be the new place of what does. What is idle goes last: it takes no
         # room that what is in use needs.
-        for instance, device in sorted(here, key=lambda at: (at[0].state is InstanceState.ACTIVE, not at[0].busy)):
+        for instance, device in sorted(here, key=lambda at: (at[0].state is InstanceState.READY, not at[0].busy)):
             if instance.key in self._books.loaded:
                 self._move_away(instance, device, now_s)
 
@@ -57,7 +57,7 @@ class Drains:
         3. Else it goes; if it was needed its model is wanted, wherever there will be room.
         """
         model, reason = self._books.models[instance.model], because(ReasonCode.DRAIN, device=device.spec.id)
-        active, drains = instance.state is InstanceState.ACTIVE, instance.state is InstanceState.DRAINING
+        active, drains = instance.state is InstanceState.READY, instance.state is InstanceState.DRAINING
         if drains or (active and _has_successor(model, instance)):  # 1
             if drains and device.carries:
                 self._lifecycle.stop_instance(instance, reason, now_s, carry=True)

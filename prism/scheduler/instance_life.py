@@ -3,9 +3,9 @@
 What may happen, and what its owner does::
 
     state        what happens                                            next         to do
-    ACTIVATING   it is loaded                                            ACTIVE       SERVE
-    ACTIVATING   it is told to leave                                     ACTIVATING   (it leaves once it is loaded)
-    ACTIVE       it is told to leave                                     DRAINING     STOP_ADMITTING
+    LOADING      it is loaded                                            READY        SERVE
+    LOADING      it is told to leave                                     LOADING      (it leaves once it is loaded)
+    READY        it is told to leave                                     DRAINING     STOP_ADMITTING
     DRAINING     nothing runs any more, or it is told to carry over,     GONE         END
                  or it has drained for DRAIN_S
     any          its activation failed, or its engine died               GONE
@@ -47,7 +47,7 @@ class InstanceLife:
     __slots__ = ("_carries", "_leaves", "drained_by_s", "gone", "state")
 
     def __init__(self) -> None:
-        self.state = InstanceState.ACTIVATING
+        self.state = InstanceState.LOADING
         self.gone = False
         self.drained_by_s = float("inf")
         """Call :meth:`pass_time` then."""
@@ -56,22 +56,22 @@ class InstanceLife:
     @property
     def serves(self) -> bool:
         """It has an engine: it serves or drains."""
-        return not self.gone and self.state is not InstanceState.ACTIVATING
+        return not self.gone and self.state is not InstanceState.LOADING
 
     def loaded(self, now_s: float) -> Steps:
         """Weights and engine are there."""
-        if self.gone or self.state is not InstanceState.ACTIVATING:
+        if self.gone or self.state is not InstanceState.LOADING:
             return ()
-        self.state = InstanceState.ACTIVE
+        self.state = InstanceState.READY
         return (InstanceStep.SERVE, *(self._drain(0, now_s) if self._leaves else ()))
 
     def leave(self, carry: bool, running: int, now_s: float) -> Steps:
         """It is told to leave, for the first time or (with ``carry``) not to wait any longer for the ``running``
         requests."""
         self._leaves, self._carries = True, self._carries or carry
-        if self.gone or self.state is InstanceState.ACTIVATING:
+        if self.gone or self.state is InstanceState.LOADING:
             return ()
-        if self.state is InstanceState.ACTIVE:
+        if self.state is InstanceState.READY:
             return self._drain(running, now_s)
         return self._end() if self._carries else ()
 

@@ -31,4 +31,4 @@ def is_over(model: ModelRecord) -> bool:
     if model.spec.keep_alive_s is None or model.pinned or model.waiting:
         return False
     over_s = model.spec.keep_alive_s - _SLACK_S
-    return all(i.idle_since_s is not None and i.idle_s >= over_s for i in model.in_state(InstanceState.ACTIVE))
+    return all(i.idle_since_s is not None and i.idle_s >= over_s for i in model.in_state(InstanceState.READY))

@@ -3,7 +3,7 @@ they are answered::
 
     start_instance                       finish_activation
         |                                        |
-    WAITING_FOR_ROOM --victims gone--> ACTIVATING --> ACTIVE --stop_instance--> DRAINING --remove_instance--> gone
+    WAITING --victims gone--> LOADING --> READY --stop_instance--> DRAINING --remove_instance--> gone
         |                                  |                                       ^
         +-- stop_instance: gone at once    +------------- stop_instance -----------+
 """
@@ -39,7 +39,7 @@ class Lifecycle:
         """Promise the memory; send the command now or when those that must leave have left."""
         model, room = order.model, order.room
         key = InstanceKey(model.name, Generation(self._next_generation))
-        instance = self._new_record(key, model, room, InstanceState.WAITING_FOR_ROOM, order.reason, now_s)
+        instance = self._new_record(key, model, room, InstanceState.WAITING, order.reason, now_s)
         instance.replaces = order.replaces
         self._next_generation += 1
         self._books.last_devices = room.devices
@@ -55,7 +55,7 @@ class Lifecycle:
     def adopt_instance(self, model: ModelRecord, found: InstanceFound, now_s: float) -> None:
         """Take over an instance that an earlier scheduler has started."""
         key, room = found.key, Room(found.parts)
-        instance = self._new_record(key, model, room, InstanceState.ACTIVE, because(ReasonCode.DEMAND), now_s)
+        instance = self._new_record(key, model, room, InstanceState.READY, because(ReasonCode.DEMAND), now_s)
         instance.served = True
         self._next_generation = max(self._next_generation, key.generation + 1)
         self._enter_books(model, instance, now_s)
@@ -82,8 +82,8 @@ class Lifecycle:
         self._books.rates.on_start(model, now_s)
 
     def _send_if_ready(self, instance: InstanceRecord, now_s: float) -> None:
-        if instance.state is InstanceState.WAITING_FOR_ROOM and not instance.waits_for:
-            instance.enter(InstanceState.ACTIVATING, now_s)
+        if instance.state is InstanceState.WAITING and not instance.waits_for:
+            instance.enter(InstanceState.LOADING, now_s)
             self.held.pop(instance.key, None)
             self._outbox.emit(Activate(instance.key, instance.parts, instance.reason, instance.kv_cap_bytes))
 
@@ -91,15 +91,15 @@ class Lifecycle:
         """The instance serves; the one that it replaces leaves. None for an instance that was told to leave in the
         meantime."""
         instance = self._books.loaded.get(event.key)
-        if instance is None or instance.state is not InstanceState.ACTIVATING:
+        if instance is None or instance.state is not InstanceState.LOADING:
             return None
         model = self._books.models[instance.model]
         known_s = model.activation_s
         model.activation_s = event.seconds if known_s is None else 0.7 * known_s + 0.3 * event.seconds
-        instance.enter(InstanceState.ACTIVE, now_s)
+        instance.enter(InstanceState.READY, now_s)
         old = self._books.loaded.get(instance.replaces) if instance.replaces is not None else None
         instance.replaces = None
-        if old is not None and old.state is InstanceState.ACTIVE:
+        if old is not None and old.state is InstanceState.READY:
             self.stop_instance(old, because(ReasonCode.MIGRATED, to=",".join(instance.devices)), now_s)
         else:
             self._books.rates.share_out(model)
@@ -108,13 +108,13 @@ class Lifecycle:
 
     def stop_instance(self, instance: InstanceRecord, reason: Reason, now_s: float, carry: bool = False) -> None:
         """Let the instance leave. One that drains already is only hurried (``carry``)."""
-        if instance.state is InstanceState.WAITING_FOR_ROOM:
+        if instance.state is InstanceState.WAITING:
             self.remove_instance(instance, now_s)
             return
         if instance.state is InstanceState.DRAINING and (instance.carried or not carry):
             return
         model = self._books.models[instance.model]
-        was_active = instance.state is InstanceState.ACTIVE
+        was_active = instance.state is InstanceState.READY
         if instance.state is not InstanceState.DRAINING:
             instance.enter(InstanceState.DRAINING, now_s)
             self._books.fleet.mark_busy(instance)
@@ -126,7 +126,7 @@ class Lifecycle:
 
     def publish_route(self, model: ModelRecord) -> None:
         """Say where the model's requests go."""
-        devices = tuple(i.queue_device for i in model.in_state(InstanceState.ACTIVE))
+        devices = tuple(i.queue_device for i in model.in_state(InstanceState.READY))
         self._outbox.emit(Route(model.name, devices))
 
     def remove_instance(self, instance: InstanceRecord, now_s: float) -> None:
@@ -137,7 +137,7 @@ class Lifecycle:
         self.held.pop(instance.key, None)
         books.fleet.release_instance(instance)
         books.rates.share_out(model)
-        if instance.state is InstanceState.ACTIVE:
+        if instance.state is InstanceState.READY:
             self.publish_route(model)
         if model.removed and not model.instances:
             del books.models[model.name]

@@ -23,12 +23,12 @@ class Losses:
 
     def on_instance_lost(self, instance: InstanceRecord, now_s: float, stillborn: str = "") -> None:
         """Its engine died: replace it if anybody needs it. ``stillborn``: see :class:`InstanceLost`."""
-        if instance.state is InstanceState.ACTIVATING:
+        if instance.state is InstanceState.LOADING:
             detail = "the engine was lost while loading"
             self._wanting.on_activation_failed(instance, ActivationError.ENGINE_DIED, detail, now_s)
             return
         model = self._books.models[instance.model]
-        served = instance.state is InstanceState.ACTIVE
+        served = instance.state is InstanceState.READY
         needed = served and (instance.busy or instance.idle_since_s is None)
         if stillborn and not model.removed:
             self._wanting.failures.record_stillborn(model, stillborn, now_s)
@@ -44,8 +44,8 @@ class Losses:
     def on_devices_lost(self, devices: list[DeviceId], now_s: float) -> None:
         """They are gone, with every instance that had a part there."""
         for instance in self._books.fleet.remove_devices(devices):
-            if instance.state is InstanceState.ACTIVATING:
-                instance.state = InstanceState.WAITING_FOR_ROOM  # not the model's fault: no failure is counted
+            if instance.state is InstanceState.LOADING:
+                instance.state = InstanceState.WAITING  # not the model's fault: no failure is counted
             if instance.key in self._books.loaded:
                 self.on_instance_lost(instance, now_s)
 

@@ -110,7 +110,7 @@ class Migration:
     def _move(self, model: ModelRecord, assignment: Assignment, now_s: float) -> StartInstance | None:
         """Load the model on its new devices if there is room without evicting; the old instance leaves afterwards."""
         books, places, devices = self._books, self._places, assignment.devices
-        active = model.in_state(InstanceState.ACTIVE)
+        active = model.in_state(InstanceState.READY)
         if len(model.instances) != 1 or not active or now_s < self._stays_until_s(model, active[0]):
             return None
         fits = books.fleet.fits_now(places.shard_of(model, now_s)) & places.open_to(model)
@@ -200,4 +200,4 @@ def _is_movable(model: ModelRecord) -> bool:
     if len(model.instances) != 1 or model.pinned:
         return False
     (instance,) = model.instances
-    return instance.state is InstanceState.ACTIVE and len(instance.parts) == 1
+    return instance.state is InstanceState.READY and len(instance.parts) == 1

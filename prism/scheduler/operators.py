@@ -32,7 +32,7 @@ class Operators:
             return
         reason = because(ReasonCode.OPERATOR)
         model.want, model.wanted_devices = reason, event.devices
-        active = model.in_state(InstanceState.ACTIVE)
+        active = model.in_state(InstanceState.READY)
         if active and (not event.devices or active[0].devices == event.devices):
             model.want, model.wanted_devices = None, ()
         elif active and isinstance(room := self._policy.find_room(model, now_s, Survey()), Room):

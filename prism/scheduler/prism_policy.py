@@ -140,7 +140,7 @@ class PrismPolicy(ClusterPolicy):
         here = list(self.books.fleet.devices[report.device].instances.values())
         if self.books.settings.max_replicas > 1:
             for instance in here:
-                if instance.state is InstanceState.ACTIVE and instance.queue_device == report.device:
+                if instance.state is InstanceState.READY and instance.queue_device == report.device:
                     yield from self._scaling.on_report(self.books.models[instance.model], now_s)
         if requests_wait_for_memory(self.books.fleet, report.device):
             yield from self._kv_relief.on_shortage(report.device, here, now_s)
@@ -151,7 +151,7 @@ class PrismPolicy(ClusterPolicy):
         if not keepalive.is_over(model):
             return ()
         reason = because(ReasonCode.KEEP_ALIVE, idle_s=idle.idle_s)
-        return [StopInstance(active, reason) for active in model.in_state(InstanceState.ACTIVE)]
+        return [StopInstance(active, reason) for active in model.in_state(InstanceState.READY)]
 
     # --- prism plan ---
 

@@ -111,7 +111,7 @@ class ModelRecord:
         """Since when none of its active instances has had a request; None when one has."""
         latest_s: float | None = None
         for instance in self.instances:
-            if instance.state is InstanceState.ACTIVE:
+            if instance.state is InstanceState.READY:
                 if instance.idle_since_s is None:
                     return None
                 latest_s = instance.idle_since_s if latest_s is None else max(latest_s, instance.idle_since_s)

@@ -39,7 +39,7 @@ class ReplicaLoad:
     def observe(self, model: ModelRecord, now_s: float) -> int:
         """Take in the loads as they are reported; the instances that the model should have now, at least one, at most
         ``most``. Call at every report."""
-        active = model.in_state(InstanceState.ACTIVE)
+        active = model.in_state(InstanceState.READY)
         record = self._records.get(model.name)
         if record is None:
             if not any(i.waiting for i in active):

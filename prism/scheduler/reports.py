@@ -22,7 +22,7 @@ def take_report(books: Books, report: DeviceReport, now_s: float) -> bool:
 
 def _take_load(books: Books, instance: InstanceRecord, load: InstanceLoad, now_s: float) -> None:
     instance.running, instance.waiting, instance.kv_bytes = load.running, load.waiting, load.kv_bytes
-    if instance.state is not InstanceState.ACTIVE:
+    if instance.state is not InstanceState.READY:
         return
     rested = now_s - instance.since_s >= books.settings.min_residency_s
     instance.served = instance.served or load.served > 0 or load.running > 0 or rested

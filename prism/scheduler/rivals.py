@@ -143,7 +143,7 @@ class QlmPolicy(ClusterPolicy):
 
     def _seat(self, devices: tuple[DeviceId, ...]) -> Seat:
         there = self._there(devices)
-        settled = [i for i in there if i.state is InstanceState.ACTIVE and i.served]
+        settled = [i for i in there if i.state is InstanceState.READY and i.served]
         pinned = any(self.books.models[i.model].pinned for i in there)
         return Seat(
             devices,

@@ -97,7 +97,7 @@ class Scaling:
 
     def on_report(self, model: ModelRecord, now_s: float) -> Iterable[Decision]:
         """The load of an instance of the model was reported."""
-        active = model.in_state(InstanceState.ACTIVE)
+        active = model.in_state(InstanceState.READY)
         wanted = max(self._load.observe(model, now_s), min(model.least_instances, len(active)))
         return self._scale(model, active, wanted, now_s) if wanted != len(active) else ()
 

@@ -107,13 +107,13 @@ class Victims:
 
     def _may_leave(self, model: ModelRecord, instance: InstanceRecord, in_use: bool, now_s: float) -> bool:
         """Not pinned, not waited for, has served; one in use has also been there for the least residency."""
-        if instance.state is not InstanceState.ACTIVE or model.pinned or model.waiting or not instance.served:
+        if instance.state is not InstanceState.READY or model.pinned or model.waiting or not instance.served:
             return False
         return not in_use or now_s - instance.since_s >= self._books.settings.min_residency_s
 
     def _is_spare(self, model: ModelRecord, pressing: Pressing) -> bool:
         """The model serves on without one of its instances."""
-        return pressing is not Pressing.CAN_WAIT and len(model.in_state(InstanceState.ACTIVE)) > 1
+        return pressing is not Pressing.CAN_WAIT and len(model.in_state(InstanceState.READY)) > 1
 
     def _threshold_s(self, model: ModelRecord) -> float:
         if self._books.settings.idle_threshold_s is not None:

@@ -81,7 +81,7 @@ class Wanting:
         if event.count > bound:
             reason = because(ReasonCode.QUEUE_FULL, waiting=event.count, bound=bound)
             self._outbox.emit(RefuseWaiting(model.name, reason, self._books.activation_s(model), keep=bound))
-        if model.in_state(InstanceState.ACTIVE):
+        if model.in_state(InstanceState.READY):
             self._lifecycle.publish_route(model)  # they entered the inactive queue before they saw the route
         else:
             self.want_model(model, now_s)

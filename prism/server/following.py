@@ -40,7 +40,7 @@ async def progress_of(request_id: str, model: ModelName, store: Queues, placemen
     if queue != keys.INACTIVE_QUEUE:
         return Progress("queued", position)
     for replica in placements.replicas(model):
-        if replica.state is InstanceState.ACTIVATING:
+        if replica.state is InstanceState.LOADING:
             return Progress("loading", position, f"on {', '.join(replica.devices)}: {replica.reason}")
     return Progress("waiting_for_model", position)
 

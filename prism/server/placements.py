@@ -18,10 +18,10 @@ log = logging.getLogger(__name__)
 
 
 MOST_USEFUL: Final = (
-    InstanceState.ACTIVE,
-    InstanceState.ACTIVATING,
+    InstanceState.READY,
+    InstanceState.LOADING,
     InstanceState.DRAINING,
-    InstanceState.WAITING_FOR_ROOM,
+    InstanceState.WAITING,
 )
 """To those who ask what state a model is in."""
 

@@ -52,7 +52,7 @@ def _model(
     states = [replica["state"] for replica in replicas]
     state = next((s.value for s in MOST_USEFUL if s in states), "inactive")
     if state == "inactive" and (inactive or seen.get("failure")):
-        state = "failed" if seen.get("failure") else InstanceState.WAITING_FOR_ROOM.value
+        state = "failed" if seen.get("failure") else InstanceState.WAITING.value
     return {
         "name": model.name,
         "aliases": list(model.aliases),
@@ -84,7 +84,7 @@ def _replicas(
     arriving: dict[tuple[str, str], dict[str, Any]],
 ) -> list[dict[str, Any]]:
     known = {instance["generation"]: instance for instance in seen.get("instances", ())}
-    unordered = [i for i in known.values() if i["state"] == InstanceState.WAITING_FOR_ROOM]
+    unordered = [i for i in known.values() if i["state"] == InstanceState.WAITING]
     rows = [(r.generation, r.devices, r.state.value, r.since_s, r.reason) for r in placed]
     there = {r.generation for r in placed}
     rows += [
@@ -151,8 +151,8 @@ def _device(device: dict[str, Any], cluster: dict[str, Any]) -> dict[str, Any]:
         "kv_bytes": kv_bytes,
         "draining": device["draining"],
         "engines": {
-            "active": states.count(InstanceState.ACTIVE),
-            "starting": states.count(InstanceState.ACTIVATING),
+            "active": states.count(InstanceState.READY),
+            "starting": states.count(InstanceState.LOADING),
         },
         "kvpr": device["weighted_rate"] / shared if shared > 0 else None,
     }

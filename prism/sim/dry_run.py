@@ -37,7 +37,7 @@ from prism.sim.world import World
 from prism.trace.lengths import length_table
 from prism.trace.report_build import attainment
 
-SERVING: Final = (InstanceState.ACTIVE, InstanceState.ACTIVATING, InstanceState.DRAINING)
+SERVING: Final = (InstanceState.READY, InstanceState.LOADING, InstanceState.DRAINING)
 
 
 class SnapshotDevice(msgspec.Struct, frozen=True):

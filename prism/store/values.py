@@ -107,7 +107,7 @@ class Replica(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def ready(self) -> bool:
-        return self.state is InstanceState.ACTIVE
+        return self.state is InstanceState.READY
 
 
 class AgentRecord(msgspec.Struct, frozen=True, kw_only=True):

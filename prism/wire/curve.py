@@ -17,7 +17,7 @@ SILENT_MS: Final = 3_000
 thread, so that a process that is starved or busy is not taken for a dead one."""
 
 
-class Admission:
+class SenderCheck:
     """Lets senders in that hold the fleet's sender key."""
 
     def __init__(self, keys: MailKeys) -> None:
@@ -56,7 +56,7 @@ def guard(context: zmq.asyncio.Context, socket: zmq.asyncio.Socket, keys: MailKe
     socket is closed."""
     authenticator = ThreadAuthenticator(zmq.Context.shadow(context.underlying))
     authenticator.start()
-    authenticator.configure_curve_callback("*", Admission(keys))
+    authenticator.configure_curve_callback("*", SenderCheck(keys))
     socket.curve_server = True
     socket.curve_secretkey = keys.inbox_secret
     heartbeat(socket)

@@ -10,7 +10,7 @@ from prism.core.reasons import Number, Reason, ReasonCode
 
 
 @dataclass(frozen=True, slots=True)
-class Refused:
+class ClientRefusal:
     """One refusal. The codes stand in ``docs/api.md``."""
 
     status: int
@@ -18,10 +18,10 @@ class Refused:
     message: str
 
 
-def refusal_of(model: ModelName, reason: Reason, detail: str = "") -> Refused:
+def refusal_of(model: ModelName, reason: Reason, detail: str = "") -> ClientRefusal:
     """``detail``: what the engine said, where it said something."""
     status, code = _CODES.get(reason.code, (503, reason.code.value))
-    return Refused(status, code, _sentence(model, reason, dict(reason.numbers), detail))
+    return ClientRefusal(status, code, _sentence(model, reason, dict(reason.numbers), detail))
 
 
 def error_type(status: int) -> str:

@@ -17,8 +17,8 @@ from safetensors.numpy import save_file
 
 from prism.config.catalog import load_catalog
 from prism.controller.distribution import WeightDistribution
-from prism.controller.models import Models
-from prism.controller.nodes import Nodes
+from prism.controller.models import KnownModels
+from prism.controller.nodes import FleetNodes
 from prism.core.effects import Activate
 from prism.core.ids import DeviceId, Generation, ModelName, NodeId
 from prism.core.instances import InstanceKey, whole_model
@@ -62,13 +62,13 @@ def no_files(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 @pytest.fixture
-def models(tmp_path: Path) -> Models:
+def models(tmp_path: Path) -> KnownModels:
     """A catalog of one model whose configuration names its element type."""
     (folder := tmp_path / "m").mkdir()
     save_file({"model.embed_tokens.weight": np.ones((16, 8), dtype=np.float32)}, folder / "model.safetensors")
     (folder / "config.json").write_text(json.dumps(CONFIG))
     (tmp_path / "catalog.yaml").write_text(f"models:\n  - name: m\n    path: {folder}\n")
-    return Models(load_catalog(tmp_path / "catalog.yaml"))
+    return KnownModels(load_catalog(tmp_path / "catalog.yaml"))
 
 
 def report(node: str, packs: list[PackReport]) -> AgentReport:
@@ -80,13 +80,13 @@ def report(node: str, packs: list[PackReport]) -> AgentReport:
 
 
 async def test_where_weights_come_from_is_decided_without_a_look_at_a_file(
-    models: Models, monkeypatch: pytest.MonkeyPatch
+    models: KnownModels, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     await models.introduce(M)
     images = {M: models.images(M)}
     [key] = images[M].by_kind[DeviceKind.HOST]
     assert key.model == models.mark(M) != "" and "bfloat16" in key.layout, "the configuration was read"
-    nodes = Nodes()
+    nodes = FleetNodes()
     nodes.report(report("a", [PackReport(model=key.model, layout=key.layout, nbytes=1 << 20, in_memory=True)]), 0.0)
     nodes.report(report("b", []), 0.0)
     distribution = WeightDistribution(nodes)

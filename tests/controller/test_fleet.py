@@ -11,7 +11,7 @@ import msgspec
 from prism.controller.admin import Admin
 from prism.controller.distribution import LINK_KNOWN_S, RUNS_S, WeightDistribution
 from prism.controller.images import ModelImages, read_images
-from prism.controller.nodes import BROKEN_AFTER_S, LOST_AFTER_S, Nodes
+from prism.controller.nodes import BROKEN_AFTER_S, LOST_AFTER_S, FleetNodes
 from prism.controller.rescue import FORGET_S, Rescue
 from prism.controller.transfers import Transfers
 from prism.controller.versions import Versions
@@ -62,8 +62,8 @@ def report(node: str, *, held: str = "", network: bool = True, **more: object) -
     )
 
 
-def fleet(*reports: AgentReport) -> tuple[Nodes, WeightDistribution]:
-    nodes = Nodes()
+def fleet(*reports: AgentReport) -> tuple[FleetNodes, WeightDistribution]:
+    nodes = FleetNodes()
     for one in reports:
         nodes.report(one, 0.0)
     return nodes, WeightDistribution(nodes)
@@ -256,7 +256,7 @@ async def test_a_new_controller_rescues_what_nobody_has_announced_for_long() -> 
     queue = keys.device_queue("b/host:0")
     await submit(store, queue, "r")
     await store.announce_agent(record("b", 9e9))
-    rescue, nobody = Rescue(store, "controller"), Nodes()
+    rescue, nobody = Rescue(store, "controller"), FleetNodes()
     for now_s in (0.0, LOST_AFTER_S / 2, LOST_AFTER_S):
         await rescue.look(nobody, Versions(), now_s)
     assert await store.lengths([queue]) == [1]

@@ -10,7 +10,7 @@ import pytest
 
 from prism.config.catalog import load_catalog
 from prism.controller import health
-from prism.controller.health import Health
+from prism.controller.health import CatalogHealth
 from prism.core.ids import DeviceId, NodeId
 from prism.core.specs import DeviceKind, DeviceSpec
 from tests.config.test_model_files import CONFIG, TENSORS, write_safetensors
@@ -21,7 +21,7 @@ def device(memory_bytes: int) -> DeviceSpec:
     return DeviceSpec(DeviceId("n/host:0"), NodeId("n"), DeviceKind.HOST, memory_bytes)
 
 
-async def known(found: Health, devices: list[DeviceSpec], wanted: dict[str, str]) -> None:
+async def known(found: CatalogHealth, devices: list[DeviceSpec], wanted: dict[str, str]) -> None:
     """Returns when what is broken is said to be: name -> a part of why."""
     async with asyncio.timeout(PATIENCE_S):
         while True:
@@ -43,7 +43,7 @@ async def test_broken_models_are_found_looked_at_again_and_forgotten(
         (tmp_path / name / "tokenizer.json").write_text("{}")
         write_safetensors(tmp_path / name / "model.safetensors", TENSORS)
     (tmp_path / "gone").rename(tmp_path / "later")
-    catalog, found = load_catalog(file), Health()
+    catalog, found = load_catalog(file), CatalogHealth()
     watching = asyncio.create_task(found.watch(lambda: catalog))
     await known(found, [], {"gone": "does not exist"})
     await known(found, [device(10)], {"gone": "does not exist", "good": "the largest device has 10B"})

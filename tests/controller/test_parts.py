@@ -10,8 +10,8 @@ import pytest
 
 from prism.controller.controller import Controller
 from prism.controller.inactive import InactiveQueue, Refusal
-from prism.controller.nodes import LOST_AFTER_S, Nodes
-from prism.controller.placement import Placement
+from prism.controller.nodes import LOST_AFTER_S, FleetNodes
+from prism.controller.placement import PlacementBook
 from prism.controller.versions import Versions
 from prism.core.effects import Activate, Deactivate
 from prism.core.events import (
@@ -77,7 +77,7 @@ def instance(state: InstanceState, generation: int = 1) -> InstanceReport:
 
 def stage(generation: int) -> InstanceReport:
     """Both machines' part of an instance on two."""
-    return InstanceReport(key=key(generation), parts=STAGES, state=InstanceState.ACTIVE, weight_bytes=100, running=2)
+    return InstanceReport(key=key(generation), parts=STAGES, state=InstanceState.READY, weight_bytes=100, running=2)
 
 
 def key(generation: int) -> InstanceKey:
@@ -89,7 +89,7 @@ def kinds(events: list) -> list[type]:
 
 
 def test_a_new_node_joins_with_what_it_serves() -> None:
-    events = Nodes().report(report(instance(InstanceState.ACTIVE), instance(InstanceState.ACTIVATING, 2)), 0.0)
+    events = FleetNodes().report(report(instance(InstanceState.READY), instance(InstanceState.LOADING, 2)), 0.0)
     assert kinds(events) == [NodeJoined, InstanceFound, DeviceReport]
     loads = events[-1].instances
     assert [(x.key.generation, x.running) for x in loads] == [(1, 2), (2, 2)]
@@ -97,19 +97,19 @@ def test_a_new_node_joins_with_what_it_serves() -> None:
 
 
 def test_an_instance_that_vanishes_from_the_reports_is_lost_once() -> None:
-    nodes = Nodes()
-    nodes.report(report(instance(InstanceState.ACTIVE)), 0.0)
+    nodes = FleetNodes()
+    nodes.report(report(instance(InstanceState.READY)), 0.0)
     assert kinds(nodes.report(report(), 1.0)) == [InstanceLost, DeviceReport]
     assert kinds(nodes.report(report(), 2.0)) == [DeviceReport]
 
 
 def test_an_instance_that_dies_between_the_answer_and_the_next_report_is_lost() -> None:
-    nodes = Nodes()
-    nodes.report(report(instance(InstanceState.ACTIVATING)), 0.0)
+    nodes = FleetNodes()
+    nodes.report(report(instance(InstanceState.LOADING)), 0.0)
     nodes.answered(key(1), whole_model([D]))
     assert kinds(nodes.report(report(), 1.0)) == [InstanceLost, DeviceReport]
     nodes.answered(key(2), whole_model([D]))
-    assert kinds(nodes.report(report(instance(InstanceState.ACTIVE, 2)), 2.0)) == [DeviceReport], (
+    assert kinds(nodes.report(report(instance(InstanceState.READY, 2)), 2.0)) == [DeviceReport], (
         "the answer has said so"
     )
     assert kinds(nodes.report(report(instance(InstanceState.DRAINING, 2)), 3.0)) == [DeviceReport]
@@ -117,27 +117,27 @@ def test_an_instance_that_dies_between_the_answer_and_the_next_report_is_lost() 
 
 
 def test_a_lost_instance_comes_with_what_its_engine_said() -> None:
-    nodes = Nodes()
-    nodes.report(report(instance(InstanceState.ACTIVE), instance(InstanceState.ACTIVE, 2)), 0.0)
+    nodes = FleetNodes()
+    nodes.report(report(instance(InstanceState.READY), instance(InstanceState.READY, 2)), 0.0)
     died = msgspec.structs.replace(report(), stillborn=[Stillborn(key=key(2), reason="no logits")])
     lost = [e for e in nodes.report(died, 1.0) if isinstance(e, InstanceLost)]
     assert [(e.key.generation, e.stillborn) for e in lost] == [(1, ""), (2, "no logits")]
 
 
 def test_a_failed_activation_is_no_loss() -> None:
-    nodes = Nodes()
-    nodes.report(report(instance(InstanceState.ACTIVATING)), 0.0)
+    nodes = FleetNodes()
+    nodes.report(report(instance(InstanceState.LOADING)), 0.0)
     assert kinds(nodes.report(report(), 1.0)) == [DeviceReport]
 
 
 def test_a_restarted_agent_has_lost_everything_before_it_joins_again() -> None:
-    nodes = Nodes()
-    nodes.report(report(instance(InstanceState.ACTIVE)), 0.0)
+    nodes = FleetNodes()
+    nodes.report(report(instance(InstanceState.READY)), 0.0)
     assert kinds(nodes.report(report(incarnation="two"), 1.0)) == [NodeLost, NodeJoined, DeviceReport]
 
 
 def test_a_silent_node_is_lost_and_its_mailbox_forgotten() -> None:
-    nodes = Nodes()
+    nodes = FleetNodes()
     nodes.report(report(), 0.0)
     assert nodes.mailbox_of(NodeId("n1")) == "ipc:///a"
     assert [nodes.silent(s) for s in range(1, int(LOST_AFTER_S) + 1)] == [[]] * int(LOST_AFTER_S)
@@ -146,7 +146,7 @@ def test_a_silent_node_is_lost_and_its_mailbox_forgotten() -> None:
 
 
 def test_a_controller_that_stood_still_does_not_take_the_others_for_silent() -> None:
-    nodes = Nodes()
+    nodes = FleetNodes()
     nodes.report(report(), 0.0)
     nodes.silent(1.0)
     assert nodes.silent(1000.0) == [], "their reports may be there, unread"
@@ -181,7 +181,7 @@ async def test_a_lease_that_ended_unnoticed_is_taken_again_unless_another_had_it
 
 @pytest.mark.parametrize("first", ["n1", "n2"])
 def test_an_instance_on_two_machines_is_found_when_both_have_shown_it(first: str) -> None:
-    nodes = Nodes()
+    nodes = FleetNodes()
     other = "n2" if first == "n1" else "n1"
     assert kinds(nodes.report(report(stage(1), node=first), 0.0)) == [NodeJoined, DeviceReport]
     found = nodes.report(report(stage(1), node=other), 1.0)
@@ -190,13 +190,13 @@ def test_an_instance_on_two_machines_is_found_when_both_have_shown_it(first: str
 
 
 def test_requests_are_counted_where_the_queue_is() -> None:
-    nodes = Nodes()
+    nodes = FleetNodes()
     loads = [nodes.report(report(stage(1), node=node), 0.0)[-1].instances[0] for node in ("n1", "n2")]
     assert [load.running for load in loads] == [2, 0]
 
 
 def test_an_instance_that_loses_a_part_is_lost_once_and_the_rest_of_it_is_a_stray() -> None:
-    nodes = Nodes()
+    nodes = FleetNodes()
     for node in ("n1", "n2"):
         nodes.report(report(stage(1), node=node), 0.0)
     assert nodes.strays(0.0) == []
@@ -208,7 +208,7 @@ def test_an_instance_that_loses_a_part_is_lost_once_and_the_rest_of_it_is_a_stra
 
 
 def test_a_lost_machine_leaves_strays_behind() -> None:
-    nodes = Nodes()
+    nodes = FleetNodes()
     for node in ("n1", "n2"):
         nodes.report(report(stage(1), node=node), 0.0)
     assert kinds(nodes.report(report(node="n2", incarnation="two"), 1.0))[0] is NodeLost
@@ -216,7 +216,7 @@ def test_a_lost_machine_leaves_strays_behind() -> None:
 
 
 def test_parts_whose_others_are_never_heard_of_are_strays_after_a_while() -> None:
-    nodes = Nodes()
+    nodes = FleetNodes()
     nodes.report(report(stage(1), node="n1"), 0.0)
     assert nodes.strays(1.0) == []
     assert nodes.strays(1.0 + LOST_AFTER_S) == []
@@ -312,7 +312,7 @@ def submission(id: str, arrival_s: float = 5.0) -> Submission:
 
 
 def test_only_routed_instances_are_published_as_ready() -> None:
-    placement = Placement(open_store("memory://"))
+    placement = PlacementBook(open_store("memory://"))
     placement.ordered(Activate(key(1), whole_model([D]), REASON), 0.0)
     assert [r.state for r in placement.replicas(M)] == ["loading"]
     placement.note(ActivationFinished(key(1), 0.1), 1.0)
@@ -326,7 +326,7 @@ def test_only_routed_instances_are_published_as_ready() -> None:
 
 
 def test_a_lost_node_takes_its_instances_along() -> None:
-    placement = Placement(open_store("memory://"))
+    placement = PlacementBook(open_store("memory://"))
     placement.note(InstanceFound(key(1), whole_model([D])), 0.0)
     placement.note(InstanceFound(key(2), whole_model([DeviceId("n2/host:0")])), 0.0)
     placement.note(NodeLost(NodeId("n1")), 1.0)

@@ -16,7 +16,7 @@ import pytest
 from prism.core.ids import DeviceId, Generation
 from prism.core.instances import InstanceKey, LayerRange, Part, Role
 from prism.engine.errors import ActivationCause, CannotActivate, EngineGone
-from prism.engine.events import Finished, Load
+from prism.engine.events import AttemptFinished, EngineCounters
 from tests.engine.rig import DEVICE_BYTES, Rig, prompt, tokenized, until_died
 from tests.patience import PATIENCE_S, happens
 
@@ -190,7 +190,7 @@ async def test_a_killed_engine_frees_everything_and_the_pool_refills(rig: Rig) -
         assert rig.free_bytes(device) < DEVICE_BYTES
         os.kill(handle.pids[0], signal.SIGKILL)
         events = await until_died(handle)
-        assert not [e for e in events if isinstance(e, Finished)]
+        assert not [e for e in events if isinstance(e, AttemptFinished)]
         assert rig.free_bytes(device) == DEVICE_BYTES
         with pytest.raises(EngineGone):
             rig.submit(handle, tokenized("", prompt(1)))
@@ -231,7 +231,7 @@ async def test_an_idle_engine_holds_one_page_and_reports_its_load(rig: Rig) -> N
         await rig.ask(handle, tokenized("", prompt(1), 10))
         async with asyncio.timeout(PATIENCE_S):
             async for event in handle.events():
-                if isinstance(event, Load) and event.running == 0 and event.cached_kv_tokens > 0:
+                if isinstance(event, EngineCounters) and event.running == 0 and event.cached_kv_tokens > 0:
                     break
         assert handle.load is not None
         assert handle.load.kv_mapped_bytes == 2 << 20

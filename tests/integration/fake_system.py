@@ -13,7 +13,7 @@ from pathlib import Path
 import msgspec
 
 from prism.controller.controller import Controller
-from prism.controller.models import Models
+from prism.controller.models import KnownModels
 from prism.core.ids import DeviceId, ModelName, NodeId
 from prism.core.settings import ClusterSettings, GpuSettings
 from prism.core.specs import DeviceKind, DeviceSpec, ModelShape, ModelSpec
@@ -233,7 +233,7 @@ async def fake_system(
     pool = FakePool(SPEED, keys=mail_keys)
     agent = start_agent(store, folder, pool, "agent", 0, keys=mail_keys)
     (folder / "catalog.yaml").touch()
-    models = Models(Catalog(specs, folder / "catalog.yaml"))  # type: ignore[arg-type]
+    models = KnownModels(Catalog(specs, folder / "catalog.yaml"))  # type: ignore[arg-type]
     cluster = cluster_scheduler(ClusterSettings(**settings), [])  # type: ignore[arg-type]
     with (
         Inbox(address(folder, "front", mail_keys), keys=mail_keys) as front_inbox,

@@ -19,8 +19,8 @@ async def until(condition: Callable[[], object]) -> None:
     await happens(condition, "what the test waits for")
 
 
-def finished(rid: str, attempt: int = 1) -> events.Finished:
-    return events.Finished(rid=rid, attempt=attempt, reason="stop", total_tokens=3, final=b"last")
+def finished(rid: str, attempt: int = 1) -> events.AttemptFinished:
+    return events.AttemptFinished(rid=rid, attempt=attempt, reason="stop", total_tokens=3, final=b"last")
 
 
 async def test_a_request_is_acknowledged_only_when_its_front_door_has_everything(bench: Bench) -> None:

@@ -24,7 +24,7 @@ async def test_a_model_rests_from_the_end_of_its_last_request(bench: Bench) -> N
     bench.shell.desk.cancel("b")
     assert bench.shell.idle_s("m") == 0.0, "the other one runs"
     bench.clock_s = 6.0
-    engine.queue.put_nowait(events.Finished(rid="a", attempt=1, reason="stop", total_tokens=3, final=b"last"))
+    engine.queue.put_nowait(events.AttemptFinished(rid="a", attempt=1, reason="stop", total_tokens=3, final=b"last"))
     await happens(lambda: bench.outbox.of(Finish), "the end")
     bench.clock_s = 8.0
     assert bench.shell.idle_s("m") == 2.0, "from the engine's last token, not from the front door's confirmation"

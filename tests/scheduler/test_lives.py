@@ -182,7 +182,7 @@ def test_a_drain_that_takes_too_long_carries_over() -> None:
 def test_what_is_told_to_leave_while_it_loads_leaves_when_it_is_loaded() -> None:
     life = InstanceLife()
     assert life.leave(carry=False, running=0, now_s=1.0) == ()
-    assert not life.serves and life.state is InstanceState.ACTIVATING
+    assert not life.serves and life.state is InstanceState.LOADING
     assert life.loaded(2.0) == (SERVE, STOP, END)
 
 

@@ -119,7 +119,7 @@ def test_views_join_catalog_and_cluster(live: LiveFront) -> None:
 
 def test_a_snapshot_is_what_a_dry_run_starts_from(live: LiveFront) -> None:
     instance = InstanceView(
-        Generation(3), whole_model([DeviceId("local/host:0")]), InstanceState.ACTIVE, 1, 2, 100, 5.0, None
+        Generation(3), whole_model([DeviceId("local/host:0")]), InstanceState.READY, 1, 2, 100, 5.0, None
     )
     device = DeviceView(DeviceId("local/host:0"), NodeId("local"), "", 1000, 400, True, 500, 5.0)
     model = ModelView(ModelName("fast"), 2.0, 0.5, 500, 0, 1, True, 4, 0.1, 1.0, (instance,))

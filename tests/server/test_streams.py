@@ -81,7 +81,7 @@ def test_progress_on_request(live: LiveFront, cold: Callable[[], None]) -> None:
         lines = (line for line in every if line.startswith(": prism "))
         seen = json.loads(next(lines).removeprefix(": prism "))
         assert (seen["state"], seen["position"], seen["model"]) == ("waiting_for_model", 0, "cold")
-        here, state = whole_model([DeviceId("local/host:0")]), InstanceState.ACTIVATING
+        here, state = whole_model([DeviceId("local/host:0")]), InstanceState.LOADING
         loading = Replica(parts=here, state=state, generation=Generation(9), reason="demand")
         place(live, "cold", [loading])
         for line in lines:

@@ -30,7 +30,7 @@ PRISM = PolicySettings.named("prism")
 
 def snapshot() -> Snapshot:
     one, two = DeviceId("h/cuda:0"), DeviceId("h/cuda:1")
-    active = SnapshotInstance(7, (one,), InstanceState.ACTIVE, running=3, waiting=1)
+    active = SnapshotInstance(7, (one,), InstanceState.READY, running=3, waiting=1)
     return Snapshot(
         devices=(SnapshotDevice(one, "h", 40 << 30), SnapshotDevice(two, "h", 40 << 30)),
         models=(
@@ -66,7 +66,7 @@ def test_snapshot_file_is_the_controllers_view(tmp_path: Path) -> None:
 def test_devices_keep_their_nodes_in_any_order() -> None:
     """Two nodes whose devices are listed in turn: a model over both GPUs of one node stays there."""
     devices = [SnapshotDevice(DeviceId(f"{node}/cuda:{i}"), node, 40 << 30) for i in (0, 1) for node in ("a", "b")]
-    here = SnapshotInstance(1, (DeviceId("b/cuda:0"), DeviceId("b/cuda:1")), InstanceState.ACTIVE, running=2)
+    here = SnapshotInstance(1, (DeviceId("b/cuda:0"), DeviceId("b/cuda:1")), InstanceState.READY, running=2)
     models = (replace(llamas(1)[0], tp=2), llamas(2)[1])
     state = Snapshot(tuple(devices), (SnapshotModel(ModelName("m0"), 1.0, 0, False, (here,)), waiting("m1")))
     found = dry_run(state, models, PRISM, horizon_s=10.0)
@@ -86,7 +86,7 @@ def test_drained_devices_and_pins_are_respected() -> None:
     pinned = SnapshotModel(ModelName("m0"), 0.0, 0, True)
     found = dry_run(Snapshot((one, two), (pinned,)), llamas(2), PRISM, horizon_s=10.0)
     assert [(a.action, a.model) for a in found.actions] == [("activate", "m0")]
-    here = SnapshotInstance(7, (one.id,), InstanceState.ACTIVE)
+    here = SnapshotInstance(7, (one.id,), InstanceState.READY)
     found = dry_run(
         Snapshot((one,), (SnapshotModel(ModelName("m0"), 0.0, 0, True, (here,)),)),
         tuple(replace(m, pinned=True) for m in llamas(1)),

@@ -83,7 +83,7 @@ async def test_watching_placement_survives_a_kill(short_dir: Path) -> None:
     async with asyncio.timeout(PATIENCE_S):
         assert (await anext(changes)).model is None, "after a loss everything has to be read again"
     replica = Replica(
-        parts=whole_model([DeviceId("local/host:0")]), state=InstanceState.ACTIVE, generation=Generation(1)
+        parts=whole_model([DeviceId("local/host:0")]), state=InstanceState.READY, generation=Generation(1)
     )
     await store.set_placement(ModelName("m"), [replica], holder)
     async with asyncio.timeout(PATIENCE_S):
