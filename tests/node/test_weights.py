@@ -11,13 +11,16 @@ import numpy as np
 import pytest
 from safetensors.numpy import save_file
 
+from prism.core.events import ActivationError
 from prism.core.ids import DeviceId, Generation, ModelName
 from prism.core.instances import InstanceKey, whole_model
 from prism.core.specs import ModelShape, ModelSpec
+from prism.node.instances import _why
 from prism.node.weights import NodeWeights
 from prism.policy.multicast.planner import PlanRequest, plan
 from prism.transfer.errors import PeerError, SourceLost
 from prism.transfer.session import node_plans
+from prism.weights.errors import BadPack
 from prism.weights.exchange.borrowed_folders import OfferedFolders, SmallFile, _lay_out, borrow_folder, pack_elsewhere
 from prism.weights.exchange.pack_windows import window_name
 from prism.weights.folders.fingerprint import fingerprint
@@ -152,3 +155,10 @@ def test_what_is_sent_of_a_folder_is_bounded_and_names_are_no_paths(tmp_path: Pa
         with pytest.raises(PeerError, match="a file called"):
             _lay_out(tmp_path / "m" / "mark", [SmallFile(name, b"")])
     assert list((tmp_path / "m").iterdir()) == []
+
+
+@pytest.mark.parametrize("error", [SourceLost("nobody has it"), PeerError("a", "refused"), BadPack("x", "is broken")])
+def test_an_activation_without_weights_says_so(error: Exception) -> None:
+    """Whether the machines or the pack are the reason: the scheduler does not take it for a broken engine."""
+    cause, detail = _why(error, InstanceKey(ModelName("m"), Generation(1)))
+    assert cause is ActivationError.WEIGHTS_MISSING and detail == str(error)

@@ -10,7 +10,7 @@ from prism.policy.multicast.planner import ALGORITHMS, Plan, build_schedule
 from prism.transfer.grants import ASIDE_EVERY, Grants
 from prism.transfer.patience import BACK_OFF_S, MIN_SLIP_S, UNKNOWN_S, Patience
 from prism.transfer.piece_choice import Offer, choose_piece
-from tests.weights.modelled import PIECE_BYTES, PIECE_S, TICK_S, Model
+from tests.transfer.modelled import PIECE_BYTES, PIECE_S, TICK_S, Model
 
 NEVER_S = 500.0
 BOUND_FACTOR, BOUND_STEPS = 3.0, 20
