@@ -57,8 +57,7 @@ void BlockFences::cover(const std::vector<std::int32_t>& emptied) {
   for (std::int32_t block : emptied) fences_[block] = fence;
 }
 
-bool BlockFences::release_if_passed(std::int32_t block) {
-  if (fences_.empty()) return true;
+bool BlockFences::release_covered(std::int32_t block) {
   const auto found = fences_.find(block);
   if (found == fences_.end()) return true;
   if (!found->second->passed()) return false;

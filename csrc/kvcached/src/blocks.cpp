@@ -15,41 +15,6 @@ void Blocks::add_first() {
   mapped_ = 1;
 }
 
-std::int32_t Blocks::begin_mapping() {
-  const std::int32_t block = absent_.back();
-  absent_.pop_back();
-  ++mapped_;
-  ++mapping_;
-  return block;
-}
-
-void Blocks::end_mapping(std::int32_t block, bool mapped) {
-  --mapping_;
-  if (mapped) {
-    ++maps_;
-    table_.make_ready(block);
-  } else {
-    --mapped_;
-    absent_.push_back(block);
-  }
-}
-
-void Blocks::begin_unmapping(std::int32_t block) {
-  table_.drop(block);
-  ++unmapping_;
-}
-
-void Blocks::end_unmapping(std::int32_t block, bool unmapped) {
-  --unmapping_;
-  if (unmapped) {
-    --mapped_;
-    ++unmaps_;
-    absent_.push_back(block);
-  } else {
-    table_.make_ready(block);
-  }
-}
-
 std::vector<std::int32_t> Blocks::all_mapped() const {
   std::vector<bool> absent(geometry_.blocks, false);
   for (std::int32_t block : absent_) absent[block] = true;

@@ -4,10 +4,6 @@
 
 namespace kvcached {
 
-std::int64_t LeaseBooks::blocks_for(std::int64_t slots) const {
-  return slots <= 0 ? 0 : (slots + shape_.block_slots - 1) / shape_.block_slots;
-}
-
 std::int64_t LeaseBooks::available(const BlockCounts& now) const {
   if (now.used_blocks > target_) return 0;  // the lease shrank: first work down to it
   const std::int64_t more = std::min(target_, shape_.blocks) - now.used_blocks;
@@ -16,8 +12,6 @@ std::int64_t LeaseBooks::available(const BlockCounts& now) const {
   return std::max<std::int64_t>(slots, 0);
 }
 
-std::int64_t LeaseBooks::room(const BlockCounts& now) const { return shape_.max_slots - now.used_slots - promised_; }
-
 std::int64_t LeaseBooks::needed(const BlockCounts& now, std::int64_t more_slots) const {
   return now.used_blocks + blocks_for(more_slots + promised_ - now.partial_free);
 }
@@ -25,12 +19,6 @@ std::int64_t LeaseBooks::needed(const BlockCounts& now, std::int64_t more_slots)
 std::int64_t LeaseBooks::unneeded(const BlockCounts& now, std::int64_t keep_slots) const {
   const std::int64_t keep = blocks_for(keep_slots + promised_ - now.partial_free);
   return std::max<std::int64_t>(0, target_ - std::max<std::int64_t>(1, now.used_blocks) - keep);
-}
-
-std::int64_t LeaseBooks::surplus(const BlockCounts& now, std::int64_t most_ready) const {
-  const std::int64_t above_mark = std::max<std::int64_t>(0, now.ready - most_ready);
-  const std::int64_t above_target = now.mapped - now.unmapping - target_;
-  return std::min(now.ready, std::max(above_mark, above_target));
 }
 
 std::int64_t LeaseBooks::returnable(const BlockCounts& now) const {
@@ -43,8 +31,7 @@ void LeaseBooks::set_leased(std::int64_t target) {
   target_ = target;
 }
 
-void LeaseBooks::follow_use(const BlockCounts& now, std::int64_t keep_ready) {
-  if (!elastic_) return;
+void LeaseBooks::lower_to_use(const BlockCounts& now, std::int64_t keep_ready) {
   const std::int64_t needed = committed(now) + std::min(now.ready, keep_ready);
   target_ = std::max<std::int64_t>(1, std::min(target_, std::max(needed, ensured_)));
 }

@@ -19,7 +19,9 @@ class BlockFences {
   void use_fence(std::shared_ptr<Fence> fence);  // for blocks that run empty from now on; nullptr: none
   void use_stream(std::uintptr_t stream);        // an event on this stream for each
   void cover(const std::vector<std::int32_t>& emptied);  // these ran empty just now
-  bool release_if_passed(std::int32_t block);    // true, and the block is no longer covered, if it may be unmapped
+  bool release_if_passed(std::int32_t block) {   // true, and the block is no longer covered, if it may be unmapped
+    return fences_.empty() || release_covered(block);
+  }
   std::int64_t covered() const { return static_cast<std::int64_t>(fences_.size()); }
 
   // Everything in flight, an event recorded now included if slots are still in use.
@@ -27,6 +29,7 @@ class BlockFences {
   void clear() { fences_.clear(); }
 
  private:
+  bool release_covered(std::int32_t block);
   std::shared_ptr<Fence> fence_for_now() const;
 
   const std::shared_ptr<Driver> driver_;

@@ -54,4 +54,39 @@ class Blocks {
   std::int64_t maps_ = 0, unmaps_ = 0;
 };
 
+inline std::int32_t Blocks::begin_mapping() {
+  const std::int32_t block = absent_.back();
+  absent_.pop_back();
+  ++mapped_;
+  ++mapping_;
+  return block;
+}
+
+inline void Blocks::end_mapping(std::int32_t block, bool mapped) {
+  --mapping_;
+  if (mapped) {
+    ++maps_;
+    table_.make_ready(block);
+  } else {
+    --mapped_;
+    absent_.push_back(block);
+  }
+}
+
+inline void Blocks::begin_unmapping(std::int32_t block) {
+  table_.drop(block);
+  ++unmapping_;
+}
+
+inline void Blocks::end_unmapping(std::int32_t block, bool unmapped) {
+  --unmapping_;
+  if (unmapped) {
+    --mapped_;
+    ++unmaps_;
+    absent_.push_back(block);
+  } else {
+    table_.make_ready(block);
+  }
+}
+
 }  // namespace kvcached

@@ -18,6 +18,7 @@
 // A leased pool sets the target; an elastic one lets it follow use.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 
 namespace kvcached {
@@ -48,25 +49,35 @@ class LeaseBooks {
   std::int64_t target() const { return target_; }
   std::int64_t promised_slots() const { return promised_; }
 
-  std::int64_t blocks_for(std::int64_t slots) const;
+  std::int64_t blocks_for(std::int64_t slots) const {
+    return slots <= 0 ? 0 : (slots + shape_.block_slots - 1) / shape_.block_slots;
+  }
   std::int64_t available(const BlockCounts& now) const;  // slots that may be handed out for certain
-  std::int64_t room(const BlockCounts& now) const;       // slots that the range has left, whatever the lease
+  std::int64_t room(const BlockCounts& now) const {  // slots that the range has left, whatever the lease
+    return shape_.max_slots - now.used_slots - promised_;
+  }
   // Blocks the lease must have for so many slots more. Counted from what is in use and promised, not from the target: that may
   // have been lowered below both meanwhile.
   std::int64_t needed(const BlockCounts& now, std::int64_t more_slots) const;
   std::int64_t unneeded(const BlockCounts& now, std::int64_t keep_slots) const;  // blocks by which the target may shrink
-  std::int64_t surplus(const BlockCounts& now, std::int64_t most_ready) const;   // ready blocks that should be unmapped
+  std::int64_t surplus(const BlockCounts& now, std::int64_t most_ready) const {  // ready blocks that should be unmapped
+    const std::int64_t above_mark = std::max<std::int64_t>(0, now.ready - most_ready);
+    const std::int64_t above_target = now.mapped - now.unmapping - target_;
+    return std::min(now.ready, std::max(above_mark, above_target));
+  }
   std::int64_t returnable(const BlockCounts& now) const;                         // held blocks that nothing counts on any more
   std::int64_t unused(const BlockCounts& now) const { return target_ - now.used_blocks; }  // blocks still to come into use; may be negative
   const char* problem(const BlockCounts& now) const;  // the rule that is broken, nullptr if none is
 
   void grant(std::int64_t blocks) { held_ += blocks; }                       // the account granted so many more
-  void raise_target(std::int64_t blocks) { target_ = target_ < blocks ? blocks : target_; }
-  void keep_ensured(std::int64_t blocks) { ensured_ = ensured_ < blocks ? blocks : ensured_; }  // against follow_use()
+  void raise_target(std::int64_t blocks) { target_ = std::max(target_, blocks); }
+  void keep_ensured(std::int64_t blocks) { ensured_ = std::max(ensured_, blocks); }  // against follow_use()
   void forget_ensured() { ensured_ = 0; }
   void set_leased(std::int64_t target);  // from now on not elastic
   void shrink(std::int64_t blocks) { target_ -= blocks; }
-  void follow_use(const BlockCounts& now, std::int64_t keep_ready);  // elastic pools: lowers the target to what is used, no-op for others
+  void follow_use(const BlockCounts& now, std::int64_t keep_ready) {  // elastic: lowers the target to what is used
+    if (elastic_) lower_to_use(now, keep_ready);
+  }
   std::int64_t take_back(const BlockCounts& now);                    // returnable(), no longer held: the caller gives it to the account
   std::int64_t close();                                              // all that is held, no longer held
 
@@ -76,6 +87,7 @@ class LeaseBooks {
   void end_refill() { --refilling_; }
 
  private:
+  void lower_to_use(const BlockCounts& now, std::int64_t keep_ready);
   std::int64_t committed(const BlockCounts& now) const { return now.used_blocks + blocks_for(promised_) + refilling_; }
 
   LeaseShape shape_;
