@@ -41,6 +41,7 @@ class KvLease:
         self._head: str | None = None
         """The first request that waits, and since when (monotonic ns, the same on all ranks)."""
         self._since_ns = 0
+        self._ahead_bytes = 0
         self.retractions = 0
 
     @property
@@ -63,6 +64,7 @@ class KvLease:
         else:
             self._grow(running, admissions, int(scheduler.tree_cache.evictable_size()))
         self._wish(scheduler, running, admissions)
+        self._map_ahead(running)
         self._agree(scheduler)
         available = self.available_tokens()
         if available > self._last_available:
@@ -78,7 +80,7 @@ class KvLease:
             self._give_back(scheduler, wanted, excess, keep=0)
         if not self._resting:
             self._resting = True
-            self.pool.give_back()
+            self._map_ahead(0)
             self.pool.trim()
 
     def _scattered(self) -> int:
@@ -152,6 +154,14 @@ class KvLease:
             self._seat.owner.wish(self._bytes(missing[0]), self._bytes(missing[-1]), self._since_ns)
         else:
             self.withdraw()
+
+    def _map_ahead(self, tokens: int) -> None:
+        """Have so much of the lease mapped while the device computes, so that the next steps find their pages there.
+        It is held already, and goes like any other part of the lease that nothing uses: before cached prefixes."""
+        wanted = self._bytes(tokens)
+        if wanted != self._ahead_bytes:
+            self.pool.set_ahead(wanted, None)
+            self._ahead_bytes = wanted
 
     def withdraw(self) -> None:
         """Nothing is missing here, or the model leaves."""

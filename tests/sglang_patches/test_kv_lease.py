@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+from collections.abc import Callable
 from itertools import count
 from pathlib import Path
 from types import SimpleNamespace
@@ -189,6 +191,63 @@ def test_a_wish_goes_when_the_model_does_or_its_queue_is_empty(device: memory.De
         assert device.wanted_bytes() > 0
         end()
         assert device.wanted_bytes() == 0
+
+
+def eventually(condition: Callable[[], bool]) -> None:
+    """The helper thread maps and unmaps in its own time."""
+    for _ in range(2000):
+        if condition():
+            return
+        time.sleep(0.005)
+    pytest.fail("it never happened")
+
+
+def test_pages_of_the_next_steps_are_mapped_before_these(device: memory.Device) -> None:
+    engine = Engine(device, "engine")
+    engine.waiting_queue = [request(2 * BLOCK, 2 * BLOCK)]
+    engine.step()
+    engine.step()
+    eventually(lambda: engine.pool.stats()["ahead_bytes"] >= PAGE)
+    assert engine.pool.stats()["mapped_bytes"] <= engine.pool.lease_bytes == engine.owner.leased_bytes
+    engine.pool.check()
+
+
+def test_an_idle_engine_keeps_nothing_mapped_ahead(device: memory.Device) -> None:
+    engine = Engine(device, "engine")
+    engine.waiting_queue = [request(2 * BLOCK, 4 * BLOCK) for _ in range(2)]
+    engine.step()
+    engine.step()
+    eventually(lambda: engine.pool.stats()["ahead_bytes"] >= PAGE)
+    engine.finish()
+    engine.finish()
+    engine.lease.rest(engine)
+    eventually(lambda: engine.pool.stats()["ahead_bytes"] == 0)
+    engine.pool.quiesce()
+    assert engine.lease_pages == 5, "the cache of two prompts, and the padding slot"
+    assert engine.pool.stats()["mapped_bytes"] == engine.owner.leased_bytes == 5 * PAGE
+    assert engine.owner.spare_bytes == 0
+
+
+def test_what_is_mapped_ahead_goes_before_the_cache_when_others_wish(device: memory.Device) -> None:
+    first, second = Engine(device, "first"), Engine(device, "second")
+    first.cache_tokens(3 * BLOCK)
+    first.waiting_queue = [request(BLOCK, 6 * BLOCK)]
+    first.step()
+    first.step()
+    eventually(lambda: first.pool.stats()["ahead_bytes"] >= PAGE)
+    lease = first.lease_pages
+    others = device.register("others")
+    others.reserve(device.free_bytes(), "weights")
+    second.waiting_queue = [request(2 * BLOCK, BLOCK)]
+    second.step()
+    assert second.owner.wished_bytes > 0
+    first.step()
+    assert len(first.cache) == 3 * BLOCK and first.lease_pages < lease
+    second.step()
+    assert second.running_batch.reqs
+    first.pool.quiesce()
+    assert first.pool.stats()["mapped_bytes"] <= first.owner.leased_bytes
+    assert not device.audit().problems
 
 
 def test_demand_counts_what_runs_first_and_places_in_the_batch() -> None:

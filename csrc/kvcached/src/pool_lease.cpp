@@ -199,6 +199,7 @@ void Pool::set_ahead(std::int64_t low_bytes, std::int64_t high_bytes) {
   check_open();
   ahead_.set_marks(blocks(low_bytes), high_bytes < 0 ? INT64_MAX : blocks(high_bytes));
   settle_locked(lock);
+  if (tended_) return wake_if_low();
   if (low_bytes > 0 || surplus() > 0) have_helper(lock);
 }
 
