@@ -10,7 +10,7 @@ from sglang.srt.mem_cache.allocator.token import TokenToKVPoolAllocator
 
 from sglang_patches.hooks import Hook, Kind
 from sglang_patches.kv_lease import KvLease
-from sglang_patches.kv_placement import Placement
+from sglang_patches.kv_placement import SlotPlacement
 
 
 class ElasticTokenAllocator(BaseTokenToKVPoolAllocator):  # type: ignore[misc]
@@ -24,7 +24,7 @@ class ElasticTokenAllocator(BaseTokenToKVPoolAllocator):  # type: ignore[misc]
         super().__init__(size, 1, dtype, device, kvcache, need_sort)
         self.lease = KvLease(kvcache.prism_pool, kvcache.prism_seat, size)
         self._pool = kvcache.prism_pool
-        self.placement = Placement(self._pool)
+        self.placement = SlotPlacement(self._pool)
         # SGLang's page census reads these lists; there is no list of free slots here, so they stay empty.
         self.free_pages = self.release_pages = torch.empty((0,), dtype=torch.int64)
 

@@ -57,7 +57,7 @@ class KvLease:
         """Adjust the lease for the step about to be scheduled."""
         self._resting = False
         running, admissions = demand_tokens(scheduler, self.pool.block_slots if self._own else 1)
-        wanted, excess = self._asked_back(scheduler)
+        wanted, excess = self._agree_on_pressure(scheduler)
         if wanted > 0:
             self._give_back(scheduler, wanted, excess, keep=0 if excess else running + self._scattered())
             self.pool.ensure(self._within_size(running // _LOOKAHEAD_STEPS))
@@ -65,7 +65,7 @@ class KvLease:
             self._grow(running, admissions, int(scheduler.tree_cache.evictable_size()))
         self._wish(scheduler, running, admissions)
         self._map_ahead(running)
-        self._agree(scheduler)
+        self._agree_on_available(scheduler)
         available = self.available_tokens()
         if available > self._last_available:
             # SGLang closes admission until something finishes; new memory is a reason to look again.
@@ -74,8 +74,8 @@ class KvLease:
 
     def rest(self, scheduler: Any) -> None:
         """The engine is idle: keep only cached prefixes, and fewer of them when others wait for memory."""
-        self.withdraw()
-        wanted, excess = self._asked_back(scheduler)
+        self.withdraw_wish()
+        wanted, excess = self._agree_on_pressure(scheduler)
         if wanted > 0:
             self._give_back(scheduler, wanted, excess, keep=0)
         if not self._resting:
@@ -93,7 +93,7 @@ class KvLease:
     def _within_size(self, tokens: int) -> int:
         return min(tokens, self._size - int(self.pool.used()))
 
-    def _asked_back(self, scheduler: Any) -> tuple[int, int]:
+    def _agree_on_pressure(self, scheduler: Any) -> tuple[int, int]:
         """Bytes the account wants back, and the part of it that is above the engine's own limit."""
         wanted, excess, now_ns = int(self.pool.pressure()), self._seat.owner.excess(), time.monotonic_ns()
         if self._seat.world > 1:
@@ -109,7 +109,7 @@ class KvLease:
         if head != self._head:
             self._head, self._since_ns = head, now_ns
 
-    def _agree(self, scheduler: Any) -> None:
+    def _agree_on_available(self, scheduler: Any) -> None:
         if self._seat.world == 1:
             return
         mine = self._mine()
@@ -131,16 +131,16 @@ class KvLease:
         """What runs takes what is free; new requests, as many as fit, what no wish that goes first needs."""
         base = running + self._scattered()
         if admissions:
-            if self._reach(base + admissions[-1]):
+            if self._try_ensure(base + admissions[-1]):
                 return
-            fitting = bisect_left(admissions, True, key=lambda tokens: not self._reach(base + tokens - cached))
+            fitting = bisect_left(admissions, True, key=lambda tokens: not self._try_ensure(base + tokens - cached))
             if fitting:  # its own cache then makes room for the rest
                 return
         for tokens in (base, base - cached, running):  # the last: sequences share blocks
             if self.pool.ensure(self._within_size(max(tokens, 0))):
                 return
 
-    def _reach(self, tokens: int) -> bool:
+    def _try_ensure(self, tokens: int) -> bool:
         return self.pool.ensure(self._within_size(max(tokens, 0)), yielding=True)
 
     def _wish(self, scheduler: Any, running: int, admissions: Sequence[int]) -> None:
@@ -153,7 +153,7 @@ class KvLease:
         if missing:
             self._seat.owner.wish(self._bytes(missing[0]), self._bytes(missing[-1]), self._since_ns)
         else:
-            self.withdraw()
+            self.withdraw_wish()
 
     def _map_ahead(self, tokens: int) -> None:
         """Have so much of the lease mapped while the device computes, so that the next steps find their pages there.
@@ -163,7 +163,7 @@ class KvLease:
             self.pool.set_ahead(wanted, None)
             self._ahead_bytes = wanted
 
-    def withdraw(self) -> None:
+    def withdraw_wish(self) -> None:
         """Nothing is missing here, or the model leaves."""
         if self._seat.owner.wished_bytes:
             self._seat.owner.wish(0, 0)

@@ -29,7 +29,7 @@ def own_blocks(pool: memory.Pool) -> bool:
     return pool.block_slots <= MOST_OWN_SLOTS
 
 
-class Placement:
+class SlotPlacement:
     """Takes slots from one pool for the sequences that were announced, or for nobody in particular.
 
     Sequences are named by their row of SGLang's request table. Not thread-safe: the scheduler's thread only.
@@ -101,7 +101,7 @@ class Placement:
 
 def place_prompts(original: Callable[..., Any], batch: Any) -> Any:
     """Around ``alloc_for_extend``, which returns the slots and, twice, the rows of the batch's requests."""
-    placement: Placement = batch.token_to_kv_pool_allocator.placement
+    placement: SlotPlacement = batch.token_to_kv_pool_allocator.placement
     with placement.prompts(batch.extend_lens):
         result = original(batch)
     placement.remember(result[2].numpy(), len(batch.req_to_token_pool.req_to_token))
@@ -110,7 +110,7 @@ def place_prompts(original: Callable[..., Any], batch: Any) -> Any:
 
 def place_steps(original: Callable[..., Any], batch: Any, token_per_req: int) -> Any:
     """Around ``alloc_for_decode``."""
-    placement: Placement = batch.token_to_kv_pool_allocator.placement
+    placement: SlotPlacement = batch.token_to_kv_pool_allocator.placement
     rows = np.fromiter((req.req_pool_idx for req in batch.reqs), dtype=np.int64, count=len(batch.reqs))
     with placement.steps(rows):
         return original(batch, token_per_req)

@@ -28,7 +28,7 @@ import numpy as np
 from benchmarks.memory.bench import GIB, LLAMA_8B, MIB, report, temporary_device
 from prism import memory
 from sglang_patches.kv_lease import KvLease
-from sglang_patches.kv_placement import Placement
+from sglang_patches.kv_placement import SlotPlacement
 
 ROUNDS = 5
 REQUESTS, EVERY_STEPS = 16, 8
@@ -50,7 +50,7 @@ class Engine:
     def __init__(self, owner: memory.Owner, lease: type[KvLease]) -> None:
         self.pool = owner.arena(8 * GIB).divide(LLAMA_8B, MAX_TOKENS, lease_bytes=0)
         seat: Any = SimpleNamespace(owner=owner, world=1)
-        self.lease, self.placement = lease(self.pool, seat, MAX_TOKENS), Placement(self.pool)
+        self.lease, self.placement = lease(self.pool, seat, MAX_TOKENS), SlotPlacement(self.pool)
         self.tree_cache = SimpleNamespace(evictable_size=lambda: 0)
         self.running_batch = SimpleNamespace(reqs=[], batch_is_full=False)
         self.last_batch = self.chunked_req = None

@@ -23,7 +23,7 @@ import numpy as np
 
 from benchmarks.memory.bench import GIB, SMALL, temporary_device
 from prism import memory
-from sglang_patches.kv_placement import MOST_OWN_SLOTS, Placement
+from sglang_patches.kv_placement import MOST_OWN_SLOTS, SlotPlacement
 
 BATCH = 64
 STEPS = 6000
@@ -81,7 +81,7 @@ class Sequences:
     table and its slots."""
 
     def __init__(self, pool: memory.Pool, own: bool) -> None:
-        self._pool, self._placement = pool, Placement(pool, own=own)
+        self._pool, self._placement = pool, SlotPlacement(pool, own=own)
         self.ratios: list[float] = []
 
     def start(self, row: int, prompt: int) -> np.ndarray:

@@ -32,7 +32,7 @@ def suspects_of(scheduler: Any) -> list[str]:
 
 def release_scheduler(scheduler: Any) -> None:
     """End the threads and helpers a scheduler leaves behind when its loop is over, and its wish for memory."""
-    scheduler.token_to_kv_pool_allocator.lease.withdraw()
+    scheduler.token_to_kv_pool_allocator.lease.withdraw_wish()
     scheduler.metrics_reporter._shutdown_fpm()
     backend = scheduler.grammar_manager.grammar_backend
     if backend is not None:

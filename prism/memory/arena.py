@@ -14,7 +14,7 @@ _ELASTIC = -1
 class Arena:
     """Reserved addresses of one engine. Pools made from it keep it alive."""
 
-    def __init__(self, core: _kvcached.Arena) -> None:
+    def __init__(self, core: _kvcached.CoreArena) -> None:
         self._core = core
 
     @property

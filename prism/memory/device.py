@@ -25,7 +25,7 @@ class Device:
     fork, and the child may register owners on it. All users must see the same process ids (one PID namespace).
     """
 
-    def __init__(self, name: str, core: _kvcached.Device) -> None:
+    def __init__(self, name: str, core: _kvcached.CoreDevice) -> None:
         self.name = name
         self._core = core
 
@@ -100,5 +100,5 @@ def open_device(
     normally found by itself.
     """
     directory = Path(account_dir) if account_dir is not None else default_account_dir()
-    core = _kvcached.Device(name, capacity_bytes or 0, page_bytes, str(directory), cuda_library or "")
+    core = _kvcached.CoreDevice(name, capacity_bytes or 0, page_bytes, str(directory), cuda_library or "")
     return Device(name, core)

@@ -19,7 +19,7 @@ class Owner:
     allocates (activations, staging buffers, weights that a framework loads itself).
     """
 
-    def __init__(self, name: str, core: _kvcached.Owner) -> None:
+    def __init__(self, name: str, core: _kvcached.CoreOwner) -> None:
         self.name = name
         self._core = core
 
@@ -91,7 +91,7 @@ class Owner:
 
     def arena(self, virtual_bytes: int) -> Arena:
         """Reserve address space for KV caches; it costs no memory."""
-        return Arena(_kvcached.Arena(self._core, virtual_bytes))
+        return Arena(_kvcached.CoreArena(self._core, virtual_bytes))
 
     @property
     def page_bytes(self) -> int:
@@ -105,11 +105,11 @@ class Owner:
         """
         if page_bytes is None:
             page_bytes = self.page_bytes if self._core.device.startswith("host:") else GPU_REGION_PAGE_BYTES
-        return WeightRegion(_kvcached.WeightRegion(self._core, nbytes, min(page_bytes, nbytes)))
+        return WeightRegion(_kvcached.CoreWeightRegion(self._core, nbytes, min(page_bytes, nbytes)))
 
     def import_region(self, pages: list[tuple[int, int, int]]) -> ImportedRegion:
         """Map pages that another process exported (``WeightRegion.export_pages``; descriptors sent over a socket)."""
-        return ImportedRegion(_kvcached.ImportedRegion(self._core, pages))
+        return ImportedRegion(_kvcached.CoreImportedRegion(self._core, pages))
 
     def close(self) -> None:
         """Close arenas and regions, stop the helper thread, give everything back. Safe to call again."""

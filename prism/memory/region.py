@@ -21,7 +21,7 @@ class WeightRegion:
     The content does not survive ``decommit()``; load it again after ``commit()``.
     """
 
-    def __init__(self, core: _kvcached.WeightRegion) -> None:
+    def __init__(self, core: _kvcached.CoreWeightRegion) -> None:
         self._core = core
 
     @property
@@ -76,7 +76,7 @@ class WeightRegion:
 class ImportedRegion:
     """Another process's weight region, mapped here and charged there."""
 
-    def __init__(self, core: _kvcached.ImportedRegion) -> None:
+    def __init__(self, core: _kvcached.CoreImportedRegion) -> None:
         self._core = core
 
     @property

@@ -162,11 +162,11 @@ void books_are_exact_when_asked_for(const std::string& directory, int rounds) {
     pool->alloc(slots.data(), 150);
     if (pool->free(slots.data(), 150)) pool->settle();  // nothing may go yet: from now on the helper looks after it
     fence->signal();
-    if (i % 3 != 0) owner->wake();
+    if (i % 3 != 0) owner->wake_helper();
     if (i % 2 == 0) std::this_thread::yield();
     if (i % 4 == 0) {
       require(pool->ensure(70), "refused though there is room");
-      owner->wake();
+      owner->wake_helper();
       std::this_thread::yield();
       require(pool->available() >= 70, "the helper took back what was promised");
     }

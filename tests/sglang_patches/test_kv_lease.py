@@ -186,7 +186,7 @@ def test_a_wish_goes_when_the_model_does_or_its_queue_is_empty(device: memory.De
     idle, busy = Engine(device, "idle"), Engine(device, "busy")
     idle.cache_tokens(10 * BLOCK)
     busy.waiting_queue = [request(6 * BLOCK, BLOCK)]
-    for end in (busy.lease.withdraw, lambda: busy.lease.rest(busy), busy.owner.close):
+    for end in (busy.lease.withdraw_wish, lambda: busy.lease.rest(busy), busy.owner.close):
         busy.step()
         assert device.wanted_bytes() > 0
         end()

@@ -9,7 +9,7 @@ import pytest
 
 from prism import memory
 from prism.memory import errors
-from sglang_patches.kv_placement import Placement, own_blocks
+from sglang_patches.kv_placement import SlotPlacement, own_blocks
 
 PAGE_BYTES = 65536
 ROWS = 8
@@ -27,7 +27,7 @@ def blocks(pool: memory.Pool, slots: np.ndarray) -> set[int]:
     return set((slots // pool.block_slots).tolist())
 
 
-def start(placement: Placement, rows: list[int], lengths: list[int]) -> list[np.ndarray]:
+def start(placement: SlotPlacement, rows: list[int], lengths: list[int]) -> list[np.ndarray]:
     """The slots of each prompt."""
     with placement.prompts(lengths):
         slots = placement.take(sum(lengths))
@@ -35,7 +35,7 @@ def start(placement: Placement, rows: list[int], lengths: list[int]) -> list[np.
     return np.split(slots, np.cumsum(lengths)[:-1])
 
 
-def go_on(placement: Placement, rows: list[int], count: int) -> list[np.ndarray]:
+def go_on(placement: SlotPlacement, rows: list[int], count: int) -> list[np.ndarray]:
     """The slots of each sequence over ``count`` steps."""
     steps = []
     for _ in range(count):
@@ -47,7 +47,7 @@ def go_on(placement: Placement, rows: list[int], count: int) -> list[np.ndarray]
 def test_sequences_share_no_block(tmp_path: Path) -> None:
     pool = pool_of(tmp_path, 16)
     assert own_blocks(pool)
-    placement = Placement(pool)
+    placement = SlotPlacement(pool)
     prompts = start(placement, [3, 1, 5], [20, 16, 3])
     later = go_on(placement, [5, 3, 1], 30)
     a, b, c = (np.concatenate(parts) for parts in zip(prompts, [later[1], later[2], later[0]], strict=True))
@@ -63,7 +63,7 @@ def test_sequences_share_no_block(tmp_path: Path) -> None:
 def test_a_sequence_whose_prompt_was_given_back_goes_on_elsewhere(tmp_path: Path) -> None:
     """Two equal prompts: the prefix cache keeps the slots of one and gives back those of the other."""
     pool = pool_of(tmp_path, 16)
-    placement = Placement(pool)
+    placement = SlotPlacement(pool)
     kept, twice = start(placement, [1, 2], [20, 20])
     pool.free(twice)
     first, second = go_on(placement, [1, 2], 5)
@@ -74,7 +74,7 @@ def test_a_sequence_whose_prompt_was_given_back_goes_on_elsewhere(tmp_path: Path
 def test_large_blocks_are_shared(tmp_path: Path) -> None:
     pool = pool_of(tmp_path, 128)
     assert not own_blocks(pool)
-    placement = Placement(pool)
+    placement = SlotPlacement(pool)
     prompts = start(placement, [1, 2], [20, 20])
     later = go_on(placement, [1, 2], 20)
     assert len(blocks(pool, np.concatenate(prompts + later))) == 1
@@ -82,7 +82,7 @@ def test_large_blocks_are_shared(tmp_path: Path) -> None:
 
 def test_without_a_name_and_under_pressure_slots_come_from_anywhere(tmp_path: Path) -> None:
     pool = pool_of(tmp_path, 16, pages=4)
-    placement = Placement(pool)
+    placement = SlotPlacement(pool)
     start(placement, [1, 2, 3], [2, 2, 2])
     assert len(placement.take(4)) == 4
     rest = pool.available()

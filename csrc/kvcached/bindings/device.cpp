@@ -94,7 +94,7 @@ std::int64_t wish(Owner& owner, std::int64_t least_bytes, std::int64_t most_byte
 }
 
 void bind_owner(nb::module_& m) {
-  nb::class_<Owner>(m, "Owner", nb::is_weak_referenceable())
+  nb::class_<Owner>(m, "CoreOwner", nb::is_weak_referenceable())
       .def_prop_ro("id", &Owner::id)
       .def_prop_ro("usable", &Owner::usable)
       .def("reserve", &reserve, "bytes"_a, "klass"_a, "timeout_s"_a, "yielding"_a = false)
@@ -123,7 +123,7 @@ void bind_owner(nb::module_& m) {
 }  // namespace
 
 void bind_device(nb::module_& m) {
-  nb::class_<Device>(m, "Device")
+  nb::class_<Device>(m, "CoreDevice")
       .def("__init__",
            [](Device* self, const std::string& name, std::int64_t capacity, std::int64_t page, const std::string& directory,
               const std::string& library) { new (self) Device(name, DeviceOptions{capacity, page, directory, library}); },

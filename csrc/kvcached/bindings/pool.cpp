@@ -187,7 +187,7 @@ void bind_pool(nb::module_& m) {
   nb::class_<Pool> pool(m, "Pool", nb::is_weak_referenceable(), "Slots of a KV cache whose pages come and go with use.");
   bind_queries(pool);
   bind_changes(pool);
-  nb::class_<Arena>(m, "Arena", nb::is_weak_referenceable())
+  nb::class_<Arena>(m, "CoreArena", nb::is_weak_referenceable())
       .def(nb::new_([](std::shared_ptr<Owner> owner, std::int64_t bytes) {
         auto arena = std::make_shared<Arena>(owner, bytes);
         owner->adopt(arena);

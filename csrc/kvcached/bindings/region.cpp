@@ -47,7 +47,7 @@ void bind_region(nb::module_& m) {
       },
       nb::arg("destination_address"), nb::arg("source_address"), nb::arg("nbytes"), NoGil(),
       "Copies past the caches between two addresses of this process; the ranges must not overlap.");
-  nb::class_<WeightRegion>(m, "WeightRegion", nb::is_weak_referenceable())
+  nb::class_<WeightRegion>(m, "CoreWeightRegion", nb::is_weak_referenceable())
       .def(nb::new_([](std::shared_ptr<Owner> owner, std::int64_t bytes, std::int64_t page_bytes) {
         auto region = std::make_shared<WeightRegion>(owner, bytes, page_bytes);
         owner->adopt(region);
@@ -62,7 +62,7 @@ void bind_region(nb::module_& m) {
       .def_prop_ro("bytes", &WeightRegion::bytes)
       .def_prop_ro("page_bytes", &WeightRegion::page_bytes)
       .def_prop_ro("committed_bytes", &WeightRegion::committed_bytes);
-  nb::class_<ImportedRegion>(m, "ImportedRegion", nb::is_weak_referenceable())
+  nb::class_<ImportedRegion>(m, "CoreImportedRegion", nb::is_weak_referenceable())
       .def(nb::new_(&import_pages))
       .def("close", &ImportedRegion::close, NoGil())
       .def("memory", &memory<ImportedRegion>)

@@ -105,7 +105,7 @@ void Owner::unlease(std::int64_t bytes, Klass klass) {
   account_->release(id_, bytes, klass);
 }
 
-void Owner::tend(Tended* what) {
+void Owner::look_after(Tended* what) {
   check_usable();
   std::lock_guard<std::mutex> guard(lock_);
   if (housekeeper_ == nullptr) housekeeper_ = new Housekeeper(account_, id_);
@@ -118,6 +118,6 @@ void Owner::leave_alone(Tended* what) {
   if (housekeeper_ != nullptr) housekeeper_->remove(what);
 }
 
-void Owner::wake() { account_->ring(id_); }
+void Owner::wake_helper() { account_->ring(id_); }
 
 }  // namespace kvcached

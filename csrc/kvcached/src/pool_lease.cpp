@@ -71,7 +71,7 @@ void Pool::settle_locked(Guard& lock) {
 void Pool::have_helper(Guard& lock) {
   tended_ = true;
   lock.unlock();  // the helper may be waiting for this lock while it holds its own
-  owner_->tend(this);
+  owner_->look_after(this);
   lock.lock();
 }
 

@@ -177,7 +177,7 @@ void Pool::map_one_more(Guard& lock) {
 void Pool::wake_if_low() {
   if (woken_ || !ahead_.is_urgent(counts().ready)) return;
   woken_ = true;
-  owner_->wake();
+  owner_->wake_helper();
 }
 
 bool Pool::free(const std::int64_t* slots, std::int64_t count) {
@@ -221,7 +221,7 @@ bool Pool::after_free() {
 
 bool Pool::hand_to_helper() {
   if (!tended_) return false;
-  if (!woken_) owner_->wake();
+  if (!woken_) owner_->wake_helper();
   return woken_ = true;
 }
 

@@ -60,10 +60,10 @@ class Owner final : public std::enable_shared_from_this<Owner> {
   void lease_yielding(std::int64_t bytes, Klass klass);               // as Account::reserve
   void unlease(std::int64_t bytes, Klass klass);                      // destroys spare pages first
 
-  // The helper thread starts with the first thing to tend; wake() has it look again now.
-  void tend(Tended* what);
+  // The helper thread starts with the first thing to look after; wake_helper() has it look again now.
+  void look_after(Tended* what);
   void leave_alone(Tended* what);  // waits for a running tend(); call it without locks that tend() takes
-  void wake();
+  void wake_helper();
 
  private:
   std::shared_ptr<Driver> driver_;
