@@ -108,7 +108,10 @@ COMPUTE: dict[str, Callable[[], None]] = {"elsewhere": lambda: time.sleep(COMPUT
 
 def run(lease: type[KvLease], compute: Callable[[], None]) -> dict[str, float]:
     """One engine's life, in the units of the names."""
-    decode_us, prompt_us, step_ms, held_mib = [], [], [], []
+    decode_us: list[float] = []
+    prompt_us: list[float] = []
+    step_ms: list[float] = []
+    held_mib: list[float] = []
     with temporary_device(4 * GIB) as device, device.register("bench") as owner:
         engine = Engine(owner, lease)
         cpu_s, arrived, steps = time.process_time(), 0, 0
