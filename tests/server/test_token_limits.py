@@ -22,30 +22,47 @@ def limited(live: LiveFront) -> Iterator[LiveFront]:
     front.catalog = front.gate.catalog = before
 
 
+AUTH = {"authorization": "Bearer secret"}
+
+
+def refusal(live: LiveFront, path: str, body: dict[str, object]) -> dict[str, str]:
+    answer = live.http.post(path, json={"model": "fast", **body}, headers=AUTH)
+    error = answer.json()["error"]
+    assert (answer.status_code, error["code"]) == (400, "tokens_over_limit"), error
+    assert answer.headers["x-should-retry"] == "false" and "retry-after" not in answer.headers
+    assert "allowed 100 per minute" in error["message"]
+    return error
+
+
 @pytest.mark.parametrize(
-    ("prompt", "more", "words", "param"),
+    ("size", "more", "words", "param"),
     [
-        ("x" * 30, {}, "set it to 70 or less", "max_tokens"),
-        ("x" * 30, {"max_tokens": 71}, "Lower 'max_tokens' to 70 or less", "max_tokens"),
-        ("x" * 30, {"max_tokens": 40, "n": 2}, "Lower 'max_tokens' to 35 or less", "max_tokens"),
-        ("x" * 101, {"max_tokens": 1}, "Shorten the prompt", None),
+        (30, {"max_tokens": 71}, "Lower 'max_tokens' to 70 or less", "max_tokens"),
+        (30, {"max_tokens": 40, "n": 2}, "Lower 'max_tokens' to 35 or less", "max_tokens"),
+        (101, {"max_tokens": 1}, "Shorten the prompt", None),
     ],
 )
 def test_a_limit_that_can_never_be_met_is_final(
-    limited: LiveFront, prompt: str, more: dict[str, object], words: str, param: str | None
+    limited: LiveFront, size: int, more: dict[str, object], words: str, param: str | None
 ) -> None:
-    body = {"model": "fast", "prompt": prompt, **more}
-    answer = limited.http.post("/v1/completions", json=body, headers={"authorization": "Bearer secret"})
-    error = answer.json()["error"]
-    assert (answer.status_code, error["code"], error["param"]) == (400, "tokens_over_limit", param)
-    assert words in error["message"] and "allowed 100 per minute" in error["message"]
-    assert answer.headers["x-should-retry"] == "false" and "retry-after" not in answer.headers
+    error = refusal(limited, "/v1/completions", {"prompt": [120] * size, **more})
+    assert words in error["message"] and error["param"] == param
+
+
+def test_an_answer_without_a_bound_may_fill_the_context(limited: LiveFront) -> None:
+    messages = [{"role": "user", "content": "x" * 26}]  # 30 tokens with the template's
+    error = refusal(limited, "/v1/chat/completions", {"messages": messages})
+    assert "Without 'max_tokens'" in error["message"] and "set it to 70 or less" in error["message"]
+
+
+def test_a_long_text_is_counted_before_it_is_refused(limited: LiveFront) -> None:
+    error = refusal(limited, "/v1/completions", {"prompt": "x" * 300, "max_tokens": 1})
+    assert "(300 in the prompt)" in error["message"], "not an estimate"
 
 
 def test_what_fits_is_served_and_what_fits_later_is_told_when(limited: LiveFront) -> None:
-    auth = {"authorization": "Bearer secret"}
-    body = {"model": "fast", "prompt": "x" * 30, "max_tokens": 70}
-    assert limited.http.post("/v1/completions", json=body, headers=auth).status_code == 200
-    answer = limited.http.post("/v1/completions", json=body, headers=auth)
+    body = {"model": "fast", "prompt": [120] * 30, "max_tokens": 70}
+    assert limited.http.post("/v1/completions", json=body, headers=AUTH).status_code == 200
+    answer = limited.http.post("/v1/completions", json=body, headers=AUTH)
     assert answer.status_code == 429 and answer.headers["x-should-retry"] == "true"
     assert int(answer.headers["retry-after"]) >= 1 and "in 0.0 s" not in answer.json()["error"]["message"]
