@@ -49,6 +49,26 @@ REFUSED_VALUES: Final = {
 """(Argument, value) -> why it is refused."""
 
 
+_GENERATING: Final[dict[str, object]] = {
+    "is_embedding": False,
+    "encoder_only": False,
+    "language_only": False,
+    "prefill_only_disable_kv_cache": False,
+    "disaggregation_mode": "null",
+    "nnodes": 1,
+    "node_rank": 0,
+}
+"""Arguments with which an engine answers no request for tokens -> the only value with which it does."""
+
+
+def cannot_generate(name: str, value: object) -> str | None:
+    """Why a model with this argument could not answer: an engine would start and die of its first request, or wait for
+    another one. None: it can."""
+    if name not in _GENERATING or value is None or value == _GENERATING[name]:
+        return None
+    return f"makes an engine that generates no tokens; leave it out, or {_GENERATING[name]!r}"
+
+
 @lru_cache(maxsize=1)
 def known_names() -> tuple[str, ...]:
     """All arguments of the pinned SGLang's engine, by the names of its ``ServerArgs`` fields; importing SGLang to ask

@@ -168,6 +168,13 @@ def _sizes(shape: ModelShape) -> tuple[int, ...]:
     return shape.layers, shape.hidden, shape.heads, shape.kv_heads, shape.head_dim, shape.intermediate, shape.vocab
 
 
+def context_tokens_of(path: str, base: Path, revision: str | None = None) -> int:
+    """The context length of the model at ``path`` by its ``config.json``. Raises :class:`ModelFilesError`, also for one
+    that is not on this machine."""
+    config = _read_json(model_folder(path, base, revision, download=False) / "config.json")
+    return _context_tokens(next((config[key] for key in _TEXT_CONFIGS if isinstance(config.get(key), dict)), config))
+
+
 def _context_tokens(config: dict[str, Any]) -> int:
     """As SGLang's ``get_context_length`` reads it: positions, times the factor of scalings that do not say what they
     started from."""

@@ -13,6 +13,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from prism.obs.decisions import read_decisions
 from prism.server.errors import ApiError, cancelled, invalid
 from prism.server.front import Front
+from prism.server.origins import check_site
 from prism.server.usage import holders, merged
 from prism.server.views import config_view, devices_view, document, models_view
 from prism.wire.messages import CommandResult, Failed
@@ -42,6 +43,7 @@ def admin_router(front: Front) -> APIRouter:
     """Routes over ``front``. Model names may hold slashes."""
 
     async def check(request: Request) -> None:
+        check_site(request.headers, request.scope.get("server"), front.catalog.server.cors_origins)
         front.gate.admin(request.headers)
 
     router = APIRouter(prefix="/admin", tags=["admin"], dependencies=[Depends(check)])

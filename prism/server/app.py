@@ -17,7 +17,7 @@ from prism.obs import names
 from prism.server import openapi
 from prism.server.admin import admin_router
 from prism.server.completions import Completions, Kind, refusal_reason
-from prism.server.errors import ApiError, internal, invalid
+from prism.server.errors import MAX_SHOWN_CHARS, ApiError, internal, invalid
 from prism.server.front import Front
 from prism.server.http import Edge, error_response
 from prism.server.public import public_router
@@ -76,7 +76,13 @@ def create_app(front: Front) -> ASGIApp:
 
 def create_api(front: Front, served: list[Kind]) -> FastAPI:
     """The part that runs through FastAPI; its document describes all of it."""
-    api = FastAPI(title="Prism", version=__version__, description="Many language models on few devices.")
+    api = FastAPI(
+        title="Prism",
+        version=__version__,
+        description="Many language models on few devices.",
+        docs_url=None,  # FastAPI's pages load their scripts from elsewhere and stay blank offline
+        redoc_url=None,
+    )
     api.include_router(public_router(front))
     api.include_router(admin_router(front))
     api.add_exception_handler(ApiError, _api_error)
@@ -99,7 +105,7 @@ async def _any_error(request: Request, error: Exception) -> Response:
 async def _http_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
     codes = {404: "not_found", 405: "method_not_allowed"}
-    detail = f"{request.method} {request.url.path}: {error.detail}"
+    detail = f"{request.method} {request.url.path[:MAX_SHOWN_CHARS]}: {error.detail}. GET / says where things are."
     response = error_response(ApiError(error.status_code, codes.get(error.status_code, "http_error"), detail))
     for name, value in (error.headers or {}).items():
         response.headers[name] = value

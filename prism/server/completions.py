@@ -23,7 +23,14 @@ from prism.server.front import Front
 from prism.server.http import read_body
 from prism.server.models import ServedModel
 from prism.server.recorder import Record
-from prism.server.requests import check_text_only, check_token_ids, parse, read_json
+from prism.server.requests import (
+    check_prompt_ids,
+    check_text_only,
+    check_token_ids,
+    parse,
+    read_json,
+    refused_by_sglang,
+)
 from prism.server.sse import ClientGone, EventStream, Timing
 
 log = logging.getLogger(__name__)
@@ -102,7 +109,7 @@ class Completions:
         adapted.prism_call = call
         call.echo_chars = getattr(adapted, "prism_echo_chars", ())
         try:
-            await _submit(receive, served, adapted, call)
+            await _submit(receive, served, adapted, call, self._kind)
             await self._respond(serving, adapted, request, record, headers, caller, scope, receive, send)
         finally:
             served.manager.abandon(call)
@@ -117,6 +124,7 @@ class Completions:
         record.model = model
         if front.catalog.log.prompts:
             record.prompt = data.get(self._kind.param)
+        check_prompt_ids(data.get("prompt"), front.models.context_tokens(model))
         request = parse(self._kind.request, data)
         check_text_only(request)
         front.check_backlog(model)
@@ -197,11 +205,11 @@ async def _gone(receive: Receive) -> None:
         pass
 
 
-async def _submit(receive: Receive, served: ServedModel, adapted: Any, call: Any) -> None:
+async def _submit(receive: Receive, served: ServedModel, adapted: Any, call: Any, kind: Kind) -> None:
     try:
         await unless_gone(receive, served.manager.submit(adapted, call))
     except BAD_INPUT as error:
-        raise invalid(str(error)) from error
+        raise refused_by_sglang(str(error), kind.request.model_fields) from error
 
 
 async def _convert(serving: Any, request: Any, body: bytes) -> Any:

@@ -15,6 +15,7 @@ from prism.core.ids import ModelName
 from prism.obs import names
 from prism.obs.foreign import show_prompts
 from prism.obs.metrics import Metrics
+from prism.obs.zeros import export_zeros
 from prism.server.auth import Gate
 from prism.server.broker import Broker
 from prism.server.errors import MAX_SHOWN_CHARS, ApiError, model_not_found, unavailable
@@ -124,7 +125,12 @@ class Front:
         self.catalog = self.gate.catalog = catalog
         self.models.reload(catalog)
         show_prompts(catalog.log.prompts)
+        self.export_zeros()
         log.info("catalog reloaded", extra={"models": len(catalog.models)})
+
+    def export_zeros(self) -> None:
+        """Counters of all models and keys, before anything was counted."""
+        export_zeros(self.metrics, [m.name for m in self.catalog.models], [k.name for k in self.catalog.keys])
 
     async def drain(self, timeout_s: float) -> None:
         """Takes no new requests and waits for those that run."""
@@ -151,7 +157,7 @@ def make_front(
     metrics = metrics or Metrics()
     usage = Usage(store, inbox.address, broker.streams)
     broker.on_resumed = lambda model: metrics.inc(names.RESUMED, model=model)
-    return Front(
+    front = Front(
         catalog=catalog,
         store=store,
         broker=broker,
@@ -163,6 +169,8 @@ def make_front(
         usage=usage,
         decision_log=decision_log,
     )
+    front.export_zeros()
+    return front
 
 
 def _sglang(broker: Broker) -> Builder:

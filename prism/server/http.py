@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import uuid
 from collections.abc import Callable
@@ -17,6 +18,7 @@ from prism.server.errors import ApiError, internal, invalid
 
 log = logging.getLogger(__name__)
 
+BODY_SILENCE_S: Final = 60.0
 METHODS: Final = frozenset({"DELETE", "GET", "HEAD", "OPTIONS", "PATCH", "POST", "PUT"})
 """Label values: what a client makes up is ``other``."""
 
@@ -26,14 +28,19 @@ def too_large(limit: int) -> ApiError:
 
 
 async def read_body(receive: Receive, headers: Headers, limit: int) -> bytes:
-    """The whole body. Raises :class:`ApiError` (413) as soon as it is longer than ``limit`` bytes."""
+    """The whole body. Raises :class:`ApiError`: 413 as soon as it is longer than ``limit`` bytes, 408 when it stops
+    coming."""
     declared = headers.get("content-length", "")
     if declared.isdigit() and int(declared) > limit:
         raise too_large(limit)
     chunks: list[bytes] = []
     size = 0
     while True:
-        message = await receive()
+        try:
+            async with asyncio.timeout(BODY_SILENCE_S):
+                message = await receive()
+        except TimeoutError:
+            raise ApiError(408, "body_timeout", f"No byte of the body came for {BODY_SILENCE_S:g} s.") from None
         if message["type"] == "http.disconnect":
             raise invalid("The client left before the body was complete.", code="incomplete_body")
         chunk = message.get("body", b"")

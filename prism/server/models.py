@@ -4,15 +4,19 @@ room."""
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import threading
 import time
 from collections import OrderedDict
+from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Final, Protocol
 
 from prism.config.catalog import Catalog
 from prism.config.errors import ModelFilesError
+from prism.config.model_files import context_tokens_of
 from prism.config.sections import ModelConfig
 from prism.core.ids import ModelName
 from prism.server.errors import ApiError, unavailable
@@ -52,6 +56,7 @@ class Models:
         self._made: OrderedDict[ModelName, ServedModel] = OrderedDict()
         self._making: dict[ModelName, asyncio.Future[ServedModel]] = {}
         self._failed: dict[ModelName, tuple[float, ApiError]] = {}
+        self._contexts: dict[str, int] = {}
         self._one_at_a_time = threading.Lock()
 
     async def get(self, name: ModelName) -> ServedModel:
@@ -69,9 +74,19 @@ class Models:
         return await asyncio.shield(making)
 
     def context_tokens(self, name: ModelName) -> int | None:
-        """As the catalog says, else as the model's files say once it was used; None until then."""
-        made = self._made.get(name)
-        return made.context_tokens if made is not None else self.catalog.model(name).context_tokens
+        """As the engine knows it once the model was used, else as the catalog or (:meth:`learn_contexts`) the model's
+        files say; None when they cannot be read."""
+        made, config = self._made.get(name), self.catalog.model(name)
+        if made is not None:
+            return made.context_tokens
+        return config.context_tokens or self._contexts.get(name)
+
+    async def learn_contexts(self, models: Sequence[ModelConfig]) -> None:
+        """Reads the context lengths of those of ``models`` that nobody knows yet, off the loop. A model that cannot be
+        read is looked at again by the next call."""
+        unknown = [m for m in models if self.context_tokens(ModelName(m.name)) is None]
+        if unknown:
+            self._contexts |= await asyncio.to_thread(_contexts, unknown, self.catalog.base)
 
     def _raise_recent(self, name: ModelName) -> None:
         at_s, error = self._failed.get(name, (0.0, None))
@@ -110,6 +125,16 @@ class Models:
         old = self.catalog
         self.catalog = catalog
         self._failed.clear()
+        self._contexts.clear()
         for name in list(self._made):
             if name not in catalog.by_name or catalog.by_name[name] != old.by_name.get(name):
                 del self._made[name]
+
+
+def _contexts(models: Sequence[ModelConfig], base: Path) -> dict[str, int]:
+    """Context lengths by name, by the models' ``config.json``; nothing is downloaded for it."""
+    found = {}
+    for model in models:
+        with contextlib.suppress(ModelFilesError, OSError):
+            found[model.name] = context_tokens_of(model.path, base, model.revision)
+    return found

@@ -7,6 +7,7 @@ from typing import Any
 
 from fastapi import APIRouter, Request, Response
 
+from prism import __version__
 from prism.config.sections import ModelConfig
 from prism.core.ids import ModelName
 from prism.obs import names
@@ -23,7 +24,27 @@ def public_router(front: Front) -> APIRouter:
     router = APIRouter()
     _models(router, front)
     _wellness(router, front)
+    _signpost(router)
     return router
+
+
+def _signpost(router: APIRouter) -> None:
+    @router.get("/", tags=["operation"])
+    async def where() -> dict[str, str]:
+        """Where things are."""
+        return {
+            "name": "prism",
+            "version": __version__,
+            "api": "/v1",
+            "models": "/v1/models",
+            "openapi": "/openapi.json",
+            "health": "/health",
+            "readiness": "/readiness",
+            "metrics": "/metrics",
+            "admin": "/admin/status",
+        }
+
+    router.add_api_route("/", where, methods=["HEAD"], include_in_schema=False)
 
 
 def _models(router: APIRouter, front: Front) -> None:
@@ -32,6 +53,7 @@ def _models(router: APIRouter, front: Front) -> None:
         """Every model the caller may use, loaded or not (``state``)."""
         caller = front.gate.caller(request.headers)
         usable = [m for m in front.catalog.models if front.catalog.may_use(caller.key, m.name)]
+        await front.models.learn_contexts(usable)
         return {"object": "list", "data": [_model(front, model) for model in usable]}
 
     @router.get("/v1/models/{name:path}", tags=["openai"])
@@ -39,18 +61,24 @@ def _models(router: APIRouter, front: Front) -> None:
         caller = front.gate.caller(request.headers)
         known = await front.find(name)
         front.gate.check_model(caller, known)
+        await front.models.learn_contexts([front.catalog.model(known)])
         return _model(front, front.catalog.model(known))
 
 
 def _model(front: Front, model: ModelConfig) -> dict[str, Any]:
+    """OpenAI's object with what stock servers add (``root``, ``parent``, ``max_model_len``) and Prism does."""
+    context_tokens = front.models.context_tokens(ModelName(model.name))
     return {
         "id": model.name,
         "object": "model",
         "created": int(front.started_s),
         "owned_by": "prism",
+        "root": model.name,
+        "parent": None,
+        "max_model_len": context_tokens,
         "state": front.placements.state(ModelName(model.name)),
         "aliases": list(model.aliases),
-        "context_length": front.models.context_tokens(ModelName(model.name)),
+        "context_length": context_tokens,
     }
 
 
@@ -66,6 +94,9 @@ def _wellness(router: APIRouter, front: Front) -> None:
         missing = await _missing(front)
         response.status_code = 503 if missing else 200
         return {"ready": not missing, "missing": missing}
+
+    for path, answer in (("/health", health), ("/readiness", readiness)):
+        router.add_api_route(path, answer, methods=["HEAD"], include_in_schema=False)
 
     @router.get("/metrics", tags=["operation"])
     async def metrics() -> Response:

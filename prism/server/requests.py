@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import re
+from collections.abc import Container, Mapping
 from typing import Any, Final, TypeVar
 
 import orjson
 from pydantic import BaseModel, ValidationError
 
-from prism.server.errors import ApiError, invalid
+from prism.server.errors import ApiError, context_length_exceeded, invalid
 
 R = TypeVar("R", bound=BaseModel)
 
@@ -138,6 +139,16 @@ def _bias(bias: Any) -> None:
             raise invalid(f"'logit_bias' values go from -100 to 100 (got {_shown(value)}).", "logit_bias")
 
 
+def check_prompt_ids(prompt: Any, context_tokens: int | None) -> None:
+    """Raises :class:`ApiError` for more token ids than the model takes, before anything looks at them one by one:
+    millions would keep everybody else waiting."""
+    if context_tokens is None or not isinstance(prompt, list) or not prompt:
+        return
+    for row in prompt if isinstance(prompt[0], list) else [prompt]:
+        if isinstance(row, list) and row and not isinstance(row[0], str) and len(row) > context_tokens:
+            raise context_length_exceeded(context_tokens, len(row), None, "prompt")
+
+
 def check_text_only(request: Any) -> None:
     """Raises :class:`ApiError` when a chat message has a part that is not text."""
     for index, message in enumerate(getattr(request, "messages", None) or ()):
@@ -190,3 +201,18 @@ def _is_field(part: str) -> bool:
 def _shown(value: object) -> str:
     text = repr(value)
     return text if len(text) <= MAX_NAME_BYTES else text[:MAX_NAME_BYTES] + "..."
+
+
+_THEIR_NAMES: Final = {"max_new_tokens": "max_tokens", "min_new_tokens": "min_tokens"}
+_MEANT: Final = {"tool": "tools", "schema_": "response_format", "json_schema": "response_format"}
+"""What SGLang's messages call a field that has no such name in a request."""
+_WORD: Final = re.compile(r"[A-Za-z_]+")
+
+
+def refused_by_sglang(message: str, fields: Container[str]) -> ApiError:
+    """400 for what SGLang found wrong: the field is the first that its message names, by the client's name for it."""
+    for theirs, ours in _THEIR_NAMES.items():
+        message = message.replace(theirs, ours)
+    words = (word.lower() for word in _WORD.findall(message))
+    named = (_MEANT.get(word, word) for word in words)
+    return invalid(message, next((word for word in named if word in fields), None))

@@ -29,7 +29,8 @@ from prism.server.token_text import Offsets, TokenLogprob, token_bytes
 
 PIECE_CHARS: Final = 4
 LONG_TEXT_CHARS: Final = 20_000
-"""Longer texts are tokenised on a thread (the tokenizer releases the interpreter lock), so that others go on."""
+"""Longer texts (of a request, all prompts together) are tokenised on a thread (the tokenizer releases the interpreter
+lock), so that others go on."""
 
 
 class _NoState:
@@ -95,7 +96,8 @@ class FrontManager(TokenizerManager):  # type: ignore[misc]
         obj.normalize_batch_and_arguments()
         obj.prism_call = call
         parts = [obj] if obj.is_single else [obj[i] for i in range(obj.batch_size)]
-        tokenized = [await self._tokenize(part, call) for part in parts]
+        long = sum(len(part.text) for part in parts if isinstance(part.text, str)) > LONG_TEXT_CHARS
+        tokenized = [await self._tokenize(part, call, long) for part in parts]
         copies = getattr(obj, "parallel_sample_num", 1)
         for row, request in enumerate(tokenized):
             for choice in range(copies):
@@ -108,11 +110,11 @@ class FrontManager(TokenizerManager):  # type: ignore[misc]
                 await self._queue(stream, request, call, choice)
         call.submitted = True
 
-    async def _tokenize(self, part: GenerateReqInput, call: Call) -> TokenizedGenerateReqInput:
+    async def _tokenize(self, part: GenerateReqInput, call: Call, long: bool) -> TokenizedGenerateReqInput:
         part.prism_call = call
         if part.image_data or part.video_data or part.audio_data:
             raise invalid("This model takes text only.", call.param, "unsupported_content")
-        if isinstance(part.text, str) and len(part.text) > LONG_TEXT_CHARS:
+        if long and isinstance(part.text, str):
             part.input_ids = await asyncio.to_thread(lambda: self.tokenizer(part.text)["input_ids"])
             part.text = None
         return await self._tokenize_one_request(part)

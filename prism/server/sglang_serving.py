@@ -17,6 +17,7 @@ from sglang.srt.entrypoints.openai.serving_completions import OpenAIServingCompl
 from sglang.srt.managers.io_struct import GenerateReqInput
 
 from prism.server.errors import ApiError, internal, invalid
+from prism.server.requests import refused_by_sglang
 from prism.server.sglang_logprobs import chat_logprobs, install
 from prism.server.sglang_manager import Call, FrontManager
 from prism.server.sglang_tools import constraint, demanded
@@ -54,7 +55,7 @@ class _Shared:
     def convert(self, request: Any) -> GenerateReqInput:
         problem = self._validate_request(request)  # type: ignore[attr-defined]
         if problem:
-            raise invalid(problem)
+            raise refused_by_sglang(problem, type(request).model_fields)
         adapted, _ = self._convert_to_internal_request(request, None)  # type: ignore[attr-defined]
         return adapted
 

@@ -22,6 +22,7 @@ from prism.config.state import StateDir
 from prism.obs import names
 from prism.obs.logs import setup_logging
 from prism.obs.metrics import Metrics
+from prism.server.connections import BoundedProtocol
 from prism.server.front import Front, make_front
 from prism.store.connect import open_store
 from prism.wire.mailbox import Inbox
@@ -114,6 +115,7 @@ async def _http(front: Front, app: Any, listener: socket.socket, life: asyncio.T
     """Serves until a signal comes; raises what the broker dies of, so that the supervisor restarts the worker."""
     options = uvicorn.Config(
         app,
+        http=BoundedProtocol,
         log_config=None,
         access_log=False,
         server_header=False,

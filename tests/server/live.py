@@ -20,6 +20,7 @@ from prism.engine import cuda_stub
 from prism.engine.boot import prepare_environment
 from prism.engine.fake import FakeSpeed
 from prism.engine.fake_node import FakeNode
+from prism.server.connections import BoundedProtocol
 from prism.server.front import Front, make_front
 from prism.store.interface import Store
 from prism.wire.mailbox import Inbox
@@ -124,7 +125,12 @@ class LiveFront:
             self.front = make_front(self.catalog, self.store, inbox, admin_key=ADMIN_KEY)
             tasks = [asyncio.create_task(self.node.run()), asyncio.create_task(self.front.run())]
             options = uvicorn.Config(
-                create_app(self.front), uds=self.socket, log_config=None, access_log=False, lifespan="off"
+                create_app(self.front),
+                uds=self.socket,
+                http=BoundedProtocol,
+                log_config=None,
+                access_log=False,
+                lifespan="off",
             )
             server = uvicorn.Server(options)
             server.install_signal_handlers = lambda: None  # type: ignore[attr-defined]
