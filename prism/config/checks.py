@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from typing import Final
 
 from prism.config.document import CatalogFile
-from prism.config.engine_args import OWNED, REFUSED_VALUES, cannot_generate, known_names, registries
+from prism.config.engine_args import OWNED, REFUSED_VALUES, known_names, registries
 from prism.config.sections import DeviceConfig, ModelConfig
 from prism.config.yaml_source import KeyPath, YamlSource
 from prism.core.errors import InvalidValue
@@ -74,8 +74,6 @@ def _model(model: ModelConfig, document: CatalogFile) -> Iterator[tuple[KeyPath,
     for name, value in model.engine_args.items():
         if name in OWNED:
             yield ("engine_args", name), value, f"is decided by {OWNED[name]}", ()
-        elif (why := cannot_generate(name, value)) is not None:
-            yield ("engine_args", name), value, why, ()
         elif name not in known_names():
             near = tuple(difflib.get_close_matches(name, known_names(), n=3))
             yield ("engine_args", name), name, "is not an argument of SGLang's engine", near

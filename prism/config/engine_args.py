@@ -39,6 +39,9 @@ OWNED: Final = {
         ("is_embedding", "disaggregation_mode", "encoder_only", "language_only", "dllm_algorithm"),
         "Prism, which serves models that answer with text from one engine",
     ),
+    "nnodes": "Prism: an engine stands on one machine",
+    "node_rank": "Prism: an engine stands on one machine",
+    "prefill_only_disable_kv_cache": "Prism, which serves models that answer with text from one engine",
 }
 """Arguments that Prism decides itself -> who decides."""
 
@@ -47,26 +50,6 @@ REFUSED_VALUES: Final = {
     ("load_format", "npcache"): "would load pickled weights, which can run code; convert them to safetensors",
 }
 """(Argument, value) -> why it is refused."""
-
-
-_GENERATING: Final[dict[str, object]] = {
-    "is_embedding": False,
-    "encoder_only": False,
-    "language_only": False,
-    "prefill_only_disable_kv_cache": False,
-    "disaggregation_mode": "null",
-    "nnodes": 1,
-    "node_rank": 0,
-}
-"""Arguments with which an engine answers no request for tokens -> the only value with which it does."""
-
-
-def cannot_generate(name: str, value: object) -> str | None:
-    """Why a model with this argument could not answer: an engine would start and die of its first request, or wait for
-    another one. None: it can."""
-    if name not in _GENERATING or value is None or value == _GENERATING[name]:
-        return None
-    return f"makes an engine that generates no tokens; leave it out, or {_GENERATING[name]!r}"
 
 
 @lru_cache(maxsize=1)
