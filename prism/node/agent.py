@@ -15,6 +15,7 @@ import msgspec
 
 from prism.core.events import MemoryReport
 from prism.core.ids import DeviceId, NodeId
+from prism.core.instances import InstanceKey
 from prism.core.settings import GpuSettings
 from prism.core.specs import DeviceSpec
 from prism.engine.api import Engines
@@ -91,7 +92,13 @@ class NodeAgent:
         self.measures = NodeMeasures(metrics, self.devices)
         self._changed = asyncio.Event() if weights is None else weights.changed
         services = NodeServices(
-            store, self.outbox, inbox.address, self.consumer, self.measures, hasten_report=self._changed.set
+            store,
+            self.outbox,
+            inbox.address,
+            self.consumer,
+            self.measures,
+            hasten_report=self._changed.set,
+            note_emptied=self._note_emptied,
         )
         self.shells = {d.id: DeviceShell(d, settings, self._memory(d.id), services) for d in self.devices}
         self.weights = weights
@@ -120,6 +127,9 @@ class NodeAgent:
         """Free memory as a scheduler counts it: caches that are given back on demand included."""
         account = self._accounts[device]
         return lambda: MemoryReport(account.free_bytes() + self.instances.idle_bytes(device), account.wanted_bytes())
+
+    def _note_emptied(self, key: InstanceKey) -> None:
+        self.instances.note_emptied(key)
 
     async def run(self) -> None:
         """Serves until cancelled; then engines are closed and what runs is left in the queues for the next agent."""

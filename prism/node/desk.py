@@ -11,7 +11,6 @@ import asyncio
 import logging
 import time
 from collections import Counter, OrderedDict
-from collections.abc import Callable
 from typing import Final
 
 import msgspec
@@ -45,11 +44,9 @@ REMEMBERED_CANCELS: Final = 10_000
 
 
 class RequestDesk:
-    """Of one device. ``on_emptied`` is called when an instance runs nothing any more."""
+    """Of one device."""
 
-    def __init__(
-        self, scheduler: GpuScheduler, services: NodeServices, on_emptied: Callable[[InstanceKey], None]
-    ) -> None:
+    def __init__(self, scheduler: GpuScheduler, services: NodeServices) -> None:
         self.scheduler, self.device = scheduler, scheduler.device
         self.requests: DeviceRequests[Live] = DeviceRequests()
         self.handles: dict[InstanceKey, Handle] = {}
@@ -58,7 +55,7 @@ class RequestDesk:
         self.ledger = Ledger(services.store, services.consumer)
         self.arrivals: Counter[ModelName] = Counter()
         """Requests per model that came straight from a front door; the agent takes and clears it."""
-        self._services, self._on_emptied = services, on_emptied
+        self._services = services
         self._suspects = Suspects()
         self._cancelled: OrderedDict[str, None] = OrderedDict()
 
@@ -179,7 +176,7 @@ class RequestDesk:
 
     def _note_emptied(self, key: InstanceKey) -> None:
         if not self.requests.running(key):
-            self._on_emptied(key)
+            self._services.note_emptied(key)
 
     # --- effects ---
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections.abc import Callable
 from typing import Final
 
@@ -20,8 +19,6 @@ from prism.node.services import NodeServices
 from prism.scheduler.gpu import GpuScheduler, InstanceCounts
 from prism.wire import keys
 
-log = logging.getLogger(__name__)
-
 TICK_S: Final = 0.05
 
 
@@ -34,13 +31,12 @@ class DeviceShell:
     ) -> None:
         self.device, self.page_bytes = spec.id, max(1, spec.page_bytes)
         self.scheduler = GpuScheduler(spec.id, settings)
-        self.desk = RequestDesk(self.scheduler, services, self._on_emptied)
+        self.desk = RequestDesk(self.scheduler, services)
         self._intake = Intake(
             services.store, keys.device_queue(spec.id), services.consumer, self.desk.ledger, self.desk.admit
         )
         self._memory, self._services = memory, services
         self._last_memory: MemoryReport | None = None
-        self._empty: dict[InstanceKey, asyncio.Event] = {}
 
     async def run(self) -> None:
         """Takes over what an earlier agent of this device left, then serves."""
@@ -65,21 +61,6 @@ class DeviceShell:
         """The instance leaves: what waits goes back to the inactive queue (unless another instance of the model is
         here), what runs may finish."""
         self.feed(EngineDraining(key))
-
-    async def drained(self, key: InstanceKey, hurry: asyncio.Event, timeout_s: float) -> None:
-        """Returns when the instance runs no request any more, when ``hurry`` is set, or after ``timeout_s``."""
-        if not self.running(key) or hurry.is_set():
-            return
-        empty = self._empty.setdefault(key, asyncio.Event())
-        waits = [asyncio.create_task(event.wait()) for event in (empty, hurry)]
-        try:
-            done, _ = await asyncio.wait(waits, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
-            if not done:
-                log.info("%s: %s still runs requests after %.0f s, carrying them over", self.device, key, timeout_s)
-        finally:
-            for wait in waits:
-                wait.cancel()
-            self._empty.pop(key, None)
 
     def engine_down(self, key: InstanceKey) -> None:
         """The engine is gone."""
@@ -110,11 +91,6 @@ class DeviceShell:
                     self.desk.suspect(event)
                     return event
         return None
-
-    def _on_emptied(self, key: InstanceKey) -> None:
-        event = self._empty.get(key)
-        if event is not None:
-            event.set()
 
     # --- for reports ---
 

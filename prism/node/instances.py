@@ -25,14 +25,15 @@ from prism.node.device import DeviceShell
 from prism.node.measures import NodeMeasures
 from prism.node.weights import NodeWeights, PreparedWeights
 from prism.scheduler import keepalive
+from prism.scheduler.instance_life import DRAIN_S, InstanceLife, InstanceStep, Steps
 from prism.transfer.errors import TransferError
 from prism.weights.errors import WeightsError
 from prism.wire.messages import ActivateCommand, CommandResult, DeactivateCommand, InstanceReport, Stillborn
 
 log = logging.getLogger(__name__)
 
-DRAIN_TIMEOUT_S: Final = 30.0
-"""How long running requests may take to finish on an instance that leaves; then they are carried over."""
+CLOCKS_DIFFER_S: Final = 0.01
+"""A timer of the loop may ring so much before the time that it was set to."""
 REMEMBERED_RESULTS: Final = 1_000
 REMEMBERED_STILLBORN: Final = 16
 
@@ -58,14 +59,17 @@ class LocalInstance:
     part: Part
     parts: Parts
     """All of the instance's, this one among them."""
-    state: InstanceState = InstanceState.LOADING
+    elastic: bool
+    """Its KV memory has no fixed share."""
+    life: InstanceLife = field(default_factory=InstanceLife)
     handle: Handle | None = None
     watcher: asyncio.Task[None] | None = None
-    loaded: asyncio.Event = field(default_factory=asyncio.Event)
-    """Its activation ended, well or badly."""
-    hurry: asyncio.Event = field(default_factory=asyncio.Event)
-    """It leaves, and what still runs is to be carried over now."""
+    drained_by: asyncio.TimerHandle | None = None
     gone: asyncio.Event = field(default_factory=asyncio.Event)
+
+    @property
+    def state(self) -> InstanceState:
+        return self.life.state
 
     @property
     def takes_requests(self) -> bool:
@@ -90,6 +94,7 @@ class Instances:
         self._weights = weights
         self._instances: dict[InstanceKey, LocalInstance] = {}
         self._running_commands: dict[str, asyncio.Task[CommandResult]] = {}
+        self._endings: set[asyncio.Task[None]] = set()
         self._results: OrderedDict[str, CommandResult] = OrderedDict()
         self.stillborn: deque[Stillborn] = deque(maxlen=REMEMBERED_STILLBORN)
         """For the controller: engines that died by themselves before any request had a token of them."""
@@ -118,7 +123,7 @@ class Instances:
     def close(self) -> None:
         """Ends everything under way: the agent stops, and with it its engines."""
         watchers = [instance.watcher for instance in self.all() if instance.watcher is not None]
-        for task in [*self._running_commands.values(), *watchers]:
+        for task in [*self._running_commands.values(), *self._endings, *watchers]:
             task.cancel()
 
     def reports(self) -> list[InstanceReport]:
@@ -141,7 +146,7 @@ class Instances:
         if refusal is not None:
             return _failed(message.command, *refusal)
         (part,) = parts_by_node(message.parts)[self._node]
-        instance = LocalInstance(message.key, message.spec, part, message.parts)
+        instance = LocalInstance(message.key, message.spec, part, message.parts, elastic=message.kv_cap_bytes is None)
         self._instances[message.key] = instance
         self._changed()
         try:
@@ -150,19 +155,17 @@ class Instances:
             self._remove(instance)
             self._measures.activation(message.key.model, part.devices, "none", {}, "failed")
             return _failed(message.command, *_why(error, message.key))
-        finally:
-            instance.loaded.set()
 
     def _refusal(self, message: ActivateCommand) -> tuple[ActivationError, str] | None:
         """Why the command cannot be carried out here, whatever the engine can do."""
-        here, model = parts_by_node(message.parts).get(self._node, ()), message.key.model
+        here = parts_by_node(message.parts).get(self._node, ())
         if len(here) != 1:
             return ActivationError.UNSUPPORTED, f"{len(here)} parts of one instance on {self._node}; there can be one"
         devices = here[0].devices
         if unknown := [d for d in devices if d not in self._shells]:
             return ActivationError.STALE, f"no such device here: {', '.join(unknown)}"
-        if any(x.key.model == model and set(x.part.devices) & set(devices) for x in self.all()):
-            return ActivationError.STALE, f"{model} is already on {', '.join(devices)}"
+        if message.key in self._instances:
+            return ActivationError.STALE, f"{message.key} is already on {', '.join(devices)}"
         return None
 
     async def _load(self, instance: LocalInstance, message: ActivateCommand) -> CommandResult:
@@ -180,7 +183,8 @@ class Instances:
         log.info("%s is ready on %s after %.3f s (%s)", instance.key, ", ".join(devices), seconds, message.reason)
         phases = {**handle.phases, "total": seconds}
         self._measures.activation(model, devices, "remote" if at_hand.remote else handle.source, phases, "ok")
-        self._serve(instance, handle, elastic=message.kv_cap_bytes is None)
+        instance.handle = handle
+        self._follow(instance, instance.life.loaded(time.monotonic()))
         return CommandResult(command=message.command, ok=True, phases=phases)
 
     async def _prepare(self, message: ActivateCommand) -> PreparedWeights:
@@ -188,11 +192,11 @@ class Instances:
             return PreparedWeights(message.spec.path)
         return await self._weights.prepare(message)
 
-    def _serve(self, instance: LocalInstance, handle: Handle, *, elastic: bool) -> None:
-        instance.handle, instance.state = handle, InstanceState.READY
+    def _serve(self, instance: LocalInstance) -> None:
+        handle, shell = instance.handle, self._shells[instance.part.lead]
+        assert handle is not None  # it is loaded
         if instance.takes_requests:
-            shell = self._shells[instance.part.lead]
-            shell.engine_up(handle, _engine_up(instance, handle, elastic, shell.page_bytes))
+            shell.engine_up(handle, _engine_up(instance, handle, shell.page_bytes))
         instance.watcher = asyncio.create_task(self._watch(instance, handle))
         self._changed()
 
@@ -214,21 +218,31 @@ class Instances:
         answered when the instance is gone. One that is still loading leaves as soon as it is loaded."""
         instance = self._instances.get(message.key)
         if instance is not None:
-            if message.carry:
-                instance.hurry.set()
-            await instance.loaded.wait()
-            if instance.state is InstanceState.READY:
-                await self._leave(instance)
+            running = self._shells[instance.part.lead].running(instance.key)
+            self._follow(instance, instance.life.leave(message.carry, running, time.monotonic()))
             await instance.gone.wait()
         return CommandResult(command=message.command, ok=True)
 
-    async def _leave(self, instance: LocalInstance) -> None:
-        shell = self._shells[instance.part.lead]
-        assert instance.handle is not None  # it is active
-        instance.state = InstanceState.DRAINING
+    def note_emptied(self, key: InstanceKey) -> None:
+        """The instance runs no request any more."""
+        if (instance := self._instances.get(key)) is not None:
+            self._follow(instance, instance.life.emptied())
+
+    def _note_time(self, instance: LocalInstance) -> None:
+        log.info("%s still runs requests after %.0f s, carrying them over", instance.key, DRAIN_S)
+        self._follow(instance, instance.life.pass_time(time.monotonic()))
+
+    def _stop_admitting(self, instance: LocalInstance) -> None:
+        late_s = instance.life.drained_by_s - time.monotonic()
+        if late_s < float("inf"):
+            loop = asyncio.get_running_loop()
+            instance.drained_by = loop.call_later(late_s + CLOCKS_DIFFER_S, self._note_time, instance)
         self._changed()
-        shell.stop_admitting(instance.key)
-        await shell.drained(instance.key, instance.hurry, DRAIN_TIMEOUT_S)
+        self._shells[instance.part.lead].stop_admitting(instance.key)
+
+    async def _end(self, instance: LocalInstance) -> None:
+        shell = self._shells[instance.part.lead]
+        assert instance.handle is not None  # it serves
         carried = await instance.handle.deactivate(grace_s=0.0)
         if instance.watcher is not None:
             await instance.watcher
@@ -236,7 +250,25 @@ class Instances:
         self._remove(instance)
         log.info("%s left %s, %d requests carried over", instance.key, ", ".join(instance.part.devices), len(carried))
 
+    # --- an instance's life ---
+
+    def _follow(self, instance: LocalInstance, steps: Steps) -> None:
+        """Does what the instance's life wants next."""
+        for step in steps:
+            match step:
+                case InstanceStep.SERVE:
+                    self._serve(instance)
+                case InstanceStep.STOP_ADMITTING:
+                    self._stop_admitting(instance)
+                case InstanceStep.END:
+                    ending = asyncio.create_task(self._end(instance))
+                    self._endings.add(ending)
+                    ending.add_done_callback(self._endings.discard)
+
     def _remove(self, instance: LocalInstance) -> None:
+        instance.life.lost()
+        if instance.drained_by is not None:
+            instance.drained_by.cancel()
         self._instances.pop(instance.key, None)
         instance.gone.set()
         self._changed()
@@ -264,7 +296,7 @@ class Instances:
         return self._shells[instance.part.lead].idle_s(instance.key.model)
 
 
-def _engine_up(instance: LocalInstance, handle: Handle, elastic: bool, page_bytes: int) -> EngineUp:
+def _engine_up(instance: LocalInstance, handle: Handle, page_bytes: int) -> EngineUp:
     return EngineUp(
         key=instance.key,
         prefill_tokens_per_s=handle.prefill_tokens_per_s,
@@ -272,7 +304,7 @@ def _engine_up(instance: LocalInstance, handle: Handle, elastic: bool, page_byte
         max_running=handle.max_running,
         chunk_tokens=handle.chunk_tokens,
         max_request_tokens=handle.max_request_tokens,
-        elastic=elastic,
+        elastic=instance.elastic,
         kv_page_bytes=page_bytes,
     )
 

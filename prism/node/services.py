@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from prism.core.instances import InstanceKey
 from prism.node.measures import NodeMeasures
 from prism.store.interface import Queues
 from prism.wire.mailbox import Outbox
@@ -24,6 +25,8 @@ class NodeServices:
     measures: NodeMeasures
     hasten_report: Callable[[], None]
     """The controller has to hear of this node at once, not with its next report."""
+    note_emptied: Callable[[InstanceKey], None]
+    """An instance runs no request any more."""
     now_s: Callable[[], float] = time.time
     """Unix time: requests are dated by other machines."""
     clock_s: Callable[[], float] = time.monotonic

@@ -130,7 +130,8 @@ class Nodes:
                     self._serve(record)
                 case InstanceStep.STOP_ADMITTING:
                     assert record.engine is not None  # it serves
-                    record.late.set(record.life.drained_by_s)
+                    if record.life.drained_by_s < float("inf"):
+                        record.late.set(record.life.drained_by_s)
                     self._lead(record).stop_admitting(record.engine)
                 case InstanceStep.END:
                     self._end(record)

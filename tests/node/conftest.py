@@ -67,6 +67,12 @@ class Bench:
     now_s: float = 1000.0
     clock_s: float = 0.0
     hasten_report: Callable[[], None] = lambda: None
+    emptied: list[InstanceKey] = field(default_factory=list)
+    on_emptied: Callable[[InstanceKey], None] = lambda key: None
+
+    def note_emptied(self, key: InstanceKey) -> None:
+        self.emptied.append(key)
+        self.on_emptied(key)
 
     async def submit(self, id: str, model: str = "m", hops: int = 0, **changes: object) -> None:
         """Puts a request into the device's queue, as a front door does."""
@@ -121,6 +127,7 @@ async def bench() -> AsyncIterator[Bench]:
         "agent:1",
         NodeMeasures(Metrics(), []),
         hasten_report=lambda: bench.hasten_report(),
+        note_emptied=lambda key: bench.note_emptied(key),
         now_s=lambda: bench.now_s,
         clock_s=lambda: bench.clock_s,
     )

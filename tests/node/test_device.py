@@ -10,7 +10,7 @@ from prism.node.fronts import DEAD_AFTER_S
 from prism.store.values import FRONT_DEAD
 from prism.wire import keys
 from prism.wire.messages import Failed, Finish, ResumeQuery, ResumeReply
-from tests.patience import PATIENCE_S, happens
+from tests.patience import happens
 
 from .conftest import QUEUE, Bench, Engine
 
@@ -175,27 +175,13 @@ async def test_a_model_that_drains_finishes_what_runs_and_gives_back_what_waits(
     bench.shell.stop_admitting(engine.key)
     await bench.submit("b")
     await bench.stands(1, keys.INACTIVE_QUEUE)
-    waiting = asyncio.create_task(bench.shell.drained(engine.key, asyncio.Event(), PATIENCE_S))
-    await bench.settle()
-    assert not waiting.done()
+    assert not bench.emptied and bench.shell.running(engine.key) == 1
     engine.queue.put_nowait(finished("a"))
-    await waiting
+    await until(lambda: bench.emptied)
+    assert set(bench.emptied) == {engine.key} and not bench.shell.running(engine.key)
     assert await bench.left(keys.INACTIVE_QUEUE) == 1
     engine.queue.put_nowait(None)
     await consuming
-
-
-async def test_a_hurried_drain_does_not_wait_for_what_runs(bench: Bench) -> None:
-    engine = bench.engine_up()
-    await bench.submit("a")
-    await until(lambda: engine.works)
-    bench.shell.stop_admitting(engine.key)
-    hurry = asyncio.Event()
-    waiting = asyncio.create_task(bench.shell.drained(engine.key, hurry, PATIENCE_S))
-    await bench.settle()
-    assert not waiting.done()
-    hurry.set()
-    await waiting
 
 
 async def dies(bench: Bench, engine: Engine, *suspects: str) -> None:
@@ -281,12 +267,11 @@ async def test_two_generations_stand_side_by_side_and_the_old_one_finishes_what_
     assert [w.rid for w in old.works] == ["a"] and [w.rid for w in new.works] == ["b"]
     assert (bench.shell.counts(old.key).running, bench.shell.counts(new.key).running) == (1, 1)
     bench.shell.stop_admitting(old.key)
-    waiting = asyncio.create_task(bench.shell.drained(old.key, asyncio.Event(), PATIENCE_S))
     await bench.submit("c")
     await until(lambda: len(new.works) == 2)
-    assert not waiting.done()
+    assert not bench.emptied
     old.queue.put_nowait(finished("a"))
-    await waiting
+    await until(lambda: old.key in bench.emptied)
     old.queue.put_nowait(None)
     await consuming
     bench.shell.engine_down(old.key)
