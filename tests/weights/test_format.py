@@ -60,6 +60,7 @@ def test_header_round_trip(plans: list[TensorPlan], block_bytes: int | None) -> 
     assert all((header.blocks[t.block].offset + t.offset) % 256 == 0 for t in header.tensors)
 
 
+@pytest.mark.hostile
 @settings(max_examples=300, deadline=None)
 @given(st.data())
 def test_damaged_bytes_are_refused(data: st.DataObject) -> None:
@@ -73,6 +74,7 @@ def test_damaged_bytes_are_refused(data: st.DataObject) -> None:
             decode(bytes(raw))
 
 
+@pytest.mark.hostile
 @given(st.binary(max_size=200))
 def test_garbage_with_a_right_checksum_is_refused(body: bytes) -> None:
     with pytest.raises(BadPack):

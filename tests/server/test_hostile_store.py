@@ -1,0 +1,92 @@
+"""The front door over a Redis that is full, slow, or emptied behind our back: clients hear of it, nobody waits on."""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import httpx
+import pytest
+import redis
+
+from prism.config.catalog import load_catalog
+from prism.engine.fake import FakeSpeed
+from prism.store.connect import open_store
+from prism.store.embedded import EmbeddedServer
+from tests.patience import PATIENCE_S, until
+from tests.server.conftest import CATALOG, LETTERS
+from tests.server.live import LiveFront
+from tests.server.test_streams import nothing_left
+from tests.server.tiny import make_model
+
+pytestmark = [pytest.mark.redis, pytest.mark.hostile]
+
+
+@pytest.fixture
+def served() -> Iterator[tuple[LiveFront, redis.Redis]]:
+    folder = Path(tempfile.mkdtemp(prefix="prism-"))
+    make_model(folder / "tiny")
+    (folder / "catalog.yaml").write_text(CATALOG)
+    server = EmbeddedServer(folder / "redis")
+    server.start(PATIENCE_S)
+    speeds = {"slow": FakeSpeed(prefill_s=0.01, step_s=0.02, vocab=LETTERS)}
+    with (
+        LiveFront(load_catalog(folder / "catalog.yaml"), folder, speeds, open_store(server.url)) as front,
+        redis.Redis(unix_socket_path=str(server.socket_path)) as other,
+    ):
+        yield front, other
+        other.config_set("maxmemory", 0)
+    server.stop()
+    shutil.rmtree(folder, ignore_errors=True)
+
+
+def ask(live: LiveFront, tokens: int = 20, model: str = "slow") -> httpx.Response:
+    body = {"model": model, "prompt": [1, 2, 3], "max_tokens": tokens}
+    with httpx.Client(transport=httpx.HTTPTransport(uds=live.socket), timeout=PATIENCE_S) as client:
+        return client.post("http://prism/v1/completions", json=body)
+
+
+def test_full_is_said_with_503_and_what_runs_ends(served: tuple[LiveFront, redis.Redis]) -> None:
+    live, other = served
+    assert ask(live).status_code == 200
+    with ThreadPoolExecutor(4) as pool:
+        running = [pool.submit(ask, live, 100) for _ in range(4)]
+        until(lambda: len(live.front.broker.streams) == 4, "the requests being sent")
+        other.config_set("maxmemory", 1)
+        refused = ask(live)
+        assert refused.status_code == 503, refused.text
+        assert refused.json()["error"]["code"] == "unavailable" and "retry-after" in refused.headers
+        assert [answer.result().status_code for answer in running] == [200] * 4
+    other.config_set("maxmemory", 0)
+    assert ask(live).status_code == 200
+    until(lambda: nothing_left(live), "every request being acknowledged")
+
+
+def test_slow_is_waited_for(served: tuple[LiveFront, redis.Redis]) -> None:
+    live, other = served
+    other.execute_command("CLIENT", "PAUSE", "1500", "ALL")
+    with ThreadPoolExecutor(8) as pool:
+        answers = list(pool.map(lambda _: ask(live), range(8)))
+    assert [answer.status_code for answer in answers] == [200] * 8
+    until(lambda: nothing_left(live), "every request being acknowledged")
+
+
+def test_emptied_behind_our_back_ends_every_request_one_way_or_the_other(
+    served: tuple[LiveFront, redis.Redis],
+) -> None:
+    live, other = served
+    assert ask(live).status_code == 200
+    with ThreadPoolExecutor(6) as pool:
+        answers = [pool.submit(ask, live, 60) for _ in range(4)]
+        waiting = [pool.submit(ask, live, 3, "cold") for _ in range(2)]  # nobody serves it
+        until(lambda: len(live.front.broker.streams) == 6, "the requests being sent")
+        other.flushall()
+        for answer in answers:
+            assert answer.result().status_code in (200, 503)
+        for answer in waiting:
+            lost = answer.result()
+            assert lost.status_code == 503 and lost.json()["error"]["code"] == "request_lost", lost.text
+    until(lambda: not live.front.broker.streams, "nothing being open")
