@@ -1,4 +1,5 @@
-"""Instances on this node's devices: carries out the controller's commands.
+"""Instances on this node's devices: carries out the controller's commands. Two generations of a model may stand on one
+device: the one that came up last gets what arrives, the other one finishes what it has.
 
 A command is answered exactly once per sending: a repeated command (the controller did not hear the answer) is answered
 again with the same result and not carried out again.
