@@ -17,6 +17,7 @@ from typing import Final
 
 import msgspec
 
+from prism.node.held_packs import HeldPacks
 from prism.transfer.errors import SourceLost, TransferError
 from prism.transfer.link_rates import LinkRates
 from prism.transfer.one_sided_networks import find_networks
@@ -28,7 +29,6 @@ from prism.weights.exchange.pack_fetch import PackFetch
 from prism.weights.exchange.pack_windows import PackWindows, window_name
 from prism.weights.packs.format import PackKey
 from prism.weights.store.disk_rate import read_rate
-from prism.weights.store.host_copy import open_copy
 from prism.weights.store.weight_store import WeightStore
 from prism.weights.store.whereabouts import Tier
 from prism.wire.messages import ActivateCommand, ArrivalReport, LinkReport, PackReport
@@ -103,14 +103,14 @@ class NodeWeights:
         self.disk_bytes_s = self.link_bytes_s = 0.0
         self._link_rates = LinkRates()
         self._arriving: dict[str, _Arriving] = {}
-        self._complete: set[tuple[Path, int]] = set()
+        self._held = HeldPacks(store)
         self._tasks: set[asyncio.Task[None]] = set()
 
     async def run(self) -> None:
         """Keeps :attr:`packs` up to date, until cancelled."""
         self.disk_bytes_s = await asyncio.to_thread(read_rate, self._store.directory)
         while True:
-            packs = await asyncio.to_thread(self._look)
+            packs = await asyncio.to_thread(self._held.reports)
             if packs != self.packs:
                 self.packs = packs
                 self.changed.set()
@@ -212,7 +212,7 @@ class NodeWeights:
             log.info("%s arrived in %.3f s from %s", arriving.model, progress.took_s, ", ".join(progress.by_source))
             await self._keep(arriving.model, key)
         self._note_links(arriving)
-        self.packs = await asyncio.to_thread(self._look)  # before it has ended: who sees the end sees the pack
+        self.packs = await asyncio.to_thread(self._held.reports)  # before it has ended: who sees the end sees the pack
         arriving.ended_s = time.monotonic()
         self.changed.set()
         await asyncio.sleep(KEPT_S)
@@ -244,36 +244,3 @@ class NodeWeights:
         task = asyncio.get_running_loop().create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
-
-    def _look(self) -> list[PackReport]:
-        """The packs that are here as a whole."""
-        found: dict[PackKey, PackReport] = {}
-        for info in self._store.ls():
-            in_memory = info.tier is Tier.HOST
-            if in_memory and not self._whole(info.path):
-                continue
-            before = found.get(info.key)
-            found[info.key] = PackReport(
-                model=info.key.model,
-                layout=info.key.layout,
-                nbytes=info.nbytes,
-                in_memory=in_memory or (before is not None and before.in_memory),
-            )
-        return list(found.values())
-
-    def _whole(self, path: Path) -> bool:
-        try:
-            mark = (path, path.stat().st_ino)
-            if mark not in self._complete:
-                copy = open_copy(path)
-                if copy is None:
-                    return False
-                try:
-                    if not copy.complete:
-                        return False
-                finally:
-                    copy.close()
-                self._complete.add(mark)
-        except FAILURES:
-            return False
-        return True

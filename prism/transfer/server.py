@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import select
 import socket
 import threading
 import time
@@ -24,32 +23,25 @@ from prism.transfer.errors import PeerError
 from prism.transfer.frames import (
     AnyFrame,
     Arrival,
-    Data,
     Declined,
     Describe,
     Described,
-    Done,
     Get,
     GetArrival,
     OwnerAnswer,
     OwnerQuestion,
     Queued,
     Warm,
-    expect,
     recv_frame,
     send_frame,
 )
 from prism.transfer.one_sided import OneSidedNetwork
 from prism.transfer.outgoing import OutgoingSession
+from prism.transfer.sending import PING_S, SEND_TIMEOUT_S, raise_if_closed, send_in_turn, send_warmth
 from prism.transfer.session import NodePlan
 from prism.transfer.windows import THERE, OfferedWindow, WindowSource
 
-PING_S: Final = 0.1
-SEND_TIMEOUT_S: Final = 5.0
-"""A puller that takes no byte for this long is dropped."""
 JOIN_WAIT_S: Final = 2.0
-DRIVE_S: Final = 0.0005
-MOST_WARM_BYTES: Final = 4 << 20
 logger = logging.getLogger(__name__)
 
 
@@ -165,7 +157,7 @@ class TransferServer:
             case Get():
                 self._send(sock, question)
             case Warm(nbytes=nbytes):
-                _warm(sock, min(max(nbytes, 0), MOST_WARM_BYTES))
+                send_warmth(sock, nbytes)
             case OwnerQuestion():
                 self._answer_owner(sock, question)
             case _:
@@ -207,41 +199,8 @@ class TransferServer:
         if get.offset < 0 or get.nbytes < 0 or get.offset + get.nbytes > outgoing.window.cut.nbytes:
             send_frame(sock, Declined(reason=f"bytes {get.offset}..{get.offset + get.nbytes} are outside the window"))
             return
-        pinged_s = time.monotonic()
-
-        def waiting() -> None:
-            nonlocal pinged_s
-            now_s = time.monotonic()
-            if now_s - pinged_s >= PING_S:
-                pinged_s = now_s
-                send_frame(sock, Queued(held=outgoing.holds(get)))
-            _raise_if_closed(sock)
-
-        with outgoing.turn(get, waiting) as completed:
-            network = self.networks.get(get.network)
-            if network is None:
-                self._stream(sock, outgoing, get, waiting)
-            else:
-                at, end = get.offset, get.offset + get.nbytes
-                while at < end:  # a one-sided read takes no notice of what is not here yet
-                    at = outgoing.await_bytes(at, end, waiting)
-                send_frame(sock, Data(nbytes=get.nbytes, descriptor=outgoing.offer(network, get.offset)))
-                _drive(sock, network)
-            expect(sock, Done)
-            completed()
+        send_in_turn(sock, get, outgoing, self.networks.get(get.network))
         self.sent_bytes[get.node] = self.sent_bytes.get(get.node, 0) + get.nbytes
-
-    def _stream(self, sock: socket.socket, outgoing: OutgoingSession, get: Get, waiting: Callable[[], None]) -> None:
-        """Sends what is here and the rest as it arrives, each part announced: in between there is room to say that this
-        node is alive."""
-        at, end = get.offset, get.offset + get.nbytes
-        while True:
-            there = outgoing.await_bytes(at, end, waiting)
-            send_frame(sock, Data(nbytes=there - at))
-            outgoing.window.send(sock, at, there)
-            at = there
-            if at == end:
-                return
 
     def _await_session(self, sock: socket.socket, get: Get) -> OutgoingSession:
         """The session of a pull. A puller may be quicker than this node's own part of the session, so a window that is
@@ -254,7 +213,7 @@ class TransferServer:
                 if time.monotonic() > give_up_s:
                     raise
             send_frame(sock, Queued(held=False))
-            _raise_if_closed(sock)
+            raise_if_closed(sock)
             time.sleep(PING_S / 5)
 
     def _session(self, session: str, name: str) -> OutgoingSession:
@@ -268,30 +227,3 @@ class TransferServer:
             self._windows[name] = window
             outgoing = self._sessions[session] = OutgoingSession(name, window)
             return outgoing
-
-
-def _warm(sock: socket.socket, nbytes: int) -> None:
-    send_frame(sock, Data(nbytes=nbytes))
-    sock.sendall(bytes(nbytes))
-
-
-def _drive(sock: socket.socket, network: OneSidedNetwork) -> None:
-    """Keeps a one-sided transfer going until its puller says something, telling it all the while that we are alive."""
-    pinged_s = time.monotonic()
-    while not select.select([sock], [], [], DRIVE_S)[0]:
-        network.make_progress()
-        if time.monotonic() - pinged_s >= PING_S:
-            pinged_s = time.monotonic()
-            send_frame(sock, Queued(held=True))
-
-
-def _raise_if_closed(sock: socket.socket) -> None:
-    """A puller that gave up closes its connection; nothing else is sent while it waits."""
-    sock.settimeout(0.0)
-    try:
-        if not sock.recv(1, socket.MSG_PEEK):
-            raise EOFError("the puller gave up")
-    except BlockingIOError:
-        pass
-    finally:
-        sock.settimeout(SEND_TIMEOUT_S)

@@ -1,0 +1,55 @@
+"""The packs of a machine as its agent reports them: those that are here as a whole."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from prism.transfer.errors import TransferError
+from prism.weights.errors import WeightsError
+from prism.weights.packs.format import PackKey
+from prism.weights.store.host_copy import open_copy
+from prism.weights.store.weight_store import WeightStore
+from prism.weights.store.whereabouts import Tier
+from prism.wire.messages import PackReport
+
+
+class HeldPacks:
+    """Looks ``store`` through; a copy that was complete once is not opened again. For one thread at a time."""
+
+    def __init__(self, store: WeightStore) -> None:
+        self._store = store
+        self._complete: set[tuple[Path, int]] = set()
+        """Files and their inodes."""
+
+    def reports(self) -> list[PackReport]:
+        """One per pack, whichever tiers it is on."""
+        found: dict[PackKey, PackReport] = {}
+        for info in self._store.ls():
+            in_memory = info.tier is Tier.HOST
+            if in_memory and not self._is_whole(info.path):
+                continue
+            before = found.get(info.key)
+            found[info.key] = PackReport(
+                model=info.key.model,
+                layout=info.key.layout,
+                nbytes=info.nbytes,
+                in_memory=in_memory or (before is not None and before.in_memory),
+            )
+        return list(found.values())
+
+    def _is_whole(self, path: Path) -> bool:
+        try:
+            mark = (path, path.stat().st_ino)
+            if mark not in self._complete:
+                copy = open_copy(path)
+                if copy is None:
+                    return False
+                try:
+                    if not copy.complete:
+                        return False
+                finally:
+                    copy.close()
+                self._complete.add(mark)
+        except (WeightsError, TransferError, OSError):
+            return False
+        return True
