@@ -135,7 +135,9 @@ class EngineConfig(Section, frozen=True, kw_only=True):
     parked_per_device: Annotated[
         int, Meta(ge=0, le=64, description="Workers without a model kept ready; each activation takes one.")
     ] = 1
-    max_per_device: Annotated[int, Meta(ge=1, le=256, description="Workers at most, which is also models at most.")] = 8
+    max_per_device: Annotated[
+        int, Meta(ge=1, le=256, description="Workers at most, so models at most; idle ones make room.")
+    ] = 8
     start_timeout_s: Annotated[Seconds, Meta(description="A worker that is not ready by then is replaced.")] = field(
         name="start_timeout", default_factory=lambda: Seconds(180.0)
     )

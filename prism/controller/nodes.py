@@ -179,6 +179,7 @@ class FleetNodes:
                 d.domain,
                 d.page_bytes,
                 d.weight_page_bytes,
+                d.max_engines,
             )
             for d in report.devices
         )

@@ -87,3 +87,5 @@ class DeviceSpec:
     """Its memory comes in pages of this size: an instance's KV takes whole ones, at least one. 0: it is not divided."""
     weight_page_bytes: int = 0
     """The same for weights, whose pages may be larger."""
+    max_engines: int = 0
+    """Most instances with a part on it at a time, in whatever state: each is an engine process. 0: no bound."""

@@ -41,5 +41,9 @@ class EngineSetupError(PrismError):
     """This machine or installation cannot run engines: a wrong version, no C compiler, a hook whose target changed."""
 
 
+class NoSeat(EngineSetupError):
+    """The device has as many engines as it may. The scheduler counts them; it is told when its count was wrong."""
+
+
 class EngineGone(PrismError):
     """The engine handle was used after its engine died or was deactivated."""

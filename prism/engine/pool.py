@@ -16,7 +16,7 @@ from prism.core.instances import InstanceKey, Part, Role
 from prism.core.specs import DeviceKind, DeviceSpec, ModelSpec
 from prism.engine.api import longest_activation_s
 from prism.engine.commands import Activated, ActivateModel, NotActivated, Report
-from prism.engine.errors import ActivationCause, CannotActivate, EngineSetupError
+from prism.engine.errors import ActivationCause, CannotActivate, EngineSetupError, NoSeat
 from prism.engine.gpu import mps_remark
 from prism.engine.handle import EngineHandle
 from prism.engine.leftovers import rendezvous_file
@@ -101,6 +101,8 @@ class EnginePool:
         limit_s = longest_activation_s(spec) if timeout_s is None else timeout_s
         try:
             links = list(await asyncio.gather(*(self._workers.take(d, spec.tp) for d in names)))
+        except NoSeat as error:
+            raise CannotActivate(spec.name, names, ActivationCause.OUT_OF_MEMORY, str(error)) from error
         except EngineSetupError as error:
             raise CannotActivate(spec.name, names, ActivationCause.ENGINE_DIED, str(error)) from error
         kind = self._workers.devices[names[0]].kind

@@ -18,7 +18,7 @@ from prism import memory
 from prism.core.ids import DeviceId, local_name
 from prism.core.specs import DeviceKind, DeviceSpec
 from prism.engine.commands import Parked, Report, report_decoder
-from prism.engine.errors import EngineSetupError
+from prism.engine.errors import EngineSetupError, NoSeat
 from prism.engine.frames import read_frame
 from prism.engine.leftovers import Leftovers, log_file
 from prism.engine.link import WorkerLink, until_gone
@@ -108,13 +108,13 @@ class Workers:
 
     async def take(self, device: DeviceId, world: int) -> WorkerLink:
         """A parked worker of ``device``; forks one if none is there or if the model spans several. Raises
-        :class:`EngineSetupError`, also when the device has as many workers as it may."""
+        :class:`EngineSetupError`; :class:`NoSeat` when the device has as many workers as it may."""
         if world == 1 and self._parked[device]:
             link = self._parked[device].pop(0)
             self._refill(device)
             return link
         if self._count(device) >= self._max_per_device and not self._give_up_spare(device):
-            raise EngineSetupError(f"{device} has {self._max_per_device} workers, as many as it may (max_per_device)")
+            raise NoSeat(f"{device} has {self._max_per_device} workers, as many as it may (max_per_device)")
         link = await self._fork(self.devices[device], world)
         await self._until_parked(link)
         return link

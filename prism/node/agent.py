@@ -266,6 +266,7 @@ class NodeAgent:
                     free_bytes=self._accounts[d.id].free_bytes(),
                     page_bytes=d.page_bytes,
                     weight_page_bytes=d.weight_page_bytes,
+                    max_engines=d.max_engines,
                     memory_short_s=short_s[d.id],
                 )
                 for d in self.devices

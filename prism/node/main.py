@@ -82,7 +82,7 @@ async def serve(config: NodeConfig) -> None:
     store = open_store(config.redis_url)
     secret = None if config.secret_file is None else read_secret(Path(config.secret_file))
     with Inbox(config.mailbox, keys=None if secret is None else secret.mail_keys()) as inbox:
-        specs = [_paged(spec, devices[spec.id]) for spec in config.devices]
+        specs = [_as_run(spec, devices[spec.id], config.engines.max_per_device) for spec in config.devices]
         node, detail = NodeId(config.node), {"state_dir": config.state_dir}
         weights = None if secret is None else _weights(config, secret)
         agent = NodeAgent(node, specs, pool, store, inbox, config.settings, devices, Metrics(), detail, weights)
@@ -123,10 +123,10 @@ def _end_on_signal(agent: NodeAgent, task: asyncio.Task[None], *, leaves: bool) 
     return ending
 
 
-def _paged(spec: DeviceSpec, device: memory.Device) -> DeviceSpec:
-    """``spec`` with the sizes of the pages that its memory comes in."""
+def _as_run(spec: DeviceSpec, device: memory.Device, max_engines: int) -> DeviceSpec:
+    """``spec`` with what this machine makes of it: pages of its memory, and how many engines share it."""
     weight_page_bytes = GPU_REGION_PAGE_BYTES if spec.kind is DeviceKind.CUDA else device.page_bytes
-    return replace(spec, page_bytes=device.page_bytes, weight_page_bytes=weight_page_bytes)
+    return replace(spec, page_bytes=device.page_bytes, weight_page_bytes=weight_page_bytes, max_engines=max_engines)
 
 
 def main() -> None:

@@ -77,7 +77,8 @@ def _take(
     """The ``tp`` devices of one domain that come first by ``least`` and have room; books the model there."""
     domains: dict[str, list[_Load]] = {}
     for load in loads:
-        if load.left_bytes >= _need_bytes(model, load.spec, min_kv_tokens):
+        has_seat = not load.spec.max_engines or load.models < load.spec.max_engines
+        if has_seat and load.left_bytes >= _need_bytes(model, load.spec, min_kv_tokens):
             domains.setdefault(domain_of(load.spec), []).append(load)
     options = [
         sorted(d, key=lambda x: (least(x), x.spec.id))[: model.tp] for d in domains.values() if len(d) >= model.tp

@@ -65,6 +65,9 @@ class PressureBoard:
         self.shared: Floats = self.capacity.copy()
         self.promised_kv: Floats = np.zeros(len(specs))
         self.rate: Floats = np.zeros(len(specs))
+        self.seats: Floats = np.array([s.max_engines or np.inf for s in specs], dtype=np.float64)
+        """Engines that the device may still have."""
+        self._has_bounds = any(s.max_engines for s in specs)
         members: dict[str, list[int]] = {}
         for index, spec in enumerate(specs):
             members.setdefault(domain_of(spec), []).append(index)
@@ -102,11 +105,13 @@ class PressureBoard:
         self.shared[index] -= self.weights_bytes(index, shard)
         self.promised_kv[index] += self.kv_bytes(index, shard)
         self.rate[index] += shard.weighted_rate
+        self.seats[index] -= 1.0
 
     def release(self, index: int, shard: Shard) -> None:
         self.shared[index] += self.weights_bytes(index, shard)
         self.promised_kv[index] -= self.kv_bytes(index, shard)
         self.rate[index] = max(0.0, self.rate[index] - shard.weighted_rate)
+        self.seats[index] += 1.0
 
     def kvpr(self) -> Floats:
         """Pressure of every device as it is; infinite where weights leave nothing."""
@@ -119,9 +124,12 @@ class PressureBoard:
         return _ratio(self.rate + shard.weighted_rate, self.shared - self._weights(shard))
 
     def fits(self, shard: Shard) -> Mask:
-        """Devices where the shard leaves everyone's least KV reserve, its own included."""
-        mask: Mask = self.shared - self.promised_kv >= self.need(shard)
-        return mask
+        """Devices where the shard leaves everyone's least KV reserve, its own included, and its engine has a seat."""
+        return self.with_seat(self.shared - self.promised_kv >= self.need(shard))
+
+    def with_seat(self, mask: Mask) -> Mask:
+        """Those of ``mask`` that may have one more engine."""
+        return mask & (self.seats > 0.0) if self._has_bounds else mask
 
     def could_ever_fit(self, shard: Shard) -> Mask:
         mask: Mask = self.capacity >= self.need(shard)

@@ -78,7 +78,7 @@ class Evictions:
         1. Everybody who may leave would not be enough: nothing.
         2. An instance of the model itself is there and stays, or is still busy on its way out: nothing.
         3. Its own instances that are on their way out go in any case (they must not stand there twice).
-        4. Of the others, as few as are needed, by rank.
+        4. Of the others, as few as are needed, by rank; at least one where the device has as many engines as it may.
         5. Memory that should have been there was not, and the model starves: everybody, if that should be enough.
         """
         fleet = self._books.fleet
@@ -91,7 +91,8 @@ class Evictions:
             return None
         room_bytes = leavers.room_bytes + sum(c.frees_bytes for c in forced)  # 3
         others = [c for c in leavers.ranked if c.key.model != model.name]
-        chosen = choose_from_ranked(others, int(need_bytes - room_bytes))  # 4
+        lacks_seat = fleet.board.seats[fleet.index[device]] + len(forced) < 1.0
+        chosen = choose_from_ranked(others, max(int(need_bytes - room_bytes), int(lacks_seat)))  # 4
         if chosen is None and device in model.short_bytes and pressing is Pressing.STARVING:  # 5
             everybody = tuple(c for c in leavers.candidates if c.key.model != model.name)
             most_bytes = room_bytes + sum(c.frees_bytes for c in everybody)
@@ -140,12 +141,12 @@ class Evictions:
         return None if best is None else tuple(device for _, device in best)
 
     def _could_be_cleared(self, device: DeviceId, shard: Shard) -> bool:
-        """Whether the shard has room beside what is pinned on the device."""
+        """Whether the shard has room, and its engine a seat, beside what is pinned on the device."""
         fleet, models = self._books.fleet, self._books.models
-        instances = fleet.devices[device].instances.values()
-        goes_bytes = sum(fleet.frees_bytes(device, i) for i in instances if not models[i.model].pinned)
-        index = fleet.index[device]
-        return bool(fleet.room_on(index) + goes_bytes >= fleet.board.need_on(index, shard))
+        goes = [i for i in fleet.devices[device].instances.values() if not models[i.model].pinned]
+        goes_bytes, index = sum(fleet.frees_bytes(device, i) for i in goes), fleet.index[device]
+        has_seat = fleet.board.seats[index] + len(goes) >= 1.0
+        return bool(has_seat and fleet.room_on(index) + goes_bytes >= fleet.board.need_on(index, shard))
 
 
 def _cost(eviction: Eviction) -> tuple[float, float, str]:

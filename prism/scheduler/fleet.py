@@ -130,6 +130,5 @@ class Fleet:
         return float(board.shared[index] - board.promised_kv[index] - self.grown_kv[index])
 
     def fits_now(self, shard: Shard) -> Mask:
-        """Usable devices with room for the shard and its least KV."""
-        mask: Mask = (self.room() >= self.board.need(shard)) & self.usable
-        return mask
+        """Usable devices with room for the shard and its least KV, and for one more engine."""
+        return self.board.with_seat((self.room() >= self.board.need(shard)) & self.usable)

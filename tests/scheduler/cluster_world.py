@@ -123,7 +123,10 @@ class World:
         self.activations += 1
         self.live[key] = Live(effect.devices, spec.shard_weight_bytes, "loading", self.now)
         for device in effect.devices:
-            assert self.weights_on(device) <= self.devices[device].memory_bytes, "over the device's capacity"
+            spec_of = self.devices[device]
+            assert self.weights_on(device) <= spec_of.memory_bytes, "over the device's capacity"
+            engines = sum(device in i.devices for i in self.live.values())
+            assert not spec_of.max_engines or engines <= spec_of.max_engines, "more engines than the device may have"
 
     def weights_on(self, device: DeviceId) -> int:
         return sum(i.weight for i in self.live.values() if device in i.devices)

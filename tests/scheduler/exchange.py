@@ -12,9 +12,12 @@ from prism.core.specs import DeviceKind, DeviceSpec
 from prism.scheduler.cluster import ClusterScheduler
 
 
-def node_devices(node: str, count: int, memory: int = 1000) -> tuple[DeviceSpec, ...]:
+def node_devices(node: str, count: int, memory: int = 1000, max_engines: int = 0) -> tuple[DeviceSpec, ...]:
     """``count`` devices of ``memory`` bytes each."""
-    return tuple(DeviceSpec(DeviceId(f"{node}/host:{i}"), NodeId(node), DeviceKind.HOST, memory) for i in range(count))
+    return tuple(
+        DeviceSpec(DeviceId(f"{node}/host:{i}"), NodeId(node), DeviceKind.HOST, memory, max_engines=max_engines)
+        for i in range(count)
+    )
 
 
 def exchange(
