@@ -14,7 +14,7 @@ from prism.core.specs import DeviceSpec
 from prism.engine import events as engine_events
 from prism.engine.api import Handle
 from prism.node.desk import RequestDesk
-from prism.node.intake import Intake
+from prism.node.intake import QueueReader
 from prism.node.services import NodeServices
 from prism.scheduler.gpu import GpuScheduler, InstanceCounts
 from prism.wire import keys
@@ -32,7 +32,7 @@ class DeviceShell:
         self.device, self.page_bytes = spec.id, max(1, spec.page_bytes)
         self.scheduler = GpuScheduler(spec.id, settings)
         self.desk = RequestDesk(self.scheduler, services)
-        self._intake = Intake(
+        self._intake = QueueReader(
             services.store, keys.device_queue(spec.id), services.consumer, self.desk.ledger, self.desk.admit
         )
         self._memory, self._services = memory, services

@@ -22,7 +22,7 @@ AWAY_S: Final = 0.2
 """Pause when the store is away."""
 
 
-class Intake:
+class QueueReader:
     """``admit`` gets every entry that can be read, with what stands in it; others are dropped. :meth:`take_over` once,
     then :meth:`run` until cancelled."""
 

@@ -34,7 +34,7 @@ class Tenant(Protocol):
 
 
 class Account:
-    """Pages of one device. Owned by its :class:`prism.sim.device.Device`."""
+    """Pages of one device. Owned by its :class:`prism.sim.device.SimDevice`."""
 
     __slots__ = ("_queue", "_wake", "capacity_pages", "free_pages", "page_bytes", "tenants", "waiters")
 

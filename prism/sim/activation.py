@@ -23,7 +23,7 @@ from prism.core.ids import DeviceId, NodeId
 from prism.core.specs import ModelSpec
 from prism.sim.cluster_sections import LoadSection, TimingSection
 from prism.sim.fetch import Fetch, Fetcher
-from prism.sim.gpus import Gpu
+from prism.sim.gpus import GpuKind
 from prism.sim.host_cache import HostCache
 from prism.sim.links import Flow, Link, Network, evenly
 from prism.sim.queue import EventQueue
@@ -67,7 +67,7 @@ class Activation:
         timing: TimingSection,
         effect: Activate,
         spec: ModelSpec,
-        gpu: Gpu,
+        gpu: GpuKind,
         pool: Pool,
         engine_in_s: float,
         on_ready: Callable[[Activation], None],

@@ -30,7 +30,7 @@ from numpy.typing import NDArray
 
 from prism.core.errors import InvalidValue
 from prism.core.specs import ModelSpec
-from prism.sim.gpus import Gpu
+from prism.sim.gpus import GpuKind
 from prism.sim.roofline import StepCost
 
 
@@ -74,18 +74,18 @@ class Calibration:
     """What a request takes beside its steps (front door, queue, scheduler); 0 without ``ttft`` samples. It belongs into
     the cluster file as ``timing.front``, with ``deliver`` 0."""
 
-    def gpu(self, kind: Gpu) -> Gpu:
+    def gpu(self, kind: GpuKind) -> GpuKind:
         """``kind`` with the measured rates in place of the table's."""
         if kind.name != self.gpu_name or not self.overrides:
             return kind
-        known = {field.name for field in fields(Gpu)} - {"name", "memory_bytes", "page_bytes"}
+        known = {field.name for field in fields(GpuKind)} - {"name", "memory_bytes", "page_bytes"}
         for key in self.overrides:
             if key not in known:
                 raise InvalidValue(f"gpu_overrides.{key}", self.overrides[key], "no such rate", sorted(known))
         changed: dict[str, float] = dict(self.overrides)
         return replace(kind, **changed)  # type: ignore[arg-type]
 
-    def step_cost(self, spec: ModelSpec, kind: Gpu) -> StepCost | None:
+    def step_cost(self, spec: ModelSpec, kind: GpuKind) -> StepCost | None:
         """Fitted cost of ``spec`` on ``kind``; None when it was not measured there."""
         fitted = self.costs.get(spec.name)
         if fitted is None or kind.name != self.gpu_name:

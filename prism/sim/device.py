@@ -29,10 +29,10 @@ from prism.scheduler.request_life import DeviceRequests, Stage
 from prism.sim.account import Account
 from prism.sim.cluster_sections import TimingSection
 from prism.sim.engine import Engine
-from prism.sim.gpus import Gpu
+from prism.sim.gpus import GpuKind
 from prism.sim.job import Job
 from prism.sim.queue import EventQueue
-from prism.sim.reports import Reports, Shard
+from prism.sim.reports import DeviceShard, Reports
 from prism.sim.sharing import Pool
 
 _TICK = Tick()
@@ -57,13 +57,13 @@ class DeviceSink(Protocol):
         """A report for the controller."""
 
 
-class Device:
+class SimDevice:
     """See the module."""
 
     def __init__(
         self,
         spec: DeviceSpec,
-        gpu: Gpu,
+        gpu: GpuKind,
         pool: Pool,
         settings: GpuSettings,
         queue: EventQueue,
@@ -75,7 +75,7 @@ class Device:
         self.scheduler = GpuScheduler(spec.id, settings)
         self.requests: DeviceRequests[Job] = DeviceRequests()
         """In this device's queue or engines."""
-        self.shards: dict[InstanceKey, Shard] = {}
+        self.shards: dict[InstanceKey, DeviceShard] = {}
         self.engines: dict[InstanceKey, Engine] = {}
         """Engines whose rank 0 is here."""
         self.gone = False
@@ -245,12 +245,12 @@ class Device:
 
     # --- memory of weights ---
 
-    def hold(self, key: InstanceKey, weight_bytes: int, *, leads: bool) -> Shard | None:
+    def hold(self, key: InstanceKey, weight_bytes: int, *, leads: bool) -> DeviceShard | None:
         """Take the memory of a shard's weights; None when there is not enough."""
         pages = self.account.pages(weight_bytes)
         if not self.account.take(pages) and not (self.account.reclaim(pages) and self.account.take(pages)):
             return None
-        shard = Shard(key, pages * self.account.page_bytes, leads)
+        shard = DeviceShard(key, pages * self.account.page_bytes, leads)
         self.shards[key] = shard
         self._reports.touch()
         return shard

@@ -31,7 +31,7 @@ from prism.sim.cluster_file import load_cluster
 from prism.sim.cluster_sections import Cluster, NodeGroup
 from prism.sim.job import Job
 from prism.sim.models import catalog_specs
-from prism.sim.recorder import Recorder
+from prism.sim.recorder import RunRecorder
 from prism.sim.run import foresighted
 from prism.sim.world import World
 from prism.trace.lengths import length_table
@@ -150,7 +150,7 @@ def dry_run(
     by_node = _by_node(snapshot)
     cluster = _cluster(by_node, base)
     start_s = settings.cluster.rate_window_s
-    recorder = Recorder(float(cluster.timing.deliver), None, 0.0, start_s)
+    recorder = RunRecorder(float(cluster.timing.deliver), None, 0.0, start_s)
     expecting = foresighted(settings, lambda: {str(m.name): m.rate_per_s for m in snapshot.models})
     # Pinned models are asked for when those that are there have been adopted.
     world = World(cluster, [replace(m, pinned=False) for m in models], expecting, recorder, calibration=calibration)

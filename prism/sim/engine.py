@@ -17,7 +17,7 @@ from typing import Protocol
 
 from prism.core.instances import InstanceKey
 from prism.sim.batch import DecodeBatch
-from prism.sim.intake import EngineLimits, Intake
+from prism.sim.intake import EngineIntake, EngineLimits
 from prism.sim.job import Job
 from prism.sim.kv import KvMemory
 from prism.sim.queue import EventQueue
@@ -63,7 +63,7 @@ class Engine:
         self.key, self.model = key, key.model
         self.kv, self.cost, self.limits = kv, cost, limits
         self.batch = DecodeBatch()
-        self.intake = Intake(limits, kv, self.batch)
+        self.intake = EngineIntake(limits, kv, self.batch)
         self.phase = Phase.IDLE
         self.steps = 0
         self.retractions = 0

@@ -8,9 +8,9 @@ from prism.core.ids import ModelName
 from prism.core.instances import InstanceKey
 from prism.core.specs import ModelSpec
 from prism.sim.calibration import Calibration
-from prism.sim.device import Device
+from prism.sim.device import SimDevice
 from prism.sim.engine import Engine
-from prism.sim.gpus import Gpu
+from prism.sim.gpus import GpuKind
 from prism.sim.intake import EngineLimits
 from prism.sim.kv import KvMemory
 from prism.sim.queue import EventQueue
@@ -26,7 +26,7 @@ class EngineMaker:
         self._queue, self._limits, self._block_tokens, self._calibration = queue, limits, block_tokens, calibration
         self._costs: dict[tuple[ModelName, str], StepCost] = {}
 
-    def make(self, key: InstanceKey, spec: ModelSpec, devices: Sequence[Device], kv_cap_bytes: int | None) -> Engine:
+    def make(self, key: InstanceKey, spec: ModelSpec, devices: Sequence[SimDevice], kv_cap_bytes: int | None) -> Engine:
         """The engine of an instance on ``devices`` (in rank order), with KV memory of its own."""
         accounts = [device.account for device in devices]
         kv = KvMemory(accounts, _token_bytes(spec, len(devices)), self._block_tokens, kv_cap_bytes)
@@ -34,7 +34,7 @@ class EngineMaker:
         cost = self._cost(spec, devices[0].gpu)
         return Engine(self._queue, key, cost, kv, pools, self._limits, devices[0], spec.shard_weight_bytes)
 
-    def _cost(self, spec: ModelSpec, kind: Gpu) -> StepCost:
+    def _cost(self, spec: ModelSpec, kind: GpuKind) -> StepCost:
         """The step cost of ``spec`` on ``kind``: measured if there is a measurement, else the roofline."""
         key = (spec.name, kind.name)
         cost = self._costs.get(key)

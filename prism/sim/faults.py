@@ -10,7 +10,7 @@ from prism.core.events import ClusterEvent, DeviceLost, NodeJoined, NodeLost, Op
 from prism.core.ids import DeviceId, ModelName, NodeId
 from prism.core.specs import ModelSpec
 from prism.sim.cluster_sections import FaultSection
-from prism.sim.device import Device
+from prism.sim.device import SimDevice
 from prism.sim.job import Job
 from prism.sim.links import Link
 from prism.sim.machines import Machines
@@ -71,7 +71,7 @@ class Faults:
         devices = [device for device in self._machines.devices.values() if device.spec.node == node and not device.gone]
         self._lose(devices, NodeLost(node), {self._machines.remove_node_memory(node)})
 
-    def _lose(self, devices: list[Device], event: ClusterEvent, links: set[Link]) -> None:
+    def _lose(self, devices: list[SimDevice], event: ClusterEvent, links: set[Link]) -> None:
         """The devices and ``links`` are gone now: transfers over them start again elsewhere; requests and controller
         notice when the lease has run out."""
         jobs = [job for device in devices for job in device.fail()]
@@ -109,6 +109,6 @@ class Faults:
             if key.model == model:
                 self._nodes.lose_instance(key)
 
-    def _device(self, name: str) -> Device:
+    def _device(self, name: str) -> SimDevice:
         """:mod:`prism.sim.fault_check` has seen that it is there."""
         return self._machines.devices[DeviceId(name)]

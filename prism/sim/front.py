@@ -25,7 +25,7 @@ class DeviceQueue(Protocol):
         """``job`` enters the device's queue."""
 
 
-class Front:
+class SimFront:
     """All front doors and the inactive queue. ``tell`` takes what the cluster scheduler has to hear, ``record`` the
     requests that have ended; ``slowdown`` says how many times longer than alone a front door takes now."""
 

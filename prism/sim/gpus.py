@@ -33,7 +33,7 @@ GIB: Final = 1 << 30
 
 
 @dataclass(frozen=True, slots=True)
-class Gpu:
+class GpuKind:
     """One kind of device. Rates are of the whole device, in one direction."""
 
     name: str
@@ -66,11 +66,11 @@ class Gpu:
         return DeviceKind.HOST if self.overhead_is_compute else DeviceKind.CUDA
 
 
-def _gpu(name: str, gib: float, tflops: float, gbps: float, nvlink_gbps: float, pcie_gbps: float) -> Gpu:
-    return Gpu(name, int(gib * GIB), tflops * 1e12, gbps * 1e9, nvlink_gbps * 1e9, pcie_gbps * 1e9)
+def _gpu(name: str, gib: float, tflops: float, gbps: float, nvlink_gbps: float, pcie_gbps: float) -> GpuKind:
+    return GpuKind(name, int(gib * GIB), tflops * 1e12, gbps * 1e9, nvlink_gbps * 1e9, pcie_gbps * 1e9)
 
 
-GPUS: Final[dict[str, Gpu]] = {
+GPUS: Final[dict[str, GpuKind]] = {
     gpu.name: gpu
     for gpu in (
         _gpu("A100-40G", 40, 312.0, 1555, 300, 32),
@@ -81,12 +81,12 @@ GPUS: Final[dict[str, Gpu]] = {
         _gpu("H200", 141, 989.4, 4800, 450, 64),
         _gpu("B200", 180, 2250.0, 7700, 900, 64),
         # Two cores of host memory playing a device (host:N); the numbers are a first guess for calibration.
-        Gpu("cpu", 1 * GIB, 6e10, 1.5e10, 0.0, 3e9, 1.0, 0.8, 1.0, 0.004, 0.0005, 0.5, True, 1.0),
+        GpuKind("cpu", 1 * GIB, 6e10, 1.5e10, 0.0, 3e9, 1.0, 0.8, 1.0, 0.004, 0.0005, 0.5, True, 1.0),
     )
 }
 
 
-def gpu(name: str) -> Gpu:
+def gpu(name: str) -> GpuKind:
     """The GPU called ``name``. Raises :class:`InvalidValue` with the known names."""
     try:
         return GPUS[name]

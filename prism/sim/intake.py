@@ -33,7 +33,7 @@ class EngineLimits:
     """Take decode steps of an unchanged batch together."""
 
 
-class Intake:
+class EngineIntake:
     """Requests inside an engine that do not decode yet. Owned by the engine."""
 
     __slots__ = ("_batch", "_kv", "_limits", "_ratio", "chunked", "hungry", "waiting")

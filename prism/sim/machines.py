@@ -9,15 +9,15 @@ from prism.core.ids import DeviceId, NodeId, device_id
 from prism.core.specs import DeviceSpec
 from prism.sim.calibration import Calibration
 from prism.sim.cluster_sections import Cluster, NodeGroup
-from prism.sim.device import Device
+from prism.sim.device import SimDevice
 from prism.sim.fetch import Fetcher
-from prism.sim.gpus import Gpu, gpu
+from prism.sim.gpus import GpuKind, gpu
 from prism.sim.host_cache import HostCache
 from prism.sim.links import Link, Network
 from prism.sim.sharing import Pool
 from prism.sim.topology import DeviceLinks, NodeLinks, Topology
 
-MakeDevice = Callable[[DeviceSpec, Gpu, Pool], Device]
+MakeDevice = Callable[[DeviceSpec, GpuKind, Pool], SimDevice]
 
 USABLE: Final = 0.9
 """Share of a GPU's memory that models may use when the cluster file says nothing."""
@@ -37,13 +37,13 @@ class Machines:
     ) -> None:
         self._cluster, self._calibration, self._make_device = cluster, calibration, make_device
         self._network, self._topology, self._host_cache = network, topology, host_cache
-        self.devices: dict[DeviceId, Device] = {}
+        self.devices: dict[DeviceId, SimDevice] = {}
         self.groups: dict[NodeId, NodeGroup] = {}
         self._pools: dict[NodeId, Pool] = {}
         self._fetchers: dict[NodeId, Fetcher] = {}
         self._indices: dict[NodeId, int] = {}
 
-    def add_node(self, group_index: int) -> list[Device]:
+    def add_node(self, group_index: int) -> list[SimDevice]:
         """One more node of a group of the cluster file (the controller is not told)."""
         group, network = self._cluster.groups[group_index], self._cluster.network
         number = len(self.groups)
@@ -65,7 +65,7 @@ class Machines:
         self._host_cache.add_node(node, int(group.host_memory))
         return [self.add_device(node) for _ in range(group.gpus_per_node)]
 
-    def add_device(self, node: NodeId) -> Device:
+    def add_device(self, node: NodeId) -> SimDevice:
         """One more device on ``node``, like the others of its group (the controller is not told)."""
         group = self.groups[node]
         kind = self._gpu(group.gpu)
@@ -100,7 +100,7 @@ class Machines:
         """The GPU of each group of the cluster file."""
         return [group.gpu for group in self._cluster.groups]
 
-    def _pool(self, node: NodeId, kind: Gpu, group: NodeGroup) -> Pool:
+    def _pool(self, node: NodeId, kind: GpuKind, group: NodeGroup) -> Pool:
         if not group.shared_compute:
             return Pool(kind.overlap_gain, group.background_load)
         if node not in self._pools:
@@ -123,6 +123,6 @@ class Machines:
             found = self._fetchers[node] = Fetcher(self._network, self._cluster.load.fetches_per_node)
         return found
 
-    def _gpu(self, name: str) -> Gpu:
+    def _gpu(self, name: str) -> GpuKind:
         calibration = self._calibration
         return calibration.gpu(gpu(name)) if calibration is not None else gpu(name)

@@ -22,13 +22,13 @@ from prism.core.specs import ModelSpec
 from prism.scheduler.instance_life import InstanceLife, InstanceStep, Steps
 from prism.sim.activation import Activation, WeightRoads
 from prism.sim.cluster_sections import TimingSection
-from prism.sim.device import Device
+from prism.sim.device import SimDevice
 from prism.sim.engine import Engine
 from prism.sim.engines import EngineMaker
 from prism.sim.links import Link
 from prism.sim.parking import Parking
 from prism.sim.queue import Alarm, EventQueue
-from prism.sim.recorder import Recorder
+from prism.sim.recorder import RunRecorder
 
 
 @dataclass(slots=True)
@@ -58,11 +58,11 @@ class Nodes:
         queue: EventQueue,
         timing: TimingSection,
         specs: Mapping[ModelName, ModelSpec],
-        devices: Mapping[DeviceId, Device],
+        devices: Mapping[DeviceId, SimDevice],
         engines: EngineMaker,
         parking: Parking,
         roads: WeightRoads,
-        recorder: Recorder,
+        recorder: RunRecorder,
         tell: Callable[[ClusterEvent], None],
     ) -> None:
         self._queue, self._timing, self._specs, self._devices = queue, timing, specs, devices
@@ -176,7 +176,7 @@ class Nodes:
     # --- memory ---
 
     def _take_memory(self, key: InstanceKey, parts: Parts) -> ActivationError | None:
-        held: list[Device] = []
+        held: list[SimDevice] = []
         for id in devices_of(parts):
             device = self._devices.get(id)
             full = device is None or device.gone or len(device.shards) >= self._roads.load.max_engines_per_device
@@ -188,7 +188,7 @@ class Nodes:
             return ActivationError.STALE if full else ActivationError.NO_MEMORY
         return None
 
-    def _hold(self, key: InstanceKey, parts: Parts, device: Device) -> bool:
+    def _hold(self, key: InstanceKey, parts: Parts, device: SimDevice) -> bool:
         nbytes = self._specs[key.model].shard_weight_bytes
         return device.hold(key, nbytes, leads=device.id == queue_device(parts)) is not None
 
@@ -198,7 +198,7 @@ class Nodes:
         self.instances[key] = record
         return record
 
-    def _lead(self, record: SimInstance) -> Device:
+    def _lead(self, record: SimInstance) -> SimDevice:
         return self._devices[queue_device(record.parts)]
 
     # --- faults ---

@@ -9,14 +9,14 @@ from collections.abc import Callable, Iterable, Mapping
 from prism.core.effects import Activate, Dispatch, Effect, Route, decision_line
 from prism.core.ids import ModelName
 from prism.core.instances import InstanceKey
-from prism.sim.device import Device
+from prism.sim.device import SimDevice
 from prism.sim.job import Job
 from prism.trace.report import RequestRecord, Residence, Sample, Timeline
 
 DecisionSink = Callable[[str], None]
 
 
-class Recorder:
+class RunRecorder:
     """Owned by the world. ``decisions`` gets every line of the decision log; None keeps no log (a line costs more than
     most decisions)."""
 
@@ -113,7 +113,7 @@ class Recorder:
 
     # --- samples ---
 
-    def sample(self, now_s: float, inactive: Mapping[ModelName, int], devices: Iterable[Device]) -> None:
+    def sample(self, now_s: float, inactive: Mapping[ModelName, int], devices: Iterable[SimDevice]) -> None:
         """Look at the whole system once; ``inactive`` is the length of each model's inactive queue."""
         queued: Counter[str] = Counter(inactive)
         running: Counter[str] = Counter()

@@ -21,7 +21,7 @@ from prism.sim.queue import EventQueue
 
 
 @dataclass(slots=True)
-class Shard:
+class DeviceShard:
     """The part of an instance that lies on one device."""
 
     key: InstanceKey
@@ -41,7 +41,7 @@ class Reported(Protocol):
     account: Account
     scheduler: GpuScheduler
     requests: DeviceRequests[Job]
-    shards: dict[InstanceKey, Shard]
+    shards: dict[InstanceKey, DeviceShard]
 
 
 class Reports:
@@ -116,7 +116,7 @@ class Reports:
         requests, now_s = self._device.requests, self._queue.now_s
         return [(requests.idle_s(key.model, now_s), keep_s) for key, keep_s in self._keep_alive_s.items()]
 
-    def _load(self, shard: Shard) -> InstanceLoad:
+    def _load(self, shard: DeviceShard) -> InstanceLoad:
         if shard.kv is None or shard.lead is None:
             return InstanceLoad(shard.key, shard.weight_bytes, 0, 0, 0, 0)
         counts = shard.lead.counts(shard.key)

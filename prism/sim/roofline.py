@@ -21,7 +21,7 @@ from math import sqrt
 from typing import Final
 
 from prism.core.specs import ModelShape, ModelSpec
-from prism.sim.gpus import Gpu
+from prism.sim.gpus import GpuKind
 
 _ALLREDUCE_S: Final = 8e-6
 """Latency of one small all-reduce inside an NVLink domain."""
@@ -121,7 +121,7 @@ class StepCost:
         return Load(compute * self.engine_share, memory)
 
 
-def step_cost(model: ModelSpec, gpu: Gpu, tp: int | None = None) -> StepCost:
+def step_cost(model: ModelSpec, gpu: GpuKind, tp: int | None = None) -> StepCost:
     """The roofline of ``model`` on ``gpu``, one of ``tp`` shards (default: the model's)."""
     tp = tp or model.tp
     shape = model.shape

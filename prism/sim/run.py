@@ -17,7 +17,7 @@ from prism.scheduler.decisions import Room
 from prism.sim.calibration import Calibration
 from prism.sim.cluster_sections import Cluster
 from prism.sim.job import Job
-from prism.sim.recorder import DecisionSink, Recorder
+from prism.sim.recorder import DecisionSink, RunRecorder
 from prism.sim.world import World
 from prism.trace.report import Report
 from prism.trace.report_build import build_report
@@ -144,8 +144,8 @@ def _few_collections() -> Iterator[None]:
         gc.set_threshold(*thresholds)
 
 
-def _world(spec: SimSpec, decisions: DecisionSink | None) -> tuple[World, Recorder]:
-    recorder = Recorder(float(spec.cluster.timing.deliver), decisions, spec.sample_every_s, spec.warm_up_s)
+def _world(spec: SimSpec, decisions: DecisionSink | None) -> tuple[World, RunRecorder]:
+    recorder = RunRecorder(float(spec.cluster.timing.deliver), decisions, spec.sample_every_s, spec.warm_up_s)
     tpot_scale = spec.slo_scale if spec.tpot_scale is None else spec.tpot_scale
     models = [
         replace(m, slo_ttft_s=m.slo_ttft_s * spec.slo_scale, slo_tpot_s=m.slo_tpot_s * tpot_scale) for m in spec.models

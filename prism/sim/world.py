@@ -19,12 +19,12 @@ from prism.sim.activation import WeightRoads
 from prism.sim.calibration import Calibration
 from prism.sim.cluster_sections import Cluster
 from prism.sim.control import Control
-from prism.sim.device import Device
+from prism.sim.device import SimDevice
 from prism.sim.engine import Engine
 from prism.sim.engines import EngineMaker
 from prism.sim.faults import Faults
-from prism.sim.front import Front
-from prism.sim.gpus import Gpu
+from prism.sim.front import SimFront
+from prism.sim.gpus import GpuKind
 from prism.sim.host_cache import HostCache
 from prism.sim.intake import EngineLimits
 from prism.sim.job import Job
@@ -33,7 +33,7 @@ from prism.sim.machines import Machines
 from prism.sim.nodes import Nodes
 from prism.sim.parking import Parking
 from prism.sim.queue import EventQueue
-from prism.sim.recorder import Recorder
+from prism.sim.recorder import RunRecorder
 from prism.sim.sharing import Pool
 from prism.sim.topology import Topology
 
@@ -50,7 +50,7 @@ class World:
         cluster: Cluster,
         models: Iterable[ModelSpec],
         settings: PolicySettings,
-        recorder: Recorder,
+        recorder: RunRecorder,
         *,
         block_tokens: int | None = None,
         fast: bool = True,
@@ -69,18 +69,18 @@ class World:
         engines = EngineMaker(queue, limits, self.block_tokens, calibration)
         self.nodes = Nodes(queue, timing, self.specs, self.devices, engines, parking, self.roads, recorder, self._tell)
         slowdown = self.machines.front_slowdown
-        self.front = Front(queue, timing, self.devices, slowdown, self._tell, recorder.ended)
+        self.front = SimFront(queue, timing, self.devices, slowdown, self._tell, recorder.ended)
         self.control = Control(queue, cluster_scheduler(settings.cluster, self.specs.values()), self._carry_out)
         self.faults = Faults(queue, self.machines, self.nodes, self._tell, self.front.wait, float(timing.lease))
         self._build()
 
     @property
-    def devices(self) -> dict[DeviceId, Device]:
+    def devices(self) -> dict[DeviceId, SimDevice]:
         """All that ever were there."""
         return self.machines.devices
 
-    def _make_device(self, spec: DeviceSpec, gpu: Gpu, pool: Pool) -> Device:
-        return Device(spec, gpu, pool, self.settings.gpu, self.queue, self, self.cluster.timing)
+    def _make_device(self, spec: DeviceSpec, gpu: GpuKind, pool: Pool) -> SimDevice:
+        return SimDevice(spec, gpu, pool, self.settings.gpu, self.queue, self, self.cluster.timing)
 
     # --- between the parts ---
 

@@ -36,7 +36,7 @@ from prism.core.settings import PolicySettings
 from prism.core.specs import ModelSpec
 from prism.sim.cluster_file import parse_cluster
 from prism.sim.job import Job
-from prism.sim.recorder import Recorder
+from prism.sim.recorder import RunRecorder
 from prism.sim.world import World
 from tests.patience import happens
 
@@ -155,7 +155,7 @@ def simulated_story() -> Told:
     group = {"gpu": "cpu", "nodes": 1, "gpus_per_node": 2, "memory": "100MiB"}
     cluster = parse_cluster({"groups": [group], "engine": {"max_running": SPEED.max_running}}, "test")
     spec, told = model(A), Told()
-    world = World(cluster, [spec], PolicySettings(), Recorder(0.0))
+    world = World(cluster, [spec], PolicySettings(), RunRecorder(0.0))
     told.listen(CLUSTER, world.control.scheduler)
     for device in world.devices.values():
         told.listen(DEVICES, device.scheduler)

@@ -8,7 +8,7 @@ from prism.core.instances import InstanceKey, whole_model
 from prism.core.reasons import ReasonCode, because
 from prism.core.settings import PolicySettings
 from prism.sim.job import Job
-from prism.sim.recorder import Recorder
+from prism.sim.recorder import RunRecorder
 from prism.sim.world import World
 from tests.sim.helpers import h100s, tiny_spec
 
@@ -20,7 +20,7 @@ WHY = because(ReasonCode.OPERATOR)
 
 
 def test_new_requests_go_to_the_newer_one_and_the_older_one_finishes_what_it_has() -> None:
-    world = World(h100s(1), [SPEC], PolicySettings(), Recorder(0.0))
+    world = World(h100s(1), [SPEC], PolicySettings(), RunRecorder(0.0))
     device, queue = world.devices[DEVICE], world.queue
     first, second = Job(0, SPEC, 0.0, 100, 2000), Job(1, SPEC, 0.0, 100, 2000)
     world.front.open = 2
@@ -41,7 +41,7 @@ def test_new_requests_go_to_the_newer_one_and_the_older_one_finishes_what_it_has
 
 
 def test_a_drain_that_takes_too_long_carries_over_to_the_newer_one() -> None:
-    world = World(h100s(1), [SPEC], PolicySettings(), Recorder(0.0))
+    world = World(h100s(1), [SPEC], PolicySettings(), RunRecorder(0.0))
     device, queue = world.devices[DEVICE], world.queue
     endless = Job(0, SPEC, 0.0, 100, 1_000_000)
     world.nodes.activate(Activate(OLD, PARTS, WHY))
@@ -57,7 +57,7 @@ def test_a_drain_that_takes_too_long_carries_over_to_the_newer_one() -> None:
 
 
 def test_an_instance_that_is_told_to_leave_while_it_loads_leaves_when_it_is_loaded() -> None:
-    world = World(h100s(1), [SPEC], PolicySettings(), Recorder(0.0))
+    world = World(h100s(1), [SPEC], PolicySettings(), RunRecorder(0.0))
     device, queue = world.devices[DEVICE], world.queue
     world.nodes.activate(Activate(OLD, PARTS, WHY))
     world.nodes.deactivate(Deactivate(OLD, PARTS, carry=False, reason=WHY))

@@ -7,7 +7,7 @@ import pytest
 from prism.core.ids import DeviceId, NodeId
 from prism.core.settings import PolicySettings
 from prism.sim.cluster_file import parse_cluster
-from prism.sim.recorder import Recorder
+from prism.sim.recorder import RunRecorder
 from prism.sim.world import World
 from tests.sim.helpers import tiny_spec
 
@@ -17,7 +17,7 @@ NETWORK = {"nic_gbit": 80, "efficiency": 1.0, "nodes_per_leaf": 2}
 
 def world(group: dict[str, object], **sections: object) -> World:
     cluster = parse_cluster({"groups": [{"gpu": "H100", **group}], **sections}, "test")
-    return World(cluster, [tiny_spec("m")], PolicySettings(), Recorder(0.0))
+    return World(cluster, [tiny_spec("m")], PolicySettings(), RunRecorder(0.0))
 
 
 def rates(made: World, *pairs: tuple[int, int]) -> list[float]:
