@@ -78,14 +78,14 @@ def _model_view(books: Books, model: ModelRecord, now_s: float) -> ModelView:
 
 def _instance_view(instance: InstanceRecord) -> InstanceView:
     return InstanceView(
-        instance.key.generation,
-        instance.parts,
-        instance.state,
-        instance.running,
-        instance.waiting,
-        instance.kv_bytes,
-        instance.since_s,
-        instance.idle_since_s,
+        generation=instance.key.generation,
+        parts=instance.parts,
+        state=instance.state,
+        running=instance.running,
+        waiting=instance.waiting,
+        kv_bytes=instance.kv_bytes,
+        since_s=instance.since_s,
+        idle_since_s=instance.idle_since_s,
     )
 
 
