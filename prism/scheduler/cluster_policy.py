@@ -48,7 +48,8 @@ class ClusterPolicy(ABC):
     # --- told, beside the three questions ---
 
     def on_no_room(self, model: ModelRecord, now_s: float) -> Iterable[StopInstance]:
-        """No room was found and the model's requests wait on."""
+        """No room was found and the model's requests wait on. Only what drains already may be hurried here: what a
+        survey has found must still hold."""
         return ()
 
     def on_catalog_changed(self, now_s: float) -> Iterable[Decision]:
