@@ -16,27 +16,22 @@ import contextlib
 import logging
 import threading
 import time
-import zlib
 from collections.abc import Callable
 from typing import Final
 
 import msgspec
 
 from prism.transfer.errors import PeerError, SourceLost
-from prism.transfer.frames import Arrival, Get
+from prism.transfer.frames import Get
+from prism.transfer.holder_choice import HolderChoice
 from prism.transfer.one_sided import OneSidedNetwork
 from prism.transfer.peer_connection import PullTerms, TooLate, TooSlow
 from prism.transfer.peer_pool import PeerPool
-from prism.transfer.piece_choice import Offer, choose_piece
 from prism.transfer.reception import Reception
-from prism.transfer.windows import THERE
 
 DEAD_S: Final = 0.5
 GIVE_UP_S: Final = 15.0
 """Pieces that no reachable node holds for this long end the reception."""
-_ASKED_NODES: Final = 8
-_FRESH_NODES: Final = 2
-"""Connections made at most before a choice: one to a slow node takes its time."""
 _RETRY_S: Final = 0.02
 WARM_BYTES: Final = 512 << 10
 """Opens windows for links on which a round trip is worth so much (10 Gbit/s and 0.4 ms, 400 Mbit/s and 10 ms)."""
@@ -53,9 +48,7 @@ class PullLanes:
         self._network = network
         self.reception, self.plan = reception, reception.plan
         self._secret, self._dead_s = secret, dead_s
-        self._mark = zlib.crc32(self.plan.node.encode())
-        self._unfinished: set[tuple[str, int]] = set()
-        """Nodes that had all but the end of a piece and did not get it in time: they may wait for this one."""
+        self._holders = HolderChoice(self.plan, reception)
         self._threads: list[threading.Thread] = []
         self.connected, self.go = threading.Event(), threading.Event()
         """Connections are open; pulling may begin."""
@@ -83,7 +76,7 @@ class PullLanes:
             peers.close()
 
     def _fetch_rest(self, peers: PeerPool) -> None:
-        for node in self._asked(trusted=True):
+        for node in self._holders.nodes(trusted=True):
             if self.go.is_set():
                 break
             with contextlib.suppress(OSError, EOFError, PeerError):  # perhaps it is never needed
@@ -173,7 +166,7 @@ class PullLanes:
             took_s = peers.get(source).receive(pull)
         except TooLate:
             peers.drop(source)
-            self._unfinished.add((source, piece))
+            self._holders.note_unfinished(source, piece)
             reason = "late"
             if repair:
                 reception.put_back_piece(piece)
@@ -230,7 +223,7 @@ class PullLanes:
             wanted = self.reception.await_orphans(timeout_s=0.2)
             if not wanted:
                 continue
-            chosen = self._choose(peers, wanted, trusted=True) or self._choose(peers, wanted, trusted=False)
+            chosen = self._choose(peers, wanted)
             if chosen is None:
                 now_s = time.monotonic()
                 nobody_since_s = nobody_since_s or now_s
@@ -243,36 +236,13 @@ class PullLanes:
             if self.reception.claim_piece(piece) and self._ask(peers, source, piece, scheduled=False):
                 self._receive(peers, source, piece, lambda: None, repair=True, sole=sole)
 
-    def _choose(self, peers: PeerPool, wanted: list[int], trusted: bool) -> tuple[str, int, bool] | None:
-        """Whom to ask for which piece, and whether nobody else has it."""
-        nodes = self._asked(trusted)
-        fresh = [node for node in nodes if not peers.known(node)]
-        asked = [node for node in nodes if node not in fresh[_FRESH_NODES:]]
-        found, failed = peers.arrivals(asked, self.plan.window)
-        for node, reason in failed.items():
+    def _choose(self, peers: PeerPool, wanted: list[int]) -> tuple[str, int, bool] | None:
+        """As :meth:`HolderChoice.choose`: who is trusted first, then the others."""
+
+        def on_failed(node: str, reason: str) -> None:
             self._blame(peers, node, reason)
-        offers = [self._offer(node, arrival, wanted) for node, arrival in found.items()]
-        slow = frozenset(node for arrival in found.values() for node in arrival.slow)
-        planned = {piece: source for source, piece in self.plan.receives if self.reception.trusts(source)}
-        chosen = choose_piece(wanted, offers, self._mark, slow, self.plan.node in slow, planned)
-        if chosen is None:
-            return None
-        others = any(chosen[1] in offer.pieces for offer in offers if offer.node != chosen[0])
-        return *chosen, not others and len(found) == len(nodes)
 
-    def _offer(self, node: str, arrival: Arrival, wanted: list[int]) -> Offer:
-        pieces = ((piece, self.reception.pieces[piece]) for piece in wanted)
-        missing = ((p, len(at) - arrival.leaves.count(THERE, at.start, at.stop), len(at)) for p, at in pieces)
-        held = frozenset(
-            piece
-            for piece, lacks, leaves in missing
-            if lacks == 0 or (lacks == 1 and leaves > 1 and (node, piece) not in self._unfinished)
-        )
-        return Offer(node, held if arrival.leaves else frozenset(), arrival.waiting, node in self.plan.sources)
-
-    def _asked(self, trusted: bool) -> list[str]:
-        """The sources and some others, not the same for every node, whom this node trusts (or does not)."""
-        others = [n for n in self.plan.addresses if n != self.plan.node and n not in self.plan.sources]
-        turn = self._mark % max(len(others), 1)
-        some = [*(s for s in self.plan.sources if s != self.plan.node), *(others[turn:] + others[:turn])]
-        return [n for n in some if self.reception.trusts(n) == trusted][: _ASKED_NODES + len(self.plan.sources)]
+        for trusted in (True, False):
+            if (chosen := self._holders.choose(peers, wanted, trusted, on_failed)) is not None:
+                return chosen
+        return None
