@@ -36,4 +36,4 @@ def test_the_command_in_the_readme_makes_the_sample(name: str, tmp_path: Path, m
 def test_an_empty_trace_is_said(tmp_path: Path) -> None:
     arguments = ["generate", str(tmp_path / "t.jsonl"), "--preset", "hyperbolic", "--duration", "1"]
     result = CliRunner().invoke(command, [*arguments, "--rate-rps", "0.001"], catch_exceptions=False)
-    assert "nothing falls into these 1 s" in result.output
+    assert "0 requests of 0 models" in result.output and "idle for all of these 1 s" in result.output
