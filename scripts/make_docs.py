@@ -24,7 +24,7 @@ sys.path.insert(0, str(ROOT))
 
 from prism.cli.main import VERBS, main  # noqa: E402
 from prism.config.schema import catalog_schema  # noqa: E402
-from prism.obs.definition import Kind, MetricDef  # noqa: E402
+from prism.obs.definition import MetricDef, MetricKind  # noqa: E402
 from prism.obs.names import METRICS  # noqa: E402
 
 HELP_WIDTH = 100
@@ -163,11 +163,11 @@ def panel(number: int, metric: MetricDef) -> dict[str, Any]:
 
 def unit_of(metric: MetricDef) -> str:
     """Grafana's unit of what the panel's query returns."""
-    if " / " in metric.promql and metric.kind is not Kind.HISTOGRAM:
+    if " / " in metric.promql and metric.kind is not MetricKind.HISTOGRAM:
         return "percentunit"
     if "_bytes" in metric.name:
         return "bytes"
-    return "s" if metric.kind is Kind.HISTOGRAM else "short"
+    return "s" if metric.kind is MetricKind.HISTOGRAM else "short"
 
 
 def sglang_source(*path: str) -> ast.Module:

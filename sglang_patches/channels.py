@@ -10,7 +10,7 @@ from typing import Any, Never
 
 import torch
 
-from sglang_patches.hooks import Hook, Kind
+from sglang_patches.hooks import Hook, HookKind
 from sglang_patches.seat import Seat
 
 
@@ -119,41 +119,41 @@ _STRUCTS = "sglang.srt.managers.io_struct"
 HOOKS = (
     Hook(
         "sglang.srt.managers.scheduler_components.ipc_channels.SchedulerIpcChannels.create",
-        Kind.REPLACE,
+        HookKind.REPLACE,
         create_channels,
         ("port_args", "is_rank_zero", "skip_tokenizer_init", "metrics_enabled", "enable_scripted_runtime"),
         "the worker has one control channel of its own",
     ),
-    Hook(f"{_RECEIVER}._pull_raw_reqs", Kind.REPLACE, pull_requests, ("self",), "as above"),
+    Hook(f"{_RECEIVER}._pull_raw_reqs", HookKind.REPLACE, pull_requests, ("self",), "as above"),
     Hook(
         f"{_RECEIVER}._broadcast_reqs_across_ranks",
-        Kind.REPLACE,
+        HookKind.REPLACE,
         broadcast_requests,
         ("self", "recv_reqs"),
         "the original pickles",
     ),
     Hook(
         f"{_RECEIVER}.unwrap_pickle_wrapper",
-        Kind.REPLACE,
+        HookKind.REPLACE,
         leave_wrapped,
         ("self", "recv_reqs"),
         "nothing pickled is accepted",
     ),
     Hook(
         "sglang.srt.managers.scheduler.Scheduler.maybe_sleep_on_idle",
-        Kind.REPLACE,
+        HookKind.REPLACE,
         sleep_when_idle,
         ("self",),
         "wait on the control channel, mind the memory lease",
     ),
     Hook(
         "sglang.srt.managers.load_snapshot.create_load_snapshot_writer",
-        Kind.REPLACE,
+        HookKind.REPLACE,
         no_load_snapshots,
         ("server_args", "port_args", "dp_size", "dp_rank", "publish_interval"),
         "load is reported on the control channel",
     ),
-    Hook(f"{_STRUCTS}.wrap_as_pickle", Kind.REPLACE, drop_time_stats, ("obj",), "nothing pickled is sent"),
-    Hook(f"{_STRUCTS}.unwrap_from_pickle", Kind.REPLACE, refuse_pickle, ("obj",), "nothing pickled is accepted"),
-    Hook(f"{_STRUCTS}._maybe_unwrap_pickle", Kind.REPLACE, refuse_pickle, ("obj",), "nothing pickled is accepted"),
+    Hook(f"{_STRUCTS}.wrap_as_pickle", HookKind.REPLACE, drop_time_stats, ("obj",), "nothing pickled is sent"),
+    Hook(f"{_STRUCTS}.unwrap_from_pickle", HookKind.REPLACE, refuse_pickle, ("obj",), "nothing pickled is accepted"),
+    Hook(f"{_STRUCTS}._maybe_unwrap_pickle", HookKind.REPLACE, refuse_pickle, ("obj",), "nothing pickled is accepted"),
 )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from sglang_patches.hooks import Hook, Kind
+from sglang_patches.hooks import Hook, HookKind
 
 
 def apply_mask(original: Callable[..., Any], self: Any, logits: Any, vocab_mask: Any) -> None:
@@ -31,14 +31,14 @@ _XGRAMMAR = "sglang.srt.constrained.xgrammar_backend"
 HOOKS = (
     Hook(
         f"{_XGRAMMAR}.XGrammarGrammar.apply_vocab_mask",
-        Kind.AROUND,
+        HookKind.AROUND,
         apply_mask,
         ("self", "logits", "vocab_mask"),
         "the original raises for CPU logits and ends the engine",
     ),
     Hook(
         f"{_XGRAMMAR}.XGrammarGrammarBackend.apply_vocab_mask",
-        Kind.AROUND,
+        HookKind.AROUND,
         apply_mask_static,
         ("logits", "vocab_mask"),
         "the original raises for CPU logits and ends the engine",

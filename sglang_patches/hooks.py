@@ -20,7 +20,7 @@ FITS: Final = {"sglang": "0.5.16"}
 """Exact versions the patches were written against and tested with."""
 
 
-class Kind(StrEnum):
+class HookKind(StrEnum):
     """As SGLang's ``HookType``."""
 
     BEFORE = "before"
@@ -41,7 +41,7 @@ class Hook:
     """
 
     target: str
-    kind: Kind
+    kind: HookKind
     function: Callable[..., Any]
     parameters: tuple[str, ...]
     why: str

@@ -8,7 +8,7 @@ import torch
 from sglang.srt.mem_cache.allocator.base import BaseTokenToKVPoolAllocator
 from sglang.srt.mem_cache.allocator.token import TokenToKVPoolAllocator
 
-from sglang_patches.hooks import Hook, Kind
+from sglang_patches.hooks import Hook, HookKind
 from sglang_patches.kv_lease import KvLease
 from sglang_patches.kv_placement import SlotPlacement
 
@@ -83,14 +83,14 @@ _ALLOCATOR = "sglang.srt.mem_cache.allocator.token.TokenToKVPoolAllocator"
 HOOKS = (
     Hook(
         _ALLOCATOR,
-        Kind.REPLACE,
+        HookKind.REPLACE,
         ElasticTokenAllocator,
         ("self", "size", "dtype", "device", "kvcache", "need_sort"),
         "slots map and unmap pages",
     ),
     Hook(
         "sglang.srt.managers.scheduler_components.pool_stats_observer.SchedulerPoolStatsObserver._get_token_info",
-        Kind.REPLACE,
+        HookKind.REPLACE,
         token_info,
         ("self",),
         "the leak check counts virtual slots",

@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from prism import memory
-from sglang_patches.hooks import Hook, Kind
+from sglang_patches.hooks import Hook, HookKind
 
 MOST_OWN_SLOTS: Final = 64
 """Blocks of more slots are shared by all sequences: one of its own would be mostly empty. On the Arena trace memory
@@ -119,14 +119,14 @@ def place_steps(original: Callable[..., Any], batch: Any, token_per_req: int) ->
 HOOKS = (
     Hook(
         "sglang.srt.managers.schedule_batch.alloc_for_extend",
-        Kind.AROUND,
+        HookKind.AROUND,
         place_prompts,
         ("batch",),
         "a prompt starts in a block of its own",
     ),
     Hook(
         "sglang.srt.managers.schedule_batch.alloc_for_decode",
-        Kind.AROUND,
+        HookKind.AROUND,
         place_steps,
         ("batch", "token_per_req"),
         "a sequence goes on in its own block",

@@ -15,7 +15,7 @@ from typing import Any, Final
 
 from prism import memory
 from prism.core.errors import PrismError
-from sglang_patches.hooks import Hook, Kind
+from sglang_patches.hooks import Hook, HookKind
 from sglang_patches.seat import Seat
 
 _ROOM_WAIT_S: Final = 5.0
@@ -74,21 +74,21 @@ def profile_available_bytes(configurator: Any, pre_model_load_memory: float) -> 
 HOOKS = (
     Hook(
         "sglang.srt.mem_cache.memory_pool.MHATokenToKVPool._create_buffers_normal",
-        Kind.REPLACE,
+        HookKind.REPLACE,
         create_buffers,
         ("self",),
         "KV buffers are views over reserved addresses",
     ),
     Hook(
         "sglang.srt.mem_cache.kv_cache_configurator.KVCacheConfigurator._profile_available_bytes",
-        Kind.REPLACE,
+        HookKind.REPLACE,
         profile_available_bytes,
         ("self", "pre_model_load_memory"),
         "the pool's size is address space, not memory",
     ),
     Hook(
         "sglang.srt.mem_cache.kv_cache_configurator.KVCacheConfigurator._build_token_to_kv_pool",
-        Kind.BEFORE,
+        HookKind.BEFORE,
         refuse_unsupported,
         ("self", "sizes", "is_dsa_model", "is_dsv4_model", "req_to_token_pool"),
         "other layouts would take memory outside the account",

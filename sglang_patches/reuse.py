@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from sglang_patches.hooks import Hook, Kind
+from sglang_patches.hooks import Hook, HookKind
 
 
 class NoWatchdog:
@@ -51,14 +51,14 @@ _GROUP_PARAMETERS = (
 HOOKS = (
     Hook(
         "sglang.srt.distributed.bootstrap._init_parallel_groups",
-        Kind.AROUND,
+        HookKind.AROUND,
         keep_groups,
         _GROUP_PARAMETERS,
         "process groups outlive a model",
     ),
     Hook(
         "sglang.srt.managers.scheduler.create_scheduler_watchdog",
-        Kind.REPLACE,
+        HookKind.REPLACE,
         no_watchdog,
         ("scheduler", "watchdog_timeout", "soft"),
         "its thread pins the old scheduler",

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from sglang_patches.hooks import Hook, Kind
+from sglang_patches.hooks import Hook, HookKind
 
 
 def request_seed(req: Any) -> int:
@@ -116,21 +116,21 @@ def _multiply(value: torch.Tensor, factor: int) -> torch.Tensor:
 HOOKS = (
     Hook(
         "sglang.kernels.ops.sampling.murmur_hash.murmur_hash32",
-        Kind.AROUND,
+        HookKind.AROUND,
         hash_on_host,
         ("seed", "positions", "col_indices"),
         "seeded sampling has a GPU kernel only",
     ),
     Hook(
         "sglang.srt.sampling.sampling_batch_info.SamplingBatchInfo.from_schedule_batch",
-        Kind.AFTER,
+        HookKind.AFTER,
         lambda result, cls, batch, vocab_size: complete_sampling_info(result, batch, vocab_size),
         ("batch", "vocab_size"),
         "penalties and seeds of resumed and retracted requests",
     ),
     Hook(
         "sglang.srt.layers.sampler.top_k_top_p_min_p_sampling_from_probs_torch",
-        Kind.REPLACE,
+        HookKind.REPLACE,
         sample_filtered,
         ("probs", "top_ks", "top_ps", "min_ps", "need_min_p_sampling", "sampling_seed", "positions"),
         "min-p with a seed would end the engine",

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from http import HTTPStatus
 from typing import Any
 
-from sglang_patches.hooks import Hook, Kind
+from sglang_patches.hooks import Hook, HookKind
 from sglang_patches.seat import Seat
 
 log = logging.getLogger(__name__)
@@ -133,35 +133,35 @@ _SCHEDULER = "sglang.srt.managers.scheduler.Scheduler"
 HOOKS = (
     Hook(
         f"{_SCHEDULER}.get_next_batch_to_run",
-        Kind.AROUND,
+        HookKind.AROUND,
         schedule,
         ("self", "running_batch", "last_batch"),
         "the memory lease changes between steps only; no spinning without memory",
     ),
     Hook(
         f"{_SCHEDULER}.handle_generate_request",
-        Kind.AROUND,
+        HookKind.AROUND,
         take_in,
         ("self", "recv_req"),
         "one bad request must not end the engine",
     ),
     Hook(
         f"{_SCHEDULER}.init_req_max_new_tokens",
-        Kind.BEFORE,
+        HookKind.BEFORE,
         begin_resumed,
         ("self", "req"),
         "a request goes on where another engine left it",
     ),
     Hook(
         f"{_SCHEDULER}._add_request_to_queue",
-        Kind.AROUND,
+        HookKind.AROUND,
         enqueue,
         ("self", "req", "is_retracted"),
         "grammar of a resumed request; one that is complete ends at once",
     ),
     Hook(
         "sglang.srt.managers.schedule_batch.ScheduleBatch.retract_decode",
-        Kind.AROUND,
+        HookKind.AROUND,
         keep_last_request,
         ("self", "server_args"),
         "running out of leased memory is no error",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from sglang_patches.hooks import Hook, Kind
+from sglang_patches.hooks import Hook, HookKind
 
 
 def fence_freed_pages(scheduler: Any) -> None:
@@ -19,7 +19,7 @@ def fence_freed_pages(scheduler: Any) -> None:
 HOOKS = (
     Hook(
         "sglang.srt.managers.scheduler.dispatch_event_loop",
-        Kind.BEFORE,
+        HookKind.BEFORE,
         fence_freed_pages,
         ("scheduler",),
         "pages are unmapped behind the steps that may read them",

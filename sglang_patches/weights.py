@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch.overrides import TorchFunctionMode
 
-from sglang_patches.hooks import Hook, Kind
+from sglang_patches.hooks import Hook, HookKind
 from sglang_patches.kv_pool import current_seat
 from sglang_patches.seat import WeightSeat
 
@@ -64,14 +64,14 @@ _LOADER = "sglang.srt.model_loader.loader"
 HOOKS = (
     Hook(
         f"{_LOADER}._initialize_model",
-        Kind.AROUND,
+        HookKind.AROUND,
         construct,
         ("model_config", "load_config", "quant_config"),
         "parameters live in the device's account",
     ),
     Hook(
         f"{_LOADER}.DefaultModelLoader.load_weights_and_postprocess",
-        Kind.AROUND,
+        HookKind.AROUND,
         load,
         ("model", "weights", "target_device"),
         "a stored image or a pack replaces reading safetensors",

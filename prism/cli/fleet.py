@@ -46,7 +46,7 @@ def own_address(context: click.Context, option: click.Parameter, value: str) -> 
         raise click.BadParameter(str(error)) from error
 
 
-class Machine(Protocol):
+class Service(Protocol):
     """What runs until it is told to stop."""
 
     async def start(self) -> None: ...
@@ -54,7 +54,7 @@ class Machine(Protocol):
 
 
 async def run(
-    machine: Machine, say: Callable[[str], None], ready: Callable[[], Awaitable[None]], stopping: str
+    machine: Service, say: Callable[[str], None], ready: Callable[[], Awaitable[None]], stopping: str
 ) -> None:
     """Starts ``machine``, awaits ``ready()`` (cancelled at the end) and stops it on SIGTERM or Ctrl-C; the second one
     ends this process at once, and with it all others."""

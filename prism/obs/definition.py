@@ -17,7 +17,7 @@ Merge = Literal["livesum", "livemostrecent", "mostrecent"]
 """How a gauge that several processes set becomes one value; ``live`` ones drop the values of processes that ended."""
 
 
-class Kind(StrEnum):
+class MetricKind(StrEnum):
     COUNTER = "counter"
     GAUGE = "gauge"
     HISTOGRAM = "histogram"
@@ -27,7 +27,7 @@ class Kind(StrEnum):
 class MetricDef:
     """One metric: what it is called, what it means, who is told apart."""
 
-    kind: Kind
+    kind: MetricKind
     name: str
     """As Prometheus shows it; counters end in ``_total``, everything else in its unit."""
     help: str
@@ -39,14 +39,14 @@ class MetricDef:
 
 
 def counter(name: str, text: str, *labels: str, promql: str = "") -> MetricDef:
-    return MetricDef(Kind.COUNTER, name, text, labels, promql=promql)
+    return MetricDef(MetricKind.COUNTER, name, text, labels, promql=promql)
 
 
 def gauge(name: str, text: str, *labels: str, merge: Merge = "livemostrecent", promql: str = "") -> MetricDef:
-    return MetricDef(Kind.GAUGE, name, text, labels, merge=merge, promql=promql)
+    return MetricDef(MetricKind.GAUGE, name, text, labels, merge=merge, promql=promql)
 
 
 def histogram(
     name: str, text: str, *labels: str, buckets: tuple[float, ...] = SECONDS_BUCKETS, promql: str = ""
 ) -> MetricDef:
-    return MetricDef(Kind.HISTOGRAM, name, text, labels, buckets, promql=promql)
+    return MetricDef(MetricKind.HISTOGRAM, name, text, labels, buckets, promql=promql)

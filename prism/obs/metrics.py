@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Final, TypeAlias
 from prism.core.effects import Activate, Deactivate, Effect, GpuEffect
 from prism.core.reasons import ReasonCode
 from prism.obs import names
-from prism.obs.definition import Kind, MetricDef
+from prism.obs.definition import MetricDef, MetricKind
 
 if TYPE_CHECKING:
     from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
@@ -83,11 +83,11 @@ class Metrics:
         return made.labels(**labels) if metric.labels else made
 
     def _make(self, metric: MetricDef) -> Made:
-        if metric.kind is Kind.COUNTER:
+        if metric.kind is MetricKind.COUNTER:
             return self._client.Counter(
                 metric.name.removesuffix("_total"), metric.help, metric.labels, registry=self.registry
             )
-        if metric.kind is Kind.GAUGE:
+        if metric.kind is MetricKind.GAUGE:
             return self._client.Gauge(
                 metric.name, metric.help, metric.labels, registry=self.registry, multiprocess_mode=metric.merge
             )

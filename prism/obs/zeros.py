@@ -8,7 +8,7 @@ from itertools import product
 from typing import Final
 
 from prism.obs import names
-from prism.obs.definition import Kind, MetricDef
+from prism.obs.definition import MetricDef, MetricKind
 from prism.obs.metrics import Metrics
 
 OUTCOMES: Final = ("ok", "rejected", "failed", "cancelled", "invalid")
@@ -40,7 +40,7 @@ def export_zeros(metrics: Metrics, models: Iterable[str], keys: Iterable[str]) -
     (``""`` until then). What was counted stays."""
     known = {"model": tuple(models), "key": tuple(keys)}
     for metric in names.METRICS:
-        if metric.kind is Kind.COUNTER:
+        if metric.kind is MetricKind.COUNTER:
             _export(metrics, metric, known)
 
 

@@ -14,7 +14,7 @@ from prism.core.ids import DeviceId, ModelName
 
 
 @dataclass(frozen=True, slots=True)
-class Seat:
+class QueueSeat:
     """A device (or the devices of a tensor-parallel group) with the model that has it now."""
 
     devices: tuple[DeviceId, ...]
@@ -27,7 +27,9 @@ class Seat:
     """When the last of them came."""
 
 
-def choose_seat(seats: Sequence[Seat], deadline_s: float, swap_s: float, quantum_s: float, now_s: float) -> Seat | None:
+def choose_seat(
+    seats: Sequence[QueueSeat], deadline_s: float, swap_s: float, quantum_s: float, now_s: float
+) -> QueueSeat | None:
     """The seat for the head group: an empty one, else one whose group is done (longest there first), else - when
     waiting longer makes the head group late - one whose group has had its quantum. None: the head group waits."""
     empty = [s for s in seats if not s.models]

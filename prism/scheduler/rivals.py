@@ -13,7 +13,7 @@ from prism.core.reasons import Reason, ReasonCode, because
 from prism.core.specs import DeviceSpec, ModelSpec
 from prism.core.views import InstanceState
 from prism.policy.fixed_map import FixedPlace, muxserve_map, static_map
-from prism.policy.virtual_queue import Seat, choose_seat
+from prism.policy.virtual_queue import QueueSeat, choose_seat
 from prism.scheduler.books import Books
 from prism.scheduler.cluster_policy import ClusterPolicy
 from prism.scheduler.decisions import Decision, NoRoom, Room, StopInstance, WantModel, wait_or_refuse
@@ -130,9 +130,9 @@ class QlmPolicy(ClusterPolicy):
             return wait_or_refuse(model, because(ReasonCode.NO_ROOM, waiting=model.waiting), swap_s, now_s)
         return Room.on(seat.devices, self._victims(seat, model, now_s))
 
-    def _seats(self, tp: int, need_bytes: int) -> list[Seat]:
+    def _seats(self, tp: int, need_bytes: int) -> list[QueueSeat]:
         """Groups of ``tp`` neighbouring devices of one domain that are large enough."""
-        seats: list[Seat] = []
+        seats: list[QueueSeat] = []
         specs = self.books.fleet.board.specs
         for domain in self.books.fleet.board.domains:
             ids = [specs[i].id for i in domain if specs[i].memory_bytes >= need_bytes]
@@ -141,11 +141,11 @@ class QlmPolicy(ClusterPolicy):
             seats += [self._seat(tuple(usable[start : start + tp])) for start in starts]
         return seats
 
-    def _seat(self, devices: tuple[DeviceId, ...]) -> Seat:
+    def _seat(self, devices: tuple[DeviceId, ...]) -> QueueSeat:
         there = self._there(devices)
         settled = [i for i in there if i.state is InstanceState.READY and i.served]
         pinned = any(self.books.models[i.model].pinned for i in there)
-        return Seat(
+        return QueueSeat(
             devices,
             tuple(i.model for i in there),
             may_leave=len(settled) == len(there) and not pinned,
@@ -156,7 +156,7 @@ class QlmPolicy(ClusterPolicy):
     def _there(self, devices: tuple[DeviceId, ...]) -> list[InstanceRecord]:
         return list({i.key: i for d in devices for i in self.books.fleet.devices[d].instances.values()}.values())
 
-    def _victims(self, seat: Seat, model: ModelRecord, now_s: float) -> tuple[tuple[InstanceRecord, Reason], ...]:
+    def _victims(self, seat: QueueSeat, model: ModelRecord, now_s: float) -> tuple[tuple[InstanceRecord, Reason], ...]:
         return tuple(
             (victim, because(ReasonCode.SWAP, for_model=model.name, held_s=now_s - victim.since_s))
             for victim in self._there(seat.devices)

@@ -16,23 +16,23 @@ from prism import __version__
 from prism.obs import names
 from prism.server import openapi
 from prism.server.admin import admin_router
-from prism.server.completions import Completions, Kind, refusal_reason
+from prism.server.completions import Completions, Endpoint, refusal_reason
 from prism.server.errors import MAX_SHOWN_CHARS, ApiError, internal, invalid
 from prism.server.front import Front
 from prism.server.http import Edge, error_response
 from prism.server.public import public_router
 
 
-def kinds() -> list[Kind]:
+def kinds() -> list[Endpoint]:
     """The completion endpoints, with SGLang's request models."""
     from sglang.srt.entrypoints.openai.protocol import ChatCompletionRequest, CompletionRequest
 
-    chat = Kind("/v1/chat/completions", ChatCompletionRequest, "chatcmpl-", "messages", lambda served: served.chat)
-    text = Kind("/v1/completions", CompletionRequest, "cmpl-", "prompt", lambda served: served.text)
+    chat = Endpoint("/v1/chat/completions", ChatCompletionRequest, "chatcmpl-", "messages", lambda served: served.chat)
+    text = Endpoint("/v1/completions", CompletionRequest, "cmpl-", "prompt", lambda served: served.text)
     return [chat, text]
 
 
-class Dispatch:
+class HotRoutes:
     """Sends the hot endpoints straight to their handlers, everything else through FastAPI."""
 
     def __init__(self, hot: Mapping[str, ASGIApp], rest: ASGIApp) -> None:
@@ -67,14 +67,14 @@ def create_app(front: Front) -> ASGIApp:
         if reason is not None:
             front.metrics.inc(names.REFUSED, reason=reason)
 
-    app: ASGIApp = Edge(Dispatch(hot, api), count, refused)
+    app: ASGIApp = Edge(HotRoutes(hot, api), count, refused)
     origins = list(front.catalog.server.cors_origins)
     if origins:
         app = CORSMiddleware(app, allow_origins=origins, allow_methods=["*"], allow_headers=["*"], expose_headers=["*"])
     return app
 
 
-def create_api(front: Front, served: list[Kind]) -> FastAPI:
+def create_api(front: Front, served: list[Endpoint]) -> FastAPI:
     """The part that runs through FastAPI; its document describes all of it."""
     api = FastAPI(
         title="Prism",

@@ -45,7 +45,7 @@ BAD_INPUT: Final = (AttributeError, IndexError, KeyError, OverflowError, Recursi
 
 
 @dataclass(frozen=True, slots=True)
-class Kind:
+class Endpoint:
     """One endpoint."""
 
     route: str
@@ -60,7 +60,7 @@ class Kind:
 class Completions:
     """The ASGI endpoint of one kind."""
 
-    def __init__(self, front: Front, kind: Kind) -> None:
+    def __init__(self, front: Front, kind: Endpoint) -> None:
         self._front, self._kind = front, kind
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -205,7 +205,7 @@ async def _gone(receive: Receive) -> None:
         pass
 
 
-async def _submit(receive: Receive, served: ServedModel, adapted: Any, call: Any, kind: Kind) -> None:
+async def _submit(receive: Receive, served: ServedModel, adapted: Any, call: Any, kind: Endpoint) -> None:
     try:
         await unless_gone(receive, served.manager.submit(adapted, call))
     except BAD_INPUT as error:
@@ -285,4 +285,4 @@ def refusal_reason(error: ApiError) -> str | None:
     return by_code.get(error.code) or by_status.get(error.status)
 
 
-__all__ = ["Completions", "Kind", "names", "refusal_reason", "unless_gone"]
+__all__ = ["Completions", "Endpoint", "names", "refusal_reason", "unless_gone"]

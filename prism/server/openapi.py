@@ -7,7 +7,7 @@ from typing import Any, Final
 from fastapi import FastAPI
 from pydantic import BaseModel
 
-from prism.server.completions import Kind
+from prism.server.completions import Endpoint
 from prism.server.requests import MAX_CHOICES, MAX_TOP_LOGPROBS, UNSUPPORTED
 
 _REF: Final = "#/components/schemas/{model}"
@@ -31,7 +31,7 @@ ERROR_SCHEMA: Final[dict[str, Any]] = {
 _BOUNDS: Final = {"n": (1, MAX_CHOICES), "top_logprobs": (0, MAX_TOP_LOGPROBS)}
 
 
-def install(app: FastAPI, kinds: list[Kind]) -> None:
+def install(app: FastAPI, kinds: list[Endpoint]) -> None:
     """Makes ``app.openapi()`` describe ``kinds`` too, with every error as OpenAI's object."""
     original = app.openapi
 
@@ -53,7 +53,7 @@ def install(app: FastAPI, kinds: list[Kind]) -> None:
     app.openapi = openapi  # type: ignore[method-assign]
 
 
-def _operation(kind: Kind, schemas: dict[str, Any]) -> dict[str, Any]:
+def _operation(kind: Endpoint, schemas: dict[str, Any]) -> dict[str, Any]:
     schema = request_schema(kind.request)
     schemas |= schema.pop("$defs", {})
     schemas[kind.request.__name__] = schema

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from prism.obs.definition import Kind, MetricDef
+from prism.obs.definition import MetricDef, MetricKind
 from prism.obs.names import METRICS
 
 DOCS = Path(__file__).parents[2] / "docs"
@@ -18,11 +18,11 @@ SUFFIXES = ("_bucket", "_sum", "_count")
 
 def metric_of(name: str) -> MetricDef | None:
     """The metric that a time series belongs to."""
-    if name in KNOWN and KNOWN[name].kind is not Kind.HISTOGRAM:
+    if name in KNOWN and KNOWN[name].kind is not MetricKind.HISTOGRAM:
         return KNOWN[name]
     for suffix in SUFFIXES:
         base = KNOWN.get(name.removesuffix(suffix))
-        if name.endswith(suffix) and base is not None and base.kind is Kind.HISTOGRAM:
+        if name.endswith(suffix) and base is not None and base.kind is MetricKind.HISTOGRAM:
             return base
     return None
 

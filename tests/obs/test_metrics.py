@@ -14,7 +14,7 @@ from prism.core.ids import DeviceId, Generation, ModelName, RequestId
 from prism.core.instances import InstanceKey, whole_model
 from prism.core.reasons import ReasonCode, because
 from prism.obs import names
-from prism.obs.definition import Kind
+from prism.obs.definition import MetricKind
 from prism.obs.metrics import Metrics, prepare_directory, render
 
 ROOT = Path(__file__).parents[2]
@@ -26,8 +26,8 @@ def test_names_follow_the_conventions() -> None:
     assert len({metric.name for metric in names.METRICS}) == len(names.METRICS)
     for metric in names.METRICS:
         assert metric.name.startswith("prism_")
-        assert (metric.kind is Kind.COUNTER) == metric.name.endswith("_total")
-        assert (metric.kind is Kind.HISTOGRAM) == bool(metric.buckets)
+        assert (metric.kind is MetricKind.COUNTER) == metric.name.endswith("_total")
+        assert (metric.kind is MetricKind.HISTOGRAM) == bool(metric.buckets)
         assert list(metric.buckets) == sorted(metric.buckets)
         assert metric.help.endswith((".", "..."))
 

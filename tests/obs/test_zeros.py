@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from prism.obs import names
-from prism.obs.definition import Kind
+from prism.obs.definition import MetricKind
 from prism.obs.metrics import Metrics, render
 from prism.obs.zeros import export_zeros
 
-COUNTERS = [metric for metric in names.METRICS if metric.kind is Kind.COUNTER]
+COUNTERS = [metric for metric in names.METRICS if metric.kind is MetricKind.COUNTER]
 
 
 def samples(metrics: Metrics) -> dict[str, float]:

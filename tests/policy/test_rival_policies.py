@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from prism.core.ids import DeviceId, ModelName, NodeId
 from prism.core.specs import DeviceKind, DeviceSpec, ModelShape, ModelSpec
 from prism.policy.fixed_map import FixedPlace, muxserve_map, static_map
-from prism.policy.virtual_queue import Seat, choose_seat
+from prism.policy.virtual_queue import QueueSeat, choose_seat
 
 SHAPE = ModelShape(1, 8, 1, 1, 1, 8, 8, 1)  # two bytes of KV per token
 KV_TOKENS = 10
@@ -52,8 +52,8 @@ def test_muxserve_balances_demand() -> None:
     assert places[ModelName("m1")].devices == places[ModelName("m2")].devices
 
 
-def _seat(i: int, *models: str, may_leave: bool = True, busy: bool = False, since_s: float = 0.0) -> Seat:
-    return Seat((DeviceId(f"n/host:{i}"),), tuple(map(ModelName, models)), may_leave, busy, since_s)
+def _seat(i: int, *models: str, may_leave: bool = True, busy: bool = False, since_s: float = 0.0) -> QueueSeat:
+    return QueueSeat((DeviceId(f"n/host:{i}"),), tuple(map(ModelName, models)), may_leave, busy, since_s)
 
 
 def test_the_head_group_takes_what_is_free_first() -> None:
@@ -61,7 +61,7 @@ def test_the_head_group_takes_what_is_free_first() -> None:
     older, busy = _seat(2, "b", since_s=-5.0), _seat(3, "c", busy=True, since_s=-50.0)
     unserved = _seat(4, "d", may_leave=False, since_s=-99.0)
 
-    def choose(*seats: Seat, deadline_s: float = 0.0) -> Seat | None:
+    def choose(*seats: QueueSeat, deadline_s: float = 0.0) -> QueueSeat | None:
         return choose_seat(seats, deadline_s, swap_s=1.0, quantum_s=10.0, now_s=0.0)
 
     assert choose(busy, done, empty) == empty

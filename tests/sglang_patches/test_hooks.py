@@ -11,7 +11,7 @@ import pytest
 
 from prism.engine import boot, cuda_stub
 from sglang_patches import hooks
-from sglang_patches.hooks import Hook, Kind, PatchError
+from sglang_patches.hooks import Hook, HookKind, PatchError
 
 
 @pytest.fixture
@@ -25,7 +25,7 @@ def module() -> Iterator[types.ModuleType]:
 
 
 def hook(target: str, *parameters: str) -> Hook:
-    return Hook(target, Kind.BEFORE, lambda *a: None, parameters, "a test")
+    return Hook(target, HookKind.BEFORE, lambda *a: None, parameters, "a test")
 
 
 def test_fitting_targets_pass(module: types.ModuleType) -> None:
