@@ -16,7 +16,7 @@ import pytest
 from prism.core.ids import DeviceId, Generation
 from prism.core.instances import InstanceKey, LayerRange, Part, Role
 from prism.engine.errors import ActivationCause, CannotActivate, EngineGone
-from prism.engine.events import AttemptFinished, EngineCounters
+from prism.engine.events import AttemptFinished, Died, EngineCounters
 from tests.engine.rig import DEVICE_BYTES, Rig, prompt, tokenized, until_died
 from tests.patience import PATIENCE_S, happens
 
@@ -261,3 +261,17 @@ def is_ours(pid: int) -> bool:
         return f"w{os.getpid():x}-" in " ".join(process.cmdline()) and process.status() != psutil.STATUS_ZOMBIE
     except psutil.Error:
         return False
+
+
+@pytest.mark.parametrize(("signal_number", "blamed"), [(signal.SIGSEGV, True), (signal.SIGKILL, False)])
+async def test_what_an_engine_did_itself_is_its_requests_doing(
+    rig: Rig, signal_number: signal.Signals, blamed: bool
+) -> None:
+    """A crash names what was running; SIGKILL comes from outside and says nothing about it."""
+    handle = await rig.activate(rig.spec("demo-llama"), [rig.devices[0]])
+    rid = rig.submit(handle, tokenized("", prompt(1), 1000))
+    await rig.wait_tokens(rid, 3)
+    os.kill(handle.pids[0], signal_number)
+    died = (await until_died(handle))[-1]
+    assert isinstance(died, Died)
+    assert died.suspects == ((rid,) if blamed else ())
