@@ -189,7 +189,7 @@ class Controller:
     async def _reported(self, report: AgentReport) -> None:
         if not self.versions.agree(report):
             return
-        self.transfers.reported(report)
+        self.transfers.on_report(report)
         for model, count in report.arrivals.items():  # they came before the state that the report shows
             if await self._introduce(ModelName(model)):
                 self.feed(Arrivals(ModelName(model), count))

@@ -11,7 +11,7 @@ Link = tuple[str, str, str]
 
 
 class Transfers:
-    """:meth:`reported` with every report, in any order of nodes."""
+    """:meth:`on_report` with every report, in any order of nodes."""
 
     def __init__(self, metrics: Metrics) -> None:
         self._metrics = metrics
@@ -20,7 +20,7 @@ class Transfers:
         """By node: the sessions of its last report."""
         self._ended: set[tuple[str, str]] = set()
 
-    def reported(self, report: AgentReport) -> None:
+    def on_report(self, report: AgentReport) -> None:
         """Counts what came since the node's last report."""
         for arrival in report.arriving:
             self._count(report.node, arrival)

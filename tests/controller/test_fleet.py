@@ -304,8 +304,8 @@ def test_links_are_counted_once_however_often_they_are_reported() -> None:
         return report("b", arriving=[one])
 
     for one in (arrival(1, 25, 1.0), arrival(1, 25, 1.0), arrival(4, 100, 2.5, 2.5), arrival(4, 100, 2.5, 2.5)):
-        transfers.reported(one)
-    transfers.reported(report("b"))
+        transfers.on_report(one)
+    transfers.on_report(report("b"))
     assert metrics.values == {
         (names.WEIGHT_BLOCKS.name, "a", "b"): 4.0,
         (names.WEIGHT_BYTES.name, "a", "b"): 100.0,

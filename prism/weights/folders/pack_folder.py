@@ -32,7 +32,7 @@ OnProgress = Callable[[int, int], None]
 
 
 @dataclass(frozen=True, slots=True)
-class _Job:
+class _PackJob:
     """One folder to pack: what it holds, and how it shall lie in the store."""
 
     store: WeightStore
@@ -75,11 +75,11 @@ def pack_folder(
     if known is not None and known.blocks == header.blocks and not (copy and store.refers_to(key)):
         return known
     report = on_progress or (lambda done_bytes, all_bytes: None)
-    job = _Job(store, header, blocks, tensors, folder, report)
+    job = _PackJob(store, header, blocks, tensors, folder, report)
     return _copy(job) if copy else _index(job)
 
 
-def _index(job: _Job) -> PackHeader:
+def _index(job: _PackJob) -> PackHeader:
     paths = sorted({t.file for t in job.tensors.values()})
     number = {path: i for i, path in enumerate(paths)}
     index = PackIndex(
@@ -109,7 +109,7 @@ def _leaf_sums(index: PackIndex, folder: Path, report: OnProgress) -> Iterator[i
         pass
 
 
-def _copy(job: _Job) -> PackHeader:
+def _copy(job: _PackJob) -> PackHeader:
     order = job.sources()
     total, done = sum(t.nbytes for t in order), 0
     with job.store.writer(job.header.key, job.blocks, job.header.label) as writer:

@@ -54,7 +54,7 @@ def load_gpu(
 ) -> None:
     """Copies the data area of ``packed`` to device address ``target`` over ``lanes``. ``on_block`` and errors as in
     :func:`prism.weights.loading.loader.load`."""
-    job = _Job(packed, target, cancel or Never())
+    job = _GpuLoad(packed, target, cancel or Never())
     with ThreadPoolExecutor(len(lanes), thread_name_prefix="weights-gpu") as pool:
         futures = [pool.submit(job.run, lane) for lane in lanes]
         try:
@@ -65,7 +65,7 @@ def load_gpu(
         future.result()
 
 
-class _Job:
+class _GpuLoad:
     """Chunks still to be taken and leaves already in the target, shared by the lanes."""
 
     def __init__(self, packed: ResidentPack, target: int, cancel: CancelFlag) -> None:
@@ -134,7 +134,7 @@ class _Job:
             stream_copy(buffer + first - base, packed.address + first, end - first)
 
 
-def _report(job: _Job, futures: Sequence[Future[None]], on_block: OnBlock | None) -> None:
+def _report(job: _GpuLoad, futures: Sequence[Future[None]], on_block: OnBlock | None) -> None:
     header = job.packed.header
     for index, block in enumerate(header.blocks):
         wanted = set(header.block_leaves(index))

@@ -64,7 +64,7 @@ def load(
     if gpu is not None:
         _load_into_gpu(packed, target, gpu, on_block, cancel)
         return
-    job = _Job(packed, target, cancel or Never())
+    job = _HostLoad(packed, target, cancel or Never())
     with ThreadPoolExecutor(workers, thread_name_prefix="weights-load") as pool:
         try:
             futures = [pool.submit(job.work) for _ in range(workers)]
@@ -88,7 +88,7 @@ def _load_into_gpu(
 
 
 @dataclass
-class _Job:
+class _HostLoad:
     """State the workers of one load share; ``guard`` protects ``next`` and ``done``."""
 
     packed: ResidentPack
@@ -123,7 +123,7 @@ class _Job:
         stream_copy(self.target + first, packed.address + first, end - first)
 
 
-def _report(header: PackHeader, job: _Job, futures: list[Future[None]], on_block: OnBlock | None) -> None:
+def _report(header: PackHeader, job: _HostLoad, futures: list[Future[None]], on_block: OnBlock | None) -> None:
     """Calls ``on_block`` for each block in order; raises what stopped the workers."""
     for index, block in enumerate(header.blocks):
         needed = header.block_leaves(index)
