@@ -188,7 +188,7 @@ def handover() -> str:
     drawing.text(
         24,
         680,
-        "prism/node/device.py, prism/node/fronts.py, prism/server/resuming.py, prism/controller/inactive.py",
+        "prism/node/desk.py, prism/node/fronts.py, prism/server/resuming.py, prism/controller/inactive.py",
         12,
         GREY,
         "start",
