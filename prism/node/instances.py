@@ -209,6 +209,7 @@ class Instances:
             self._measures.engine_died(instance.part.devices)
             if died.suspects and not shell.counts(instance.key).served:
                 self.stillborn.append(Stillborn(key=instance.key, reason=died.reason))
+            instance.life.lost()  # first: that it runs nothing any more is no end of a drain
             shell.engine_down(instance.key)
             self._remove(instance)
 

@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator
 import msgspec
 import pytest
 
-from prism.core.events import ActivationError
+from prism.core.events import ActivationError, EngineDown
 from prism.core.ids import Generation, ModelName, NodeId
 from prism.core.instances import InstanceKey, whole_model
 from prism.engine.fake import FakePool, FakeSpeed
@@ -104,3 +104,19 @@ async def test_a_drain_ends_with_the_last_request(bench: Bench, instances: Insta
     await happens(lambda: states(instances)[OLD] == "draining", "the drain")
     bench.shell.desk.cancel("a")
     assert (await leaving).ok and not states(instances)
+
+
+async def test_an_engine_that_dies_while_it_drains_goes_down_once(bench: Bench, instances: Instances) -> None:
+    told: list[object] = []
+    hear = bench.shell.scheduler.on_event
+    bench.shell.scheduler.on_event = lambda event, now_s: told.append(event) or hear(event, now_s)  # type: ignore[method-assign,func-returns-value]
+    await activate(instances, OLD)
+    await bench.submit("a", payload=endless_payload())
+    await happens(lambda: bench.shell.counts(OLD).served, "its first token")
+    leaving = deactivate(instances, OLD, carry=False)
+    await happens(lambda: states(instances)[OLD] == "draining", "the drain")
+    (engine,) = [instance.handle for instance in instances.all()]
+    engine.kill()  # type: ignore[union-attr]
+    assert (await leaving).ok and not states(instances)
+    await bench.settle()
+    assert told.count(EngineDown(OLD)) == 1
