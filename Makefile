@@ -3,6 +3,7 @@ PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
 DEMO   := demo-models
+HOSTILE := tests/server/test_hostile.py tests/server/test_fuzz.py tests/server/test_log_privacy.py tests/e2e/test_fuzz.py tests/config/test_malformed.py
 KERNEL := $(shell find csrc -type f 2>/dev/null)
 
 .DEFAULT_GOAL := help
@@ -53,6 +54,7 @@ storm: install ## kill and stop processes of a real server under mixed load: mak
 
 hostile: install ## files, packs, stores and requests made to do harm (tests marked hostile)
 	@$(BIN)/python -m pytest -m "hostile and not net and not gpu"
+	@$(BIN)/python -m pytest $(HOSTILE)
 
 explore: install ## property tests with examples that no run has seen (what fails becomes an @example)
 	@PRISM_EXPLORE=1 $(BIN)/python -m pytest -m "hypothesis and not slow and not net and not gpu"
