@@ -30,7 +30,7 @@ def check_tools(request: Any, parser: str | None, model: str) -> str | None:
     if not isinstance(request, ChatCompletionRequest) or not request.tools or request.tool_choice == "none":
         return None
     if not demanded(request):
-        return None if parser else f"{NO_PARSER}; model={model!r}; calls come back as text"
+        return None if parser else f"{NO_PARSER}; model={model!a}; calls come back as text"
     if not parser:
         raise ApiError(
             400,

@@ -117,3 +117,12 @@ def test_tools_without_a_parser_are_passed_to_the_model_with_a_warning(live: Liv
 def test_two_grammars_exclude_each_other(live: LiveFront, field: str, value: object) -> None:
     answer = live.http.post("/v1/chat/completions", json=chat(PARSED, tool_choice=BETA, **{field: value}))
     assert (answer.status_code, answer.json()["error"]["param"]) == (400, field)
+
+
+def test_the_warning_is_a_header_whatever_a_model_is_called(live: LiveFront) -> None:
+    from sglang.srt.entrypoints.openai.protocol import ChatCompletionRequest
+
+    from prism.server.sglang_tools import check_tools
+
+    warning = check_tools(ChatCompletionRequest.model_validate(chat(PLAIN)), None, "模型\r\nx: y")
+    assert warning is not None and warning.encode("latin-1").isascii() and "\r" not in warning
