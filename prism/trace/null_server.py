@@ -59,7 +59,7 @@ class _Stream:
 
     __slots__ = ("chat", "first_s", "left", "name", "owner", "prompt_tokens", "received_s", "total")
 
-    def __init__(self, owner: _Connection, name: str, chat: bool, body: _Body, received_s: float) -> None:
+    def __init__(self, owner: _NullConnection, name: str, chat: bool, body: _Body, received_s: float) -> None:
         self.owner, self.name, self.chat, self.received_s = owner, name, chat, received_s
         self.left = self.total = max(1, body.max_tokens)
         self.prompt_tokens = _prompt_tokens(body)
@@ -124,7 +124,7 @@ class NullServer:
             await asyncio.sleep(_TICK_S)
 
 
-class _Connection(asyncio.Protocol):
+class _NullConnection(asyncio.Protocol):
     """One client connection; requests on it come one after the other."""
 
     def __init__(self, server: NullServer) -> None:
@@ -210,7 +210,7 @@ async def serve(host: str, port: int, ttft_s: float, tpot_s: float, log: Path | 
     """Serve until cancelled; prints ``http://HOST:PORT`` once it listens."""
     file = log.open("w") if log else None
     server = NullServer(ttft_s, tpot_s, file)
-    listener = await asyncio.get_running_loop().create_server(lambda: _Connection(server), host, port, backlog=4096)
+    listener = await asyncio.get_running_loop().create_server(lambda: _NullConnection(server), host, port, backlog=4096)
     print(f"http://{host}:{listener.sockets[0].getsockname()[1]}", flush=True)
     await server.run()
 

@@ -16,14 +16,14 @@ from prism.trace.row import TraceRow
 BLOCK_TOKENS: Final = 512
 
 
-class _Line(msgspec.Struct):
+class _MooncakeLine(msgspec.Struct):
     timestamp: float
     input_length: int
     output_length: int
     hash_ids: list[int] = []
 
 
-_decoder: Final = msgspec.json.Decoder(_Line)
+_decoder: Final = msgspec.json.Decoder(_MooncakeLine)
 
 
 def _rows(path: Path, options: ConvertOptions, tally: Tally) -> Iterator[TraceRow]:
@@ -41,7 +41,7 @@ def _rows(path: Path, options: ConvertOptions, tally: Tally) -> Iterator[TraceRo
             yield TraceRow(at_s, options.model, found.input_length, found.output_length, None, hashes)
 
 
-def _line(line: bytes, where: str) -> _Line:
+def _line(line: bytes, where: str) -> _MooncakeLine:
     try:
         return _decoder.decode(line)
     except msgspec.DecodeError as exc:
