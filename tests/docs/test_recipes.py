@@ -23,7 +23,7 @@ ONE_WORLD = {
     "CatalogChanged": "a simulated catalog is given at the start",
     "OperatorUnload": "no simulated operator unloads",
     "ActivationStarted": "the live world says it with the answer",
-    "DeviceLost": "a live device is lost with its machine",
+    "DeviceLost": "no agent tells a failed GPU from engines that died there one by one",
 }
 """Events and effects that one world has no occasion for."""
 RUN_BY_OTHERS = {"benchmarks.memory.rival", "benchmarks.server.canned", "benchmarks.weights.gloo_worker"}
