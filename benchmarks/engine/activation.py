@@ -25,6 +25,7 @@ import numpy as np
 from prism.core.ids import DeviceId, Generation, ModelName, NodeId
 from prism.core.instances import InstanceKey, whole_model
 from prism.core.specs import DeviceKind, DeviceSpec, ModelShape, ModelSpec
+from prism.engine.options import PoolOptions
 from prism.engine.pool import EnginePool
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -87,13 +88,13 @@ async def measure(pool: EnginePool, models: Path, rounds: int) -> None:
 
 async def run(models: Path, rounds: int) -> None:
     with tempfile.TemporaryDirectory(prefix="prism-b-") as folder:
-        pool = EnginePool(
-            [DeviceSpec(DEVICE, NodeId("local"), DeviceKind.HOST, 256 << 20)],
+        options = PoolOptions(
             run_dir=Path(folder) / "run",
             account_dir=Path(folder) / "accounts",
             store_dir=Path(folder) / "store",
             parked_per_device=1,
         )
+        pool = EnginePool([DeviceSpec(DEVICE, NodeId("local"), DeviceKind.HOST, 256 << 20)], options)
         start_s = time.perf_counter()
         await pool.start()
         print(f"zygote and parked worker up after {time.perf_counter() - start_s:.1f} s")

@@ -61,7 +61,7 @@ class EngineHandle:
         self._idle = asyncio.Event()
         self._idle.set()
         for link in self._links:
-            link.on_report, link.on_gone = self._on_report, self._on_gone
+            link.hand_to(self)
 
     @property
     def id(self) -> EngineId:
@@ -184,7 +184,7 @@ class EngineHandle:
         self._events.put_nowait(None)
         self._release(self._links, reusable)
 
-    def _on_report(self, link: WorkerLink, report: Report) -> None:
+    def on_report(self, link: WorkerLink, report: Report) -> None:
         match report:
             case Deactivated():
                 answer = self._answers.get(link.worker)
@@ -202,7 +202,7 @@ class EngineHandle:
                         self._idle.set()
                 self._events.put_nowait(report)
 
-    def _on_gone(self, link: WorkerLink) -> None:
+    def on_gone(self, link: WorkerLink) -> None:
         if self._over:
             return
         gone = link.describe_end()

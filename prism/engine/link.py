@@ -6,8 +6,8 @@ import asyncio
 import contextlib
 import os
 import signal
-from collections.abc import Callable, Iterable
-from typing import Final
+from collections.abc import Iterable
+from typing import Final, Protocol
 
 import msgspec
 
@@ -25,26 +25,40 @@ _OWN_SIGNALS: Final = frozenset({signal.SIGSEGV, signal.SIGABRT, signal.SIGBUS, 
 send it to whom they choose."""
 
 
+class WorkerOwner(Protocol):
+    """Who has a worker: the parked ones' keeper, an activation, or an active engine."""
+
+    def on_report(self, link: WorkerLink, report: Report) -> None:
+        """The worker says something."""
+
+    def on_gone(self, link: WorkerLink) -> None:
+        """The worker is gone; nothing more is reported of it."""
+
+
 class WorkerLink:
     """One worker process. It is gone when :attr:`gone` is set; :attr:`status` then says how it ended, once known.
 
-    Reports go to the one who set :attr:`on_report`; :attr:`on_gone` is called after the last one.
+    It belongs to one owner at a time, who hears its reports and its end (:meth:`hand_to`).
     """
 
-    def __init__(self, worker: str, device: DeviceId, world: int) -> None:
-        self.worker, self.device, self.world = worker, device, world
+    def __init__(self, worker: str, device: DeviceId, world: int, owner: WorkerOwner) -> None:
+        self.worker, self.device, self.world, self._owner = worker, device, world, owner
         self.pid = 0
         self.parked: asyncio.Future[Parked] = asyncio.get_running_loop().create_future()
         self.gone = asyncio.Event()
         self.status: int | None = None
         self._exited = asyncio.Event()
         self.last_words: Crashed | None = None
-        self.on_report: Callable[[WorkerLink, Report], None] = lambda link, report: None
-        self.on_gone: Callable[[WorkerLink], None] = lambda link: None
         self._writer: asyncio.StreamWriter | None = None
 
+    def hand_to(self, owner: WorkerOwner) -> None:
+        """``owner`` hears of it from now on; at once when it is gone already."""
+        self._owner = owner
+        if self.gone.is_set():
+            owner.on_gone(self)
+
     def send(self, command: Command) -> None:
-        """Queue ``command``; silently nothing when the worker is gone (its end is announced by :attr:`on_gone`)."""
+        """Queue ``command``; silently nothing when the worker is gone (its owner hears of its end)."""
         if self._writer is not None and not self.gone.is_set():
             self._writer.write(pack(encode(command)))
 
@@ -60,7 +74,7 @@ class WorkerLink:
                 if isinstance(report, Crashed):
                     self.last_words = report
                 else:
-                    self.on_report(self, report)
+                    self._owner.on_report(self, report)
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(_EXIT_REPORT_S):
                 await self._exited.wait()
@@ -86,7 +100,7 @@ class WorkerLink:
             self.parked.cancel()
         if self._writer is not None:
             self._writer.close()
-        self.on_gone(self)
+        self._owner.on_gone(self)
 
     def kill(self) -> None:
         """End the process now."""

@@ -14,13 +14,15 @@ from prism import memory
 from prism.core.ids import DeviceId, EngineId
 from prism.core.instances import InstanceKey, Part, Role
 from prism.core.specs import DeviceKind, DeviceSpec, ModelSpec
+from prism.engine.activating import Activating
 from prism.engine.api import longest_activation_s
-from prism.engine.commands import Activated, ActivateModel, NotActivated, Report
+from prism.engine.commands import Activated, ActivateModel
 from prism.engine.errors import ActivationCause, CannotActivate, EngineSetupError, NoSeat
 from prism.engine.gpu import mps_remark
 from prism.engine.handle import EngineHandle
 from prism.engine.leftovers import rendezvous_file
 from prism.engine.link import WorkerLink, until_gone
+from prism.engine.options import PoolOptions
 from prism.engine.sglang_args import server_arguments
 from prism.engine.workers import Workers
 
@@ -28,43 +30,10 @@ log = logging.getLogger(__name__)
 
 
 class EnginePool:
-    """See :class:`prism.engine.api.Engines`.
+    """See :class:`prism.engine.api.Engines`."""
 
-    ``run_dir`` holds sockets (keep its path short), ``account_dir`` the devices' accounts, ``store_dir`` the packed
-    weights (None: every activation reads the model's files). Without ``zygote_socket`` the pool runs a zygote of its
-    own and ends it in :meth:`close`. A device has at most ``max_per_device`` workers (so many models, too);
-    ``parked_per_device`` 0 means that each activation starts its own. ``threads`` compute on a virtual device.
-    ``secret_file`` holds the fleet's secret, for front doors on other machines.
-    """
-
-    def __init__(
-        self,
-        devices: Sequence[DeviceSpec],
-        *,
-        run_dir: Path,
-        account_dir: Path,
-        store_dir: Path | None = None,
-        zygote_socket: Path | None = None,
-        parked_per_device: int = 1,
-        max_per_device: int = 8,
-        start_timeout_s: float = 180.0,
-        threads: int = 1,
-        log_dir: Path | None = None,
-        secret_file: Path | None = None,
-    ) -> None:
-        self._workers = Workers(
-            devices,
-            run_dir=run_dir,
-            account_dir=account_dir,
-            store_dir=store_dir,
-            zygote_socket=zygote_socket,
-            parked_per_device=parked_per_device,
-            max_per_device=max_per_device,
-            start_timeout_s=start_timeout_s,
-            threads=threads,
-            log_dir=log_dir,
-            secret_file=secret_file,
-        )
+    def __init__(self, devices: Sequence[DeviceSpec], options: PoolOptions) -> None:
+        self._workers, self._options = Workers(devices, options), options
         self._numbers = itertools.count(1)
         self._handles: dict[EngineId, EngineHandle] = {}
 
@@ -115,7 +84,8 @@ class EnginePool:
             await until_gone(links)
             raise
         handle = EngineHandle(engine, key, links, activated.phases, activated.info, kind, self._forget(engine))
-        self._handles[engine] = handle
+        if handle.alive:
+            self._handles[engine] = handle
         return handle
 
     def _forget(self, engine: EngineId) -> Callable[[Sequence[WorkerLink], bool], None]:
@@ -162,29 +132,9 @@ class EnginePool:
         mark: str,
     ) -> Activated:
         """Send the ranks their commands and await all answers; the slowest rank's phases count."""
-        loop = asyncio.get_running_loop()
-        answers: dict[str, asyncio.Future[Activated]] = {link.worker: loop.create_future() for link in links}
-        names = tuple(link.device for link in links)
-
-        def on_report(link: WorkerLink, report: Report) -> None:
-            answer = answers[link.worker]
-            if isinstance(report, Activated) and not answer.done():
-                answer.set_result(report)
-            elif isinstance(report, NotActivated) and not answer.done():
-                cause = ActivationCause(report.cause)
-                answer.set_exception(CannotActivate(spec.name, names, cause, report.detail))
-
-        def on_gone(link: WorkerLink) -> None:
-            answer = answers[link.worker]
-            if not answer.done():
-                detail = link.describe_end()
-                answer.set_exception(CannotActivate(spec.name, names, ActivationCause.ENGINE_DIED, detail))
-
-        rendezvous = rendezvous_file(self._workers.run_dir.resolve(), links[0].worker, ranks=True)
+        activating = Activating(spec, links)
+        rendezvous = rendezvous_file(self._options.run_dir.resolve(), links[0].worker, ranks=True)
         for rank, link in enumerate(links):
-            link.on_report, link.on_gone = on_report, on_gone
-            if link.gone.is_set():
-                on_gone(link)
             link.send(
                 ActivateModel(
                     engine=engine,
@@ -198,13 +148,4 @@ class EnginePool:
                     weight_bytes=spec.weight_bytes,
                 )
             )
-        try:
-            async with asyncio.timeout(timeout_s):
-                done = await asyncio.gather(*answers.values())
-        except TimeoutError:
-            detail = f"not ready after {timeout_s:.0f} s"
-            raise CannotActivate(spec.name, names, ActivationCause.TIMEOUT, detail) from None
-        finally:
-            for answer in answers.values():
-                answer.cancel()
-        return max(done, key=lambda a: sum(a.phases.values()))
+        return await activating.done(timeout_s)

@@ -22,6 +22,7 @@ from prism.engine.errors import EngineSetupError, NoSeat
 from prism.engine.frames import read_frame
 from prism.engine.leftovers import Leftovers, log_file
 from prism.engine.link import WorkerLink, until_gone
+from prism.engine.options import PoolOptions
 from prism.engine.zygote_client import ZygoteClient
 
 log = logging.getLogger(__name__)
@@ -38,29 +39,11 @@ each model that comes would cost a fork and each that leaves a kill."""
 class Workers:
     """Forks, parks and ends workers. ``memory`` has the devices' accounts after :meth:`start`."""
 
-    def __init__(
-        self,
-        devices: Sequence[DeviceSpec],
-        *,
-        run_dir: Path,
-        account_dir: Path,
-        store_dir: Path | None,
-        zygote_socket: Path | None,
-        parked_per_device: int,
-        max_per_device: int,
-        start_timeout_s: float,
-        threads: int,
-        log_dir: Path | None,
-        secret_file: Path | None,
-    ) -> None:
-        self._max_per_device, self._start_timeout_s, self._threads = max_per_device, start_timeout_s, threads
+    def __init__(self, devices: Sequence[DeviceSpec], options: PoolOptions) -> None:
+        self._options = options
         self.devices = {d.id: d for d in devices}
         self.memory: dict[DeviceId, memory.Device] = {}
-        self.run_dir = run_dir
-        self._account_dir, self._store_dir, self._log_dir = account_dir, store_dir, log_dir
-        self._secret_file = secret_file
-        self._leftovers = Leftovers(run_dir, log_dir)
-        self._zygote_socket, self._parked_per_device = zygote_socket, parked_per_device
+        self._leftovers = Leftovers(options.run_dir, options.log_dir)
         self._numbers = itertools.count(1)
         self._tag = f"{os.getpid():x}"
         self._links: dict[str, WorkerLink] = {}
@@ -73,19 +56,25 @@ class Workers:
 
     async def start(self) -> None:
         """Reach (or start) the zygote and park the first workers. Raises :class:`EngineSetupError`."""
-        for directory in (self.run_dir, self._account_dir, *([self._log_dir] if self._log_dir else [])):
+        for directory in (
+            self._options.run_dir,
+            self._options.account_dir,
+            *([self._options.log_dir] if self._options.log_dir else []),
+        ):
             directory.mkdir(parents=True, exist_ok=True)
         self._leftovers.begin()
         for device in self.devices.values():
             self.memory[device.id] = memory.open_device(
-                local_name(device.id), device.memory_bytes, account_dir=self._account_dir
+                local_name(device.id), device.memory_bytes, account_dir=self._options.account_dir
             )
         channel = self._channel_path()
         channel.unlink(missing_ok=True)
         self._server = await asyncio.start_unix_server(self._greet, channel)
         await self._connect_zygote()
         links = [
-            await self._fork(device, 1) for device in self.devices.values() for _ in range(self._parked_per_device)
+            await self._fork(device, 1)
+            for device in self.devices.values()
+            for _ in range(self._options.parked_per_device)
         ]
         for link in links:
             await self._until_parked(link)
@@ -113,8 +102,9 @@ class Workers:
             link = self._parked[device].pop(0)
             self._refill(device)
             return link
-        if self._count(device) >= self._max_per_device and not self._give_up_spare(device):
-            raise NoSeat(f"{device} has {self._max_per_device} workers, as many as it may (max_per_device)")
+        most = self._options.max_per_device
+        if self._count(device) >= most and not self._give_up_spare(device):
+            raise NoSeat(f"{device} has {most} workers, as many as it may (max_per_device)")
         link = await self._fork(self.devices[device], world)
         await self._until_parked(link)
         return link
@@ -132,14 +122,13 @@ class Workers:
     def release(self, links: Sequence[WorkerLink], reusable: bool) -> None:
         """Workers of an engine that is over: back to the parked ones, or killed."""
         for link in links:
-            link.on_report = lambda link, report: None
-            link.on_gone = self._on_gone
+            link.hand_to(self)
             if link.gone.is_set():
-                self._on_gone(link)
-            elif reusable and link.world == 1 and not self._closing:
+                continue
+            if reusable and link.world == 1 and not self._closing:
                 spare = self._parked[link.device]
                 spare.insert(0, link)
-                while len(spare) > KEPT_FACTOR * self._parked_per_device:
+                while len(spare) > KEPT_FACTOR * self._options.parked_per_device:
                     spare.pop().kill()
             else:
                 link.kill()
@@ -157,9 +146,9 @@ class Workers:
     # --- the zygote ---
 
     async def _connect_zygote(self) -> None:
-        path = self._zygote_socket
+        path = self._options.zygote_socket
         if path is None:
-            path = self.run_dir / f"zygote-{self._tag}.sock"
+            path = self._options.run_dir / f"zygote-{self._tag}.sock"
             kind = next((d.kind.value for d in self.devices.values()), DeviceKind.HOST.value)
             self._zygote_process = await asyncio.create_subprocess_exec(
                 *(sys.executable, "-m", "prism.engine.zygote", "--socket", str(path), "--kind", kind),
@@ -195,7 +184,7 @@ class Workers:
     # --- workers ---
 
     def _channel_path(self) -> Path:
-        return self.run_dir / f"engines-{self._tag}.sock"
+        return self._options.run_dir / f"engines-{self._tag}.sock"
 
     async def _greet(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         frame = await read_frame(reader)
@@ -211,10 +200,9 @@ class Workers:
     async def _fork(self, device: DeviceSpec, world: int) -> WorkerLink:
         await self._revive_zygote()
         name = f"w{self._tag}-{next(self._numbers)}"
-        link = WorkerLink(name, device.id, world)
-        link.on_gone = self._on_gone
+        link = WorkerLink(name, device.id, world, self)
         self._links[name] = link
-        output = None if self._log_dir is None else log_file(self._log_dir, name)
+        output = None if self._options.log_dir is None else log_file(self._options.log_dir, name)
         title = f"prism: engine {name} {local_name(device.id)}"
         try:
             link.pid = await self._zygote.fork(
@@ -232,18 +220,18 @@ class Workers:
             "channel": str(self._channel_path()),
             "device": local_name(device.id),
             "capacity_bytes": device.memory_bytes,
-            "account_dir": str(self._account_dir),
-            "store_dir": None if self._store_dir is None else str(self._store_dir),
-            "run_dir": str(self.run_dir.resolve()),
+            "account_dir": str(self._options.account_dir),
+            "store_dir": None if self._options.store_dir is None else str(self._options.store_dir),
+            "run_dir": str(self._options.run_dir.resolve()),
             "world": world,
-            "threads": self._threads,
-            "log_dir": None if self._log_dir is None else str(self._log_dir),
-            "secret_file": None if self._secret_file is None else str(self._secret_file),
+            "threads": self._options.threads,
+            "log_dir": None if self._options.log_dir is None else str(self._options.log_dir),
+            "secret_file": None if self._options.secret_file is None else str(self._options.secret_file),
         }
 
     async def _until_parked(self, link: WorkerLink) -> None:
         try:
-            async with asyncio.timeout(self._start_timeout_s):
+            async with asyncio.timeout(self._options.start_timeout_s):
                 await link.parked
         except asyncio.CancelledError:
             if link.gone.is_set():
@@ -251,9 +239,15 @@ class Workers:
             raise
         except TimeoutError:
             link.kill()
-            raise EngineSetupError(f"worker {link.worker} was not ready after {self._start_timeout_s:.0f} s") from None
+            raise EngineSetupError(
+                f"worker {link.worker} was not ready after {self._options.start_timeout_s:.0f} s"
+            ) from None
 
-    def _on_gone(self, link: WorkerLink) -> None:
+    def on_report(self, link: WorkerLink, report: Report) -> None:
+        """A parked worker has nothing to say; what comes late from one that was active is old news."""
+
+    def on_gone(self, link: WorkerLink) -> None:
+        """See :class:`prism.engine.link.WorkerOwner`."""
         if self._links.pop(link.worker, None) is not None:
             self._leftovers.ended(link.worker)
         self.memory[link.device].reap()
@@ -274,8 +268,8 @@ class Workers:
     async def _refill_now(self, device: DeviceId) -> None:
         coming = [k for k in self._links.values() if k.device == device and k.world == 1 and not k.parked.done()]
         while (
-            len(self._parked[device]) + len(coming) < self._parked_per_device
-            and self._count(device) < self._max_per_device
+            len(self._parked[device]) + len(coming) < self._options.parked_per_device
+            and self._count(device) < self._options.max_per_device
         ):
             try:
                 link = await self._fork(self.devices[device], 1)

@@ -8,7 +8,8 @@ import logging
 import os
 import time
 import uuid
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from typing import Final, Protocol
 
 import msgspec
@@ -64,31 +65,38 @@ class DeviceAccount(Protocol):
     def wanted_bytes(self) -> int: ...
 
 
-class NodeAgent:
-    """One per machine. Build it, then :meth:`run` until cancelled.
+@dataclass(frozen=True, slots=True)
+class AgentMachine:
+    """What an agent looks after."""
 
-    ``accounts`` are read all the time; ``detail`` is announced in the store with the agent. ``weights`` is there
-    when there are other machines.
-    """
+    node: NodeId
+    devices: tuple[DeviceSpec, ...]
+    accounts: Mapping[DeviceId, DeviceAccount]
+    """Read all the time."""
+    detail: Mapping[str, object] = field(default_factory=dict)
+    """Announced in the store with the agent."""
+
+
+class NodeAgent:
+    """One per machine. Build it, then :meth:`run` until cancelled. ``weights`` is there when there are other
+    machines."""
 
     def __init__(
         self,
-        node: NodeId,
-        devices: Sequence[DeviceSpec],
+        machine: AgentMachine,
+        settings: GpuSettings,
         pool: Engines,
         store: Store,
         inbox: Inbox,
-        settings: GpuSettings,
-        accounts: Mapping[DeviceId, DeviceAccount],
         metrics: Metrics,
-        detail: Mapping[str, object] | None = None,
         weights: NodeWeights | None = None,
     ) -> None:
-        self.node, self.devices, self.pool, self.store, self.inbox = node, tuple(devices), pool, store, inbox
-        self.consumer = consumer_name(f"agent-{node}")
+        self.node, self.devices = machine.node, machine.devices
+        self.pool, self.store, self.inbox = pool, store, inbox
+        self.consumer = consumer_name(f"agent-{self.node}")
         self.incarnation = uuid.uuid4().hex[:12]
         self.outbox = Outbox(keys=inbox.keys)
-        self._accounts = accounts
+        self._accounts, self._detail = machine.accounts, machine.detail
         self.measures = NodeMeasures(metrics, self.devices)
         self._changed = asyncio.Event() if weights is None else weights.changed
         services = NodeServices(
@@ -102,9 +110,8 @@ class NodeAgent:
         )
         self.shells = {d.id: DeviceShell(d, settings, self._memory(d.id), services) for d in self.devices}
         self.weights = weights
-        self.instances = Instances(node, pool, self.shells, self._changed.set, self.measures, weights)
+        self.instances = Instances(self.node, pool, self.shells, self._changed.set, self.measures, weights)
         self._commands: set[asyncio.Task[None]] = set()
-        self._detail = dict(detail or {})
         self._leaving = self._left = False
 
     async def leave(self) -> None:

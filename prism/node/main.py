@@ -15,10 +15,11 @@ from prism import memory
 from prism.core.ids import NodeId, local_name
 from prism.core.settings import GpuSettings
 from prism.core.specs import DeviceKind, DeviceSpec
+from prism.engine.options import PoolOptions
 from prism.engine.pool import EnginePool
 from prism.engine.process import die_with_parent
 from prism.memory.region import GPU_REGION_PAGE_BYTES
-from prism.node.agent import NodeAgent
+from prism.node.agent import AgentMachine, NodeAgent
 from prism.node.weights import NodeWeights
 from prism.obs.logs import setup_logging
 from prism.obs.metrics import Metrics
@@ -66,8 +67,7 @@ async def serve(config: NodeConfig) -> None:
     """Runs the agent until SIGTERM or SIGINT."""
     accounts = Path(config.run_dir) / "accounts"
     devices = {d.id: memory.open_device(local_name(d.id), d.memory_bytes, account_dir=accounts) for d in config.devices}
-    pool = EnginePool(
-        config.devices,
+    options = PoolOptions(
         run_dir=Path(config.run_dir),
         account_dir=accounts,
         log_dir=Path(config.log_dir),
@@ -79,13 +79,14 @@ async def serve(config: NodeConfig) -> None:
         store_dir=Path(config.store_dir),
         secret_file=None if config.secret_file is None else Path(config.secret_file),
     )
+    pool = EnginePool(config.devices, options)
     store = open_store(config.redis_url)
     secret = None if config.secret_file is None else read_secret(Path(config.secret_file))
     with Inbox(config.mailbox, keys=None if secret is None else secret.mail_keys()) as inbox:
-        specs = [_as_run(spec, devices[spec.id], config.engines.max_per_device) for spec in config.devices]
-        node, detail = NodeId(config.node), {"state_dir": config.state_dir}
+        specs = tuple(_as_run(spec, devices[spec.id], config.engines.max_per_device) for spec in config.devices)
+        machine = AgentMachine(NodeId(config.node), specs, devices, {"state_dir": config.state_dir})
         weights = None if secret is None else _weights(config, secret)
-        agent = NodeAgent(node, specs, pool, store, inbox, config.settings, devices, Metrics(), detail, weights)
+        agent = NodeAgent(machine, config.settings, pool, store, inbox, Metrics(), weights)
         task = asyncio.create_task(agent.run())
         ending = _end_on_signal(agent, task, leaves=config.leaves)
         try:

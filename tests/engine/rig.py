@@ -19,6 +19,7 @@ from prism.engine import boot, cuda_stub
 from prism.engine.api import Work
 from prism.engine.events import AnyEvent
 from prism.engine.handle import EngineHandle
+from prism.engine.options import PoolOptions
 from prism.engine.pool import EnginePool
 from prism.wire.mailbox import Inbox
 from prism.wire.messages import TokenItem, Tokens
@@ -109,13 +110,13 @@ class Rig:
         self.models, self.folder = models, folder
         self.devices = tuple(DeviceId(f"local/host:{i}") for i in range(2))
         specs = [DeviceSpec(d, NodeId("local"), DeviceKind.HOST, DEVICE_BYTES) for d in self.devices]
-        self.pool = EnginePool(
-            specs,
+        options = PoolOptions(
             run_dir=folder / "run",
             account_dir=folder / "accounts",
             store_dir=folder / "store",
             zygote_socket=zygote,
         )
+        self.pool = EnginePool(specs, options)
         self.inbox = Inbox(f"ipc://{folder}/front")
         self.items: dict[str, list[TokenItem]] = {}
         self.tokens: dict[str, list[int]] = {}

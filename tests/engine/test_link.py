@@ -9,12 +9,12 @@ import pytest
 
 from prism.core.ids import DeviceId
 from prism.engine.commands import Parked
-from prism.engine.link import WorkerLink
+from prism.engine.link import WorkerLink, WorkerOwner
 
 
 async def ended_channel() -> tuple[WorkerLink, asyncio.Task[None]]:
     """A worker whose channel has just closed, and the task that reads it."""
-    link, reader = WorkerLink("w1", DeviceId("n/host:0"), 1), asyncio.StreamReader()
+    link, reader = WorkerLink("w1", DeviceId("n/host:0"), 1, Mock(spec=WorkerOwner)), asyncio.StreamReader()
     reader.feed_eof()
     reading = asyncio.create_task(
         link.attach(Parked(worker="w1", pid=7, owner="o"), reader, Mock(spec=asyncio.StreamWriter))
@@ -41,6 +41,15 @@ async def test_without_a_zygote_nobody_says_it() -> None:
 
 @pytest.mark.parametrize("status", [0, 3])
 async def test_a_worker_that_never_opened_its_channel(status: int) -> None:
-    link = WorkerLink("w1", DeviceId("n/host:0"), 1)
+    link = WorkerLink("w1", DeviceId("n/host:0"), 1, Mock(spec=WorkerOwner))
     link.exited(status)
     assert link.gone.is_set() and link.parked.cancelled() and f"status {status}" in link.describe_end()
+
+
+async def test_a_worker_that_ended_before_it_changed_hands_is_told_to_its_new_owner() -> None:
+    first, second = Mock(spec=WorkerOwner), Mock(spec=WorkerOwner)
+    link = WorkerLink("w1", DeviceId("n/host:0"), 1, first)
+    link.exited(1)
+    first.on_gone.assert_called_once_with(link)
+    link.hand_to(second)
+    second.on_gone.assert_called_once_with(link)

@@ -18,7 +18,7 @@ from prism.core.ids import DeviceId, ModelName, NodeId
 from prism.core.settings import ClusterSettings, GpuSettings
 from prism.core.specs import DeviceKind, DeviceSpec, ModelShape, ModelSpec
 from prism.engine.fake import FakeHandle, FakePool, FakeSpeed, fake_tokens
-from prism.node.agent import NodeAgent
+from prism.node.agent import AgentMachine, NodeAgent
 from prism.obs.decisions import DecisionLog
 from prism.obs.metrics import Metrics
 from prism.scheduler import cluster_scheduler
@@ -205,7 +205,8 @@ def start_agent(
     devices = [DeviceSpec(DeviceId(f"{node}/host:{i}"), node, DeviceKind.HOST, 100 * MIB) for i in range(2)]
     inbox = Inbox(address(folder, f"{name}{serial}", keys), keys=keys)
     accounts = {d.id: _Untouched() for d in devices}
-    return NodeAgent(node, devices, pool, system_store, inbox, GpuSettings(), accounts, Metrics())
+    machine = AgentMachine(node, tuple(devices), accounts)
+    return NodeAgent(machine, GpuSettings(), pool, system_store, inbox, Metrics())
 
 
 class _Untouched:

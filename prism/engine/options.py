@@ -1,0 +1,30 @@
+"""How the engines of one machine are run."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+
+@dataclass(frozen=True, slots=True)
+class PoolOptions:
+    """The settings of an :class:`prism.engine.pool.EnginePool`."""
+
+    run_dir: Path
+    """Sockets; keep its path short."""
+    account_dir: Path
+    """The devices' accounts."""
+    store_dir: Path | None = None
+    """The packed weights; None: every activation reads the model's files."""
+    zygote_socket: Path | None = None
+    """None: the pool runs a zygote of its own and ends it when it closes."""
+    parked_per_device: int = 1
+    """0: each activation starts its own worker."""
+    max_per_device: int = 8
+    """Most workers of a device, and so most instances on it."""
+    start_timeout_s: float = 180.0
+    threads: int = 1
+    """Threads that compute on a virtual device."""
+    log_dir: Path | None = None
+    secret_file: Path | None = None
+    """The fleet's secret, for front doors on other machines."""
