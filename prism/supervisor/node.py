@@ -135,5 +135,7 @@ def _decoded(text: str, shown: str) -> FleetDocument:
     except msgspec.MsgspecError as error:
         raise CannotStart(f"the fleet at {shown} runs another version of Prism ({error})") from error
     if document.version != __version__ or document.protocol != PROTOCOL_VERSION:
-        raise CannotStart(f"the fleet at {shown} runs Prism {document.version}, this is {__version__}")
+        theirs = f"Prism {document.version} (messages of version {document.protocol})"
+        ours = f"{__version__} (messages of version {PROTOCOL_VERSION})"
+        raise CannotStart(f"the fleet at {shown} runs {theirs}, this is {ours}; install the fleet's version here")
     return document
