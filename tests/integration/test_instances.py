@@ -17,7 +17,7 @@ from prism.engine.fake import FakeHandle
 from tests.patience import happens
 
 from .fake_system import System, ended, fake_system, model, some_tokens, whole
-from .test_fleet import fleet, kill
+from .test_fleet import fleet, joined, kill
 
 M = ModelName("a")
 REASON = because(ReasonCode.OPERATOR)
@@ -46,6 +46,7 @@ def engine(system: System, generation: int, device: DeviceId = HERE) -> FakeHand
 
 async def test_a_new_generation_takes_over_before_the_old_one_is_gone(tmp_path: Path) -> None:
     async with fake_system(tmp_path, [model(M)]) as system:
+        await joined(system, 1)
         await order(system, Activate(key(1), whole_model([HERE]), REASON))
         await happens(lambda: engine(system, 1), "the first generation")
         system.controller.feed(InstanceFound(key(1), whole_model([HERE])))
