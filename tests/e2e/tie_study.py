@@ -1,7 +1,6 @@
 """How often may rounding decide a greedy token? For greedy answers with penalties: how far the two best tokens are
 apart, and how much the log-probabilities of the same tokens differ between an idle server and one with neighbours in
-the batch. Then a tie is made, by halving the interval of the frequency penalty in which the answer changes, and asked
-again and again, alone and with neighbours.
+the batch.
 
     python -m tests.e2e.tie_study [--prompts 24] [--tokens 120] [--model demo-qwen3]
 
@@ -17,7 +16,6 @@ import asyncio
 import subprocess
 import sys
 import tempfile
-from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -49,27 +47,6 @@ async def study(server: Server, model: str, count: int, tokens: int) -> None:
         noise = [d for a, b in zip(alone, other, strict=True) for d in _differences(a, b)]
         parted = [_parting(a, b) for a, b in zip(alone, other, strict=True) if a.tokens != b.tokens]
         print(f"{name}: log-probabilities differ by up to {max(noise, default=0.0):.1e}; answers that part: {parted}")
-
-
-async def made_tie(server: Server, model: str, tokens: int = 40, rounds: int = 12) -> None:
-    """Which answers a request gets whose penalty is as near as possible to where its answer changes."""
-    prompt, others = "the request waits", prompts(12)[1:6]
-    async with server.async_client() as client:
-
-        async def said(penalty: float) -> str:
-            return "".join((await answer(client, model, prompt, tokens, frequency_penalty=penalty)).tokens)
-
-        low, high = 0.5, 0.9
-        first = await said(low)
-        while high - low > 1e-7:
-            middle = (low + high) / 2
-            low, high = (middle, high) if await said(middle) == first else (low, middle)
-        for name, count in (("alone", 0), ("with neighbours", len(others))):
-            heard: Counter[str] = Counter()
-            for turn in range(rounds):
-                beside = [answer(client, model, f"{other} {turn}", tokens) for other in others[:count]]
-                heard[(await asyncio.gather(said(low), *beside))[0]] += 1
-            print(f"frequency_penalty {low:.8f}, {name}: {len(heard)} answers, {sorted(heard.values())} times")
 
 
 def _gaps(logprobs: Any) -> list[float]:
@@ -104,7 +81,6 @@ def main() -> None:
     with tempfile.TemporaryDirectory(prefix="prism-ties-") as folder:
         server = start(Path(folder), catalog(models))
         try:
-            asyncio.run(made_tie(server, options.model))
             asyncio.run(study(server, options.model, options.prompts, options.tokens))
         finally:
             server.stop()
