@@ -19,6 +19,8 @@ from collections import OrderedDict
 from functools import lru_cache
 from typing import Final
 
+from prism.obs.log_context import context_fields
+
 PROMPTS_ENV: Final = "PRISM_LOG_PROMPTS"
 """``1`` in the environment of all processes of a server whose catalog says ``log.prompts``."""
 
@@ -112,8 +114,6 @@ def show_prompts(on: bool) -> None:
 
 
 def _surrounding_id() -> str:
-    from prism.obs.logs import context_fields
-
     return str(context_fields().get("request_id", ""))
 
 

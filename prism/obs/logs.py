@@ -1,8 +1,8 @@
 """Structured logs: one JSON object per line, with the request's id wherever it is known.
 
-``extra={"model": ..., "device": ...}`` adds fields; :func:`log_context` adds them to everything logged inside it,
-across ``await``. Field names are part of the interface: ``ts``, ``level``, ``process``, ``pid``, ``logger``, ``msg``,
-``request_id``, ``model``, ``device``, ``error``.
+``extra={"model": ..., "device": ...}`` adds fields; :mod:`prism.obs.log_context` adds them to everything logged inside
+it. Field names are part of the interface: ``ts``, ``level``, ``process``, ``pid``, ``logger``, ``msg``, ``request_id``,
+``model``, ``device``, ``error``.
 """
 
 from __future__ import annotations
@@ -12,19 +12,13 @@ import logging
 import os
 import re
 import sys
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
-from contextvars import ContextVar
 from datetime import UTC, datetime
 from logging.handlers import RotatingFileHandler
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any, Final, TextIO
 
 from prism.obs.foreign import ForeignFilter
-
-_NOTHING: Final[Mapping[str, object]] = MappingProxyType({})
-_context: ContextVar[Mapping[str, object]] = ContextVar("prism_log_context", default=_NOTHING)
+from prism.obs.log_context import context_fields
 
 _STANDARD: Final = frozenset(vars(logging.makeLogRecord({}))) | {
     "message", "asctime", "taskName", "color_message", "prism_shown",
@@ -34,21 +28,6 @@ _STANDARD: Final = frozenset(vars(logging.makeLogRecord({}))) | {
 _CONTROL: Final = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]|\n(?=\d\d:)")
 
 LEVELS: Final = {name: getattr(logging, name.upper()) for name in ("debug", "info", "warning", "error")}
-
-
-@contextmanager
-def log_context(**fields: object) -> Iterator[None]:
-    """Add ``fields`` to every record logged inside, by this task and those it starts."""
-    token = _context.set({**_context.get(), **fields})
-    try:
-        yield
-    finally:
-        _context.reset(token)
-
-
-def context_fields() -> Mapping[str, object]:
-    """The fields of the surrounding :func:`log_context`."""
-    return _context.get()
 
 
 class JsonFormatter(logging.Formatter):
@@ -87,7 +66,7 @@ class ConsoleFormatter(logging.Formatter):
 def fields_of(record: logging.LogRecord) -> dict[str, object]:
     """The record's own fields: those of the surrounding :func:`log_context`, then those of ``extra``."""
     extra = {key: value for key, value in vars(record).items() if key not in _STANDARD}
-    return {**_context.get(), **extra}
+    return {**context_fields(), **extra}
 
 
 def setup_logging(

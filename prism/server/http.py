@@ -13,7 +13,7 @@ from starlette.datastructures import Headers, MutableHeaders
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from prism.obs.logs import log_context
+from prism.obs.log_context import log_context
 from prism.server.errors import ApiError, internal, invalid
 
 log = logging.getLogger(__name__)

@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 
 from prism.obs.foreign import PROMPTS_ENV, show_prompts, source_of
-from prism.obs.logs import log_context, setup_logging
+from prism.obs.log_context import log_context
+from prism.obs.logs import setup_logging
 
 REQUEST = "req_" + "0" * 32
 SECRET = "the-secret-word"

@@ -13,7 +13,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from prism.obs.logs import ConsoleFormatter, JsonFormatter, log_context, setup_logging
+from prism.obs.log_context import log_context
+from prism.obs.logs import ConsoleFormatter, JsonFormatter, setup_logging
 
 
 @pytest.fixture(autouse=True)

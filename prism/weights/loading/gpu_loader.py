@@ -21,7 +21,7 @@ import xxhash
 
 from prism.memory import stream_copy
 from prism.weights.errors import CorruptBlock, LoadCancelled
-from prism.weights.loading.loader import CancelFlag, Never, OnBlock
+from prism.weights.loading.watching import CancelFlag, Never, OnBlock
 from prism.weights.store.resident import ResidentPack
 
 CHUNK_BYTES: Final = 16 << 20

@@ -9,36 +9,21 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Callable
 from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field
-from typing import Final, Protocol
+from typing import Final
 
 import xxhash
 
 from prism.memory import stream_copy
 from prism.weights.errors import CorruptBlock, LoadCancelled
 from prism.weights.loading.destination import Destination, address_of, gpu_of
-from prism.weights.packs.format import BlockEntry, PackHeader
+from prism.weights.loading.watching import CancelFlag, Never, OnBlock
+from prism.weights.packs.format import PackHeader
 from prism.weights.store.resident import ResidentPack
 
 _WORKERS: Final = max(1, min(4, os.cpu_count() or 1))
 """Two threads saturate the memory of small machines, four that of most sockets."""
-
-OnBlock = Callable[[int, BlockEntry], None]
-
-
-class CancelFlag(Protocol):
-    """``threading.Event`` or anything that answers ``is_set``."""
-
-    def is_set(self) -> bool: ...
-
-
-class Never:
-    """The cancel event of a load that nobody cancels."""
-
-    def is_set(self) -> bool:
-        return False
 
 
 def load(
@@ -76,7 +61,7 @@ def load(
 def _load_into_gpu(
     packed: ResidentPack, target: int, gpu: int, on_block: OnBlock | None, cancel: CancelFlag | None
 ) -> None:
-    # imported here: the module below needs this one, and CuPy is slow to import where no GPU will ever be
+    # imported here: CuPy is slow to import where no GPU will ever be
     from prism.weights.loading.cuda_lanes import CudaLane
     from prism.weights.loading.gpu_loader import load_gpu
 
