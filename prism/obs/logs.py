@@ -88,6 +88,7 @@ def setup_logging(
     for old in list(root.handlers):
         root.removeHandler(old)
         old.close()
+    _take_over_libraries()
     foreign = ForeignFilter(prompts)
     if file is not None:
         file.parent.mkdir(parents=True, exist_ok=True)
@@ -104,6 +105,14 @@ def setup_logging(
     root.setLevel(LEVELS[level])
     for chatty in ("httpx", "httpcore", "asyncio", "urllib3", "filelock"):
         logging.getLogger(chatty).setLevel(max(LEVELS[level], logging.WARNING))
+
+
+def _take_over_libraries() -> None:
+    """Loggers that write by themselves, past every filter here (transformers writes to stderr), hand on to ours."""
+    for logger in logging.root.manager.loggerDict.values():
+        if isinstance(logger, logging.Logger):
+            logger.handlers.clear()
+            logger.propagate = True
 
 
 def _add(root: logging.Logger, handler: logging.Handler, formatter: logging.Formatter, foreign: ForeignFilter) -> None:

@@ -75,7 +75,9 @@ async def test_the_standby_takes_over_again_and_again(folder: Path) -> None:
         await forks(folder)
         first.kill()
         assert await promote(folder / "s.sock", folder / "z.sock") == standby.pid
-        assert (await the(folder, TITLE)).pid == standby.pid
+        async with asyncio.timeout(PATIENCE_S):
+            while (await the(folder, TITLE)).pid != standby.pid:  # the killed one may be seen a moment longer
+                await asyncio.sleep(0.02)
         await forks(folder)
 
 

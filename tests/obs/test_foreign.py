@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 from collections.abc import Iterator
+from io import StringIO
 from pathlib import Path
 
 import pytest
@@ -50,6 +51,17 @@ def test_words_of_requests_are_shown_as_their_source_has_them(tmp_path: Path) ->
     assert (first["level"], first["request_id"]) == ("warning", REQUEST)
     assert second["msg"] == "bad %s"
     assert third["msg"] == "in test_words_of_requests_are_shown_as_their_source_has_them()"
+
+
+def test_a_library_that_writes_by_itself_is_taken_over(tmp_path: Path) -> None:
+    library, written = logging.getLogger("a_library_with_a_handler"), StringIO()
+    library.addHandler(logging.StreamHandler(written))
+    library.propagate = False
+    setup_logging("x", "info", tmp_path / "x.jsonl", console=None, prompts=False)
+    logging.getLogger("a_library_with_a_handler.part").warning(SECRET)
+    assert written.getvalue() == ""
+    (only,) = logged(tmp_path / "x.jsonl")
+    assert only["logger"] == "a_library_with_a_handler.part" and SECRET not in str(only)
 
 
 def test_prompts_on_shows_the_words(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
