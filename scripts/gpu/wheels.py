@@ -44,7 +44,7 @@ WANTED: Final = (
     ),
     Wanted("flashinfer-python", FIRST, drop=("flashinfer/data/*",)),
     Wanted("transformers", SECOND),
-    Wanted("xgrammar", SECOND, strip=True),
+    Wanted("xgrammar", SECOND, drop=("xgrammar/lib/*.a",), strip=True),
     Wanted("apache-tvm-ffi", SECOND, strip=True),
     Wanted("torch-memory-saver", SECOND),
     Wanted("torchcodec", SECOND),

@@ -1,0 +1,133 @@
+"""An engine pool with a front door's mailbox, as the engine tests have it, on the GPU or, in a dry run, on a virtual
+device with a tiny model."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from prism.core.ids import DeviceId, NodeId
+from prism.core.specs import DeviceKind, DeviceSpec
+from prism.engine.handle import EngineHandle
+from prism.engine.options import PoolOptions
+from prism.engine.pool import EnginePool
+from prism.memory.gpus import NoDriver, read_gpus
+from scripts.gpu.run import Run
+from scripts.gpu.stage import ROOT
+from tests.engine.rig import Rig, tokenized
+
+OUTER: Final = dict(os.environ)
+"""As it was before SGLang's codec, which hides GPUs from this process: for reading them and for other processes."""
+CAPACITY: Final = 0.85
+"""Of a GPU's memory; the rest is for what is outside every account."""
+DRY_BYTES: Final = 256 << 20
+SEATS: Final = 3
+"""Most workers of the GPU."""
+
+
+def used_bytes() -> int:
+    """Memory of GPU 0 that any process holds, from the driver; 0 without a GPU."""
+    try:
+        return read_gpus(OUTER).gpus[0].used_bytes
+    except NoDriver:
+        return 0
+
+
+def model(run: Run, shape: str, copy: str = "") -> Path:
+    """The folder of a model of ``shape`` ("tiny" in a dry run), written once; ``copy`` names another one of it."""
+    made = "tiny" if run.dry else shape
+    folder = run.scratch / f"model-{made}"
+    if not folder.exists():
+        command = [sys.executable, "-m", "scripts.gpu.models", made, str(folder)]
+        subprocess.run(command, cwd=ROOT, check=True, env={**OUTER, "OMP_NUM_THREADS": "8"})
+    if not copy:
+        return folder
+    other = run.scratch / f"model-{made}-{copy}"
+    if not other.exists():
+        shutil.copytree(folder, other, copy_function=os.link)
+    return other
+
+
+@dataclass
+class Bench:
+    """``rig`` with its one device."""
+
+    run: Run
+    rig: Rig
+    device: DeviceId
+
+    async def activate(self, folder: Path, **engine_args: Any) -> tuple[EngineHandle, float]:
+        """An engine of the model, and the seconds it took."""
+        start_s = time.perf_counter()
+        handle = await self.rig.activate(self.rig.spec_at(folder, **engine_args), [self.device])
+        return handle, time.perf_counter() - start_s
+
+    async def generate(self, handle: EngineHandle, prompt: Sequence[int], new_tokens: int) -> list[int]:
+        return await self.rig.ask(handle, tokenized("", prompt, new_tokens))
+
+    async def first_token_s(self, handle: EngineHandle, prompt: Sequence[int]) -> float:
+        """From submitting to the first token."""
+        start_s = time.perf_counter()
+        rid = self.rig.submit(handle, tokenized("", prompt, 1))
+        await self.rig.wait_tokens(rid, 1)
+        return time.perf_counter() - start_s
+
+
+def store_folder(run: Run) -> Path:
+    """The disk tier of the weights' store, on a disk: memory holds the models' files and the host tier already."""
+    return Path(tempfile.gettempdir()) / ("prism-kit-store-dry" if run.dry else "prism-kit-store")
+
+
+def device_spec(run: Run) -> DeviceSpec:
+    if run.dry:
+        return DeviceSpec(DeviceId("local/host:0"), NodeId("local"), DeviceKind.HOST, DRY_BYTES)
+    nbytes = int(CAPACITY * read_gpus(OUTER).gpus[0].memory_bytes)
+    return DeviceSpec(DeviceId("local/cuda:0"), NodeId("local"), DeviceKind.CUDA, nbytes)
+
+
+@asynccontextmanager
+async def bench(run: Run) -> AsyncIterator[Bench]:
+    """A zygote and a pool with one parked worker; both end with the block. Says how long the start took."""
+    folder = Path(tempfile.mkdtemp(prefix="prism-k-"))
+    spec = device_spec(run)
+    start_s = time.perf_counter()
+    zygote = start_zygote(folder, spec.kind)
+    try:
+        rig = Rig(folder, run.scratch, folder / "zygote.sock")
+        rig.devices = (spec.id,)
+        rig.pool = EnginePool(
+            [spec],
+            PoolOptions(
+                run_dir=folder / "run",
+                account_dir=folder / "accounts",
+                store_dir=store_folder(run),
+                zygote_socket=folder / "zygote.sock",
+                max_per_device=SEATS,
+                start_timeout_s=300.0,
+            ),
+        )
+        await rig.start()
+        run.reading("zygote and parked worker", time.perf_counter() - start_s, "s", goal=30)
+        try:
+            yield Bench(run, rig, spec.id)
+        finally:
+            await rig.close()
+    finally:
+        zygote.kill()
+        zygote.wait()
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def start_zygote(folder: Path, kind: DeviceKind) -> subprocess.Popen[bytes]:
+    command = [sys.executable, "-m", "prism.engine.zygote", "--socket", str(folder / "zygote.sock")]
+    command += ["--kind", kind.value, "--parent-pid", str(os.getpid())]
+    return subprocess.Popen(command, cwd=ROOT, env=OUTER)
