@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import base64
+import csv
 import fnmatch
 import hashlib
+import io
 import shutil
 import subprocess
 import tempfile
@@ -60,9 +62,9 @@ def _stripped(data: bytes) -> bytes:
 
 
 def _record(contents: Mapping[str, bytes], record: str) -> bytes:
-    lines = [
-        f"{name},sha256={base64.urlsafe_b64encode(hashlib.sha256(data).digest()).rstrip(b'=').decode()},{len(data)}"
-        for name, data in contents.items()
-        if name != record
-    ]
-    return "\n".join([*lines, f"{record},,", ""]).encode()
+    out = io.StringIO()
+    lines = csv.writer(out, lineterminator="\n")  # names may have commas in them
+    for name, data in contents.items():
+        digest = base64.urlsafe_b64encode(hashlib.sha256(data).digest()).rstrip(b"=").decode()
+        lines.writerow((name, "", "") if name == record else (name, f"sha256={digest}", len(data)))
+    return out.getvalue().encode()

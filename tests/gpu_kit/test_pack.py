@@ -17,6 +17,7 @@ from scripts.gpu.wheels import FIRST, SECOND, WANTED, Wanted
 NAME = "tiny-1.0-py3-none-any.whl"
 FILES = {
     "tiny/__init__.py": b"KEPT = True\n",
+    "tiny/E=64,N=768.json": b"{}",
     "tiny/data/big.bin": bytes(50_000),
     "tiny/data/deep/big.bin": bytes(50_000),
     "tiny-1.0.dist-info/METADATA": b"Metadata-Version: 2.1\nName: tiny\nVersion: 1.0\n",
@@ -41,7 +42,7 @@ def test_trimming_drops_what_it_says_and_pip_installs_the_rest(wheel: Path, tmp_
     with zipfile.ZipFile(small) as file:
         assert sorted(file.namelist()) == sorted(n for n in FILES if "/data/" not in n)
         record = file.read("tiny-1.0.dist-info/RECORD").decode()
-    assert "data" not in record and "tiny/__init__.py,sha256=" in record
+    assert "data" not in record and "tiny/__init__.py,sha256=" in record and '"tiny/E=64,N=768.json",sha256=' in record
     command = [sys.executable, "-m", "pip", "install", "-q", "--no-index", "--no-deps", "--target"]
     subprocess.run([*command, str(tmp_path / "site"), str(small)], check=True)
     code = "import tiny; assert tiny.KEPT"
