@@ -64,8 +64,7 @@ class Call:
     echo_chars: Sequence[int] = ()
     """Lengths of the prompts' texts when they are repeated before the answers."""
     piecewise: bool = False
-    """SGLang's streaming parsers (tools, reasoning) expect a few characters per step and lose part of what comes at
-    once; several tokens that arrived together are handed on in pieces then."""
+    """SGLang's streaming parsers (tools, reasoning) read the text: it is handed on in pieces (:func:`_pieces`)."""
 
 
 class FrontManager(TokenizerManager):  # type: ignore[misc]
@@ -214,12 +213,12 @@ class FrontManager(TokenizerManager):  # type: ignore[misc]
         """What the reader has not seen; nothing when a token only began a character."""
         output = self._output(stream, call)
         text, shown = output["text"], stream.shown
+        if call.piecewise:
+            yield from _pieces(output, stream)
+            return
         if len(text) == max(shown, 0) and shown >= 0 and not stream.finished and stream.logprobs is None:
             return
         stream.shown = len(text)
-        if call.piecewise:
-            for end in range(max(shown, 0) + PIECE_CHARS, len(text), PIECE_CHARS):
-                yield {**output, "text": text[:end], "meta_info": {**output["meta_info"], "finish_reason": None}}
         yield output
 
     def _output(self, stream: RequestStream, call: Call) -> dict[str, Any]:
@@ -254,6 +253,21 @@ class FrontManager(TokenizerManager):  # type: ignore[misc]
         texts = self.tokenizer.batch_decode([[token_id] for token_id in token_logprobs_idx])
         rows = zip(token_logprobs_val, token_logprobs_idx, texts, strict=True)
         return [TokenLogprob(value, id, text, token_bytes(self.tokenizer, id, text)) for value, id, text in rows]
+
+
+def _pieces(output: dict[str, Any], stream: RequestStream) -> Iterator[dict[str, Any]]:
+    """``output`` cut at every :data:`PIECE_CHARS` characters of the answer, and nowhere else before its end: SGLang's
+    parsers lose part of what comes at once, and what they make of a text depends on where it was cut. An answer that
+    went on in another engine, several tokens at a time, must not read differently for that."""
+    text, shown = output["text"], stream.shown
+    unfinished = {**output, "meta_info": {**output["meta_info"], "finish_reason": None}}
+    stream.shown = len(text) if stream.finished else len(text) // PIECE_CHARS * PIECE_CHARS
+    if shown < 0:
+        yield {**unfinished, "text": ""}  # the first token is told at once
+    for end in range(max(shown, 0) + PIECE_CHARS, len(text) + (not stream.finished), PIECE_CHARS):
+        yield {**unfinished, "text": text[:end]}
+    if stream.finished:
+        yield output
 
 
 @dataclass(slots=True)
