@@ -24,6 +24,28 @@ class Wanted:
 FIRST, SECOND = "A", "B"
 """The stages on memory and the loader need the first part only, those with engines both."""
 
+SMALL: Final = (
+    "annotated-types",
+    "dill",
+    "distro",
+    "fastapi",
+    "jiter",
+    "jsonschema",
+    "jsonschema-specifications",
+    "loguru",
+    "orjson",
+    "partial-json-parser",
+    "pybase64",
+    "python-multipart",
+    "referencing",
+    "sniffio",
+    "starlette",
+    "traitlets",
+    "uvicorn",
+    "zstandard",
+)
+"""Imported on the way, less than a MiB each."""
+
 WANTED: Final = (
     Wanted("msgspec", FIRST),
     Wanted("setproctitle", FIRST),
@@ -60,4 +82,5 @@ WANTED: Final = (
     Wanted("compressed-tensors", SECOND),
     Wanted("gguf", SECOND),
     Wanted("cffi", SECOND),
+    *(Wanted(name, SECOND) for name in SMALL),
 )
