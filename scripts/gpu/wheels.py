@@ -29,6 +29,7 @@ SMALL: Final = (
     "dill",
     "distro",
     "fastapi",
+    "httpx",
     "jiter",
     "jsonschema",
     "jsonschema-specifications",
