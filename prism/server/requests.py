@@ -35,6 +35,7 @@ MAX_PROMPTS: Final = 256
 MAX_STOPS: Final = 16
 MAX_TOP_LOGPROBS: Final = 20
 MAX_NAME_BYTES: Final = 64
+MAX_SHOWN: Final = 10
 MAX_GRAMMAR_CHARS: Final = 65_536
 MAX_TEMPERATURE: Final = 100.0
 _INT32: Final = 2**31 - 1
@@ -132,9 +133,10 @@ def _bias(bias: Any) -> None:
         return
     if not isinstance(bias, dict):
         raise invalid("'logit_bias' must be an object.", "logit_bias", "invalid_type")
-    for token, value in bias.items():
-        if not (token.isascii() and token.isdigit()):
-            raise invalid(f"'logit_bias' needs token ids as keys (got {_shown(token)}).", "logit_bias")
+    if strange := [token for token in bias if not (token.isascii() and token.isdigit())]:
+        shown = ", ".join(map(_shown, strange[:MAX_SHOWN]))
+        raise invalid(f"'logit_bias' needs token ids as keys (got {shown}).", "logit_bias")
+    for value in bias.values():
         if isinstance(value, bool) or not isinstance(value, int | float) or not -100 <= value <= 100:
             raise invalid(f"'logit_bias' values go from -100 to 100 (got {_shown(value)}).", "logit_bias")
 
@@ -191,7 +193,8 @@ def _first_problem(error: ValidationError, data: Mapping[str, Any]) -> ApiError:
         shown.append(part)
     param = ".".join(shown) or field
     code = "missing_parameter" if problem["type"] == "missing" else "invalid_value"
-    return invalid(f"{param}: {problem['msg']}." if param else f"{problem['msg']}.", param, code)
+    said = problem["msg"].removeprefix("Value error, ").rstrip(".")
+    return invalid(f"{param}: {said}." if param else f"{said}.", param, code)
 
 
 def _is_field(part: str) -> bool:

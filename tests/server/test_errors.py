@@ -139,3 +139,14 @@ def test_admin_bodies_are_checked(live: LiveFront) -> None:
 def test_openai_fields_that_change_nothing_are_accepted(live: LiveFront) -> None:
     body = chat(max_tokens=2, store=True, metadata={"a": "b"}, service_tier="auto", user="u", modalities=["text"])
     assert live.http.post(CHAT, json=body).status_code == 200
+
+
+def test_every_strange_key_of_logit_bias_is_named(live: LiveFront) -> None:
+    error = live.http.post(CHAT, json=chat(logit_bias={"one": 1, "5": 1, "two": 1})).json()["error"]
+    assert error["message"] == "'logit_bias' needs token ids as keys (got 'one', 'two')."
+
+
+def test_what_a_validator_says_is_a_sentence(live: LiveFront) -> None:
+    error = live.http.post(CHAT, json=chat(messages=[{"role": "pirate", "content": "hi"}])).json()["error"]
+    assert error["message"].startswith("messages.0.role: 'role' must be one of")
+    assert error["message"].endswith("(case-insensitive).")
