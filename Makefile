@@ -7,7 +7,7 @@ HOSTILE := tests/server/test_hostile.py tests/server/test_fuzz.py tests/server/t
 KERNEL := $(shell find csrc -type f 2>/dev/null)
 
 .DEFAULT_GOAL := help
-.PHONY: help install serve demo check format test storm hostile explore test-slow test-net sanitize bench clean
+.PHONY: help install serve demo check format test storm hostile contracts explore test-slow test-net sanitize bench clean
 
 help: ## list the targets
 	@sed -nE 's/^([a-z-]+):[^#]*## (.*)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 18
@@ -55,6 +55,9 @@ storm: install ## kill and stop processes of a real server under mixed load: mak
 hostile: install ## files, packs, stores and requests made to do harm (tests marked hostile)
 	@$(BIN)/python -m pytest -m "hostile and not net and not gpu"
 	@$(BIN)/python -m pytest $(HOSTILE)
+
+contracts: demo ## vLLM's and SGLang's own tests of OpenAI servers, fetched, against a server here: make contracts CONTRACTS="--suite vllm"
+	@$(BIN)/python -m tests.contracts.run $(CONTRACTS)
 
 explore: install ## property tests with examples that no run has seen (what fails becomes an @example)
 	@PRISM_EXPLORE=1 $(BIN)/python -m pytest -m "hypothesis and not slow and not net and not gpu"
