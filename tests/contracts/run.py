@@ -2,7 +2,7 @@
 
     python -m tests.contracts.run [--suite vllm|sglang] [--sources DIR] [--url http://127.0.0.1:8000]
 
-``DIR`` is a checkout of the suite's project; without one, vLLM's comes from its source archive, and of SGLang's only what
+``DIR`` is a checkout of the suite's project; without one, vLLM's is its source archive, and of SGLang's only what
 the installed package has is run. ``suites.toml`` says which tests apply. Ends with 1 if one fails that should not.
 """
 
