@@ -42,8 +42,9 @@ def test_what_needs_no_engine(name: str, tmp_path: Path, monkeypatch: pytest.Mon
 
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
-@pytest.mark.parametrize("name", QUICK)  # stages 3 to 5 start large engines: scripts/gpu/README.md says how far they got
+@pytest.mark.parametrize("name", QUICK)
 def test_a_whole_stage(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Stages 3 to 5 start large engines: docs/gpu.md says how far their dry runs have come."""
     dry_run(name, tmp_path, [item.name for item in stage_of(f"scripts.gpu.{name}").items], monkeypatch)
 
 
