@@ -73,6 +73,8 @@ class ModelRecord:
     waiting: int = 0
     waiting_since_s: float = float("inf")
     """When its inactive queue last began to fill: requests that were carried here may have arrived long before."""
+    oldest_arrival_s: float = float("inf")
+    """Of those that wait."""
     waiting_tokens: int = 0
     tightest_deadline_s: float = float("inf")
     refused_at_s: float = float("-inf")

@@ -9,7 +9,7 @@ from prism.core.reasons import Reason, ReasonCode, because
 from prism.core.views import InstanceState
 from prism.scheduler.books import Books
 from prism.scheduler.cluster_policy import ClusterPolicy
-from prism.scheduler.decisions import NoRoom, Room, StartInstance, wait_or_refuse
+from prism.scheduler.decisions import NoRoom, Room, StartInstance
 from prism.scheduler.failures import RETRY_EVERY_S, Failures
 from prism.scheduler.lifecycle import Lifecycle
 from prism.scheduler.outbox import EffectOutbox
@@ -148,7 +148,7 @@ class Wanting:
         if self._books.fleet.devices:
             answer = self._policy.find_room(model, now_s, survey)
         else:
-            answer = wait_or_refuse(model, because(ReasonCode.NO_DEVICES), self._books.activation_s(model), now_s)
+            answer = _without_devices(model, self._books.activation_s(model), now_s)
         if isinstance(answer, Room):
             self.unwant_model(model)
             self._lifecycle.start_instance(StartInstance(model, answer, _why(model, answer, now_s)), now_s)
@@ -188,9 +188,18 @@ def _note_waiting(model: ModelRecord, event: WaitingRequests, now_s: float) -> N
         model.waiting_since_s = now_s
     model.waiting = event.count
     model.waiting_since_s = max(model.waiting_since_s, event.oldest_arrival_s)
+    model.oldest_arrival_s = event.oldest_arrival_s
     model.waiting_tokens, model.tightest_deadline_s = event.tokens, event.tightest_deadline_s
     if event.count == 0:
-        model.waiting_since_s = model.tightest_deadline_s = float("inf")
+        model.waiting_since_s = model.oldest_arrival_s = model.tightest_deadline_s = float("inf")
+
+
+def _without_devices(model: ModelRecord, activation_s: float, now_s: float) -> NoRoom:
+    """Wait for a machine, until the oldest request has waited for its bound in all: nobody is driven out by it here,
+    and a request that machines have been lost with again and again would get another full wait each time."""
+    if model.waiting == 0 or now_s - model.oldest_arrival_s < model.spec.max_wait_s:
+        return NoRoom()
+    return NoRoom(because(ReasonCode.NO_DEVICES), max(1.0, activation_s))
 
 
 def _why(model: ModelRecord, room: Room, now_s: float) -> Reason:

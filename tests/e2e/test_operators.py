@@ -165,3 +165,14 @@ def test_metrics_have_the_documented_names(server: Server) -> None:
     assert shown <= {metric.name for metric in METRICS}
     for name in ("prism_requests_total", "prism_ttft_seconds", "prism_activations_total", "prism_decisions_total"):
         assert name in shown
+
+
+def test_the_admin_key_stands_in_no_process_and_no_file_that_others_read(server: Server) -> None:
+    prism(server, "ps")
+    key = (server.state / "admin.key").read_text().strip()
+    for process in server.family():
+        assert key not in " ".join(process.cmdline()), process
+        assert key not in process.environ().values(), process
+    holders = [file for file in server.state.rglob("*") if file.is_file() and key.encode() in file.read_bytes()]
+    assert server.state / "admin.key" in holders
+    assert [file for file in holders if file.stat().st_mode & 0o077] == []
