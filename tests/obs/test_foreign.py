@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Iterator
 from io import StringIO
 from pathlib import Path
 
@@ -16,18 +15,6 @@ from prism.obs.logs import setup_logging
 
 REQUEST = "req_" + "0" * 32
 SECRET = "the-secret-word"
-
-
-@pytest.fixture(autouse=True)
-def restore_logging() -> Iterator[None]:
-    root = logging.getLogger()
-    handlers, level = list(root.handlers), root.level
-    yield
-    for handler in root.handlers:
-        if handler not in handlers:
-            handler.close()
-    root.handlers[:] = handlers
-    root.setLevel(level)
 
 
 def logged(file: Path) -> list[dict[str, object]]:

@@ -6,27 +6,13 @@ import asyncio
 import io
 import json
 import logging
-from collections.abc import Iterator
 from pathlib import Path
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from prism.obs.log_context import log_context
 from prism.obs.logs import ConsoleFormatter, JsonFormatter, setup_logging
-
-
-@pytest.fixture(autouse=True)
-def restore_logging() -> Iterator[None]:
-    root = logging.getLogger()
-    handlers, level = list(root.handlers), root.level
-    yield
-    for handler in root.handlers:
-        if handler not in handlers:
-            handler.close()
-    root.handlers[:] = handlers
-    root.setLevel(level)
 
 
 def lines(file: Path) -> list[dict[str, object]]:
