@@ -3,7 +3,6 @@ benchmarks/sim/validate.py. For choosing loads and memory before a long live run
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 
 import msgspec
@@ -11,7 +10,6 @@ import yaml
 
 from benchmarks.slo.fleet import base_trace, catalog, kind_of, model_names, policy_section, run_steps, write_catalog
 from benchmarks.slo.spec import RunSpec, Setup
-from prism.core.settings import PolicyName
 from prism.sim.calibration import CalibrationFile
 from prism.sim.inputs import Inputs
 from prism.sim.run import simulate as run_simulation
@@ -63,10 +61,7 @@ def simulate(source: Path, steps: list[Step], content: dict[str, object], measur
     folder.mkdir(parents=True, exist_ok=True)
     opened, trace = open_trace(source), folder / "trace.parquet"
     write_trace(trace, apply_steps(opened.rows(), steps), info_after(opened.info, steps))
-    spec = inputs(trace, content, measured, folder).spec()
-    if spec.policy.cluster.policy is PolicyName.PRISM:  # every model is asked once before a live run
-        spec = replace(spec, preload_share=1.0)
-    report = run_simulation(spec).report
+    report = run_simulation(inputs(trace, content, measured, folder).spec()).report
     write_report(report, folder / "report.json")
     return report
 

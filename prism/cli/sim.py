@@ -45,6 +45,13 @@ def _common(function: Any) -> Any:
         ),
         click.option("--slo-scale", type=float, default=1.0, show_default=True, help="Multiplies every objective."),
         click.option("--limit-s", type=float, help="Only the first so many seconds of the trace."),
+        click.option(
+            "--start",
+            type=click.Choice(["warm", "cold"]),
+            default="warm",
+            show_default=True,
+            help="With what fits of the models loaded when the trace begins, or with nothing; alike for all policies.",
+        ),
     )
     for option in reversed(options):
         function = option(function)
@@ -111,7 +118,11 @@ def sweep(
 @_POLICY
 @click.option("--target", type=float, default=0.99, show_default=True, help="Attainment to reach.")
 @click.option(
-    "--metric", type=click.Choice(["ttft", "tpot", "both"]), default="ttft", show_default=True, help="Which attainment."
+    "--metric",
+    type=click.Choice(["both", "ttft", "tpot"]),
+    default="both",
+    show_default=True,
+    help="Which attainment; both: goodput.",
 )
 @click.option("--most", type=int, default=1024, show_default=True, help="Most GPUs to try.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON instead of text.")

@@ -17,6 +17,7 @@ from prism.core.errors import InvalidValue
 from prism.sim.capacity import Capacity
 from prism.sim.dry_run import DryRun
 from prism.sim.gpus import GPUS
+from prism.sim.recorder import NEVER_ENDED
 from prism.sim.run import SimResult
 from prism.sim.sweep import Point
 from prism.trace.report import Group, write_report
@@ -26,6 +27,7 @@ _MODELS_SHOWN = 60
 _GROUP_COLUMNS = (
     "MODEL",
     "REQUESTS>",
+    "GOODPUT>",
     "TTFT OK>",
     "TPOT OK>",
     "TTFT P50>?2",
@@ -33,6 +35,7 @@ _GROUP_COLUMNS = (
     "TPOT P50>?1",
     "TPOT P99>?4",
     "ERRORS>",
+    "NEVER ENDED>",
 )
 
 
@@ -127,6 +130,7 @@ def _row(group: Group) -> tuple[str, ...]:
     return (
         group.name,
         str(attained.requests),
+        output.share(attained.both),
         output.share(attained.ttft),
         output.share(attained.tpot),
         _ms(group.ttft_s.at(50.0) if group.ttft_s else None),
@@ -134,6 +138,7 @@ def _row(group: Group) -> tuple[str, ...]:
         _ms(group.tpot_s.at(50.0) if group.tpot_s else None),
         _ms(group.tpot_s.at(99.0) if group.tpot_s else None),
         str(sum(group.errors.values())),
+        str(group.errors.get(NEVER_ENDED, 0)),
     )
 
 
@@ -152,8 +157,10 @@ def print_sweep(points: Sequence[Point], as_json: bool) -> None:
         "GPUS>",
         "RATE>",
         "SLO>",
+        "GOODPUT>",
         "TTFT OK>",
         "TPOT OK>",
+        "NEVER ENDED>",
         "TTFT P50>?1",
         "TTFT P99>?2",
         "ACTIVATIONS>?3",
@@ -164,8 +171,10 @@ def print_sweep(points: Sequence[Point], as_json: bool) -> None:
             str(p.gpus),
             f"{p.rate:g}",
             f"{p.slo_scale:g}",
+            output.share(p.both),
             output.share(p.ttft),
             output.share(p.tpot),
+            str(p.never_ended),
             _ms(p.ttft_p50_s),
             _ms(p.ttft_p99_s),
             str(p.activations),
@@ -181,7 +190,7 @@ def print_capacity(found: Capacity, as_json: bool) -> None:
         output.print_json(asdict(found))
         return
     print_sweep(found.tried, False)
-    goal = f"{found.target:.1%} {found.metric} attainment"
+    goal = f"{found.target:.1%} {'goodput' if found.metric == 'both' else found.metric + ' attainment'}"
     most = max(p.gpus for p in found.tried)
     click.echo(f"{goal}: {found.gpus} GPUs" if found.gpus else f"{goal}: not reached with {most} GPUs")
 
@@ -195,7 +204,7 @@ def print_dry_run(found: DryRun, as_json: bool) -> None:
     nothing = f"policy {found.policy}: nothing to do within {found.horizon_s:g} s"
     output.print_table(("AT>", "ACTION", "MODEL", "DEVICES", "WHY~"), rows, nothing)
     if found.requests:
-        shares = f"TTFT attainment {output.share(found.ttft)}, TPOT {output.share(found.tpot)}"
+        shares = f"goodput {output.share(found.both)}, TTFT {output.share(found.ttft)}, TPOT {output.share(found.tpot)}"
         click.echo(f"policy {found.policy}: {found.requests} requests expected in {found.horizon_s:g} s, {shares}")
     for note in found.notes:
         click.echo(f"note: {note}")

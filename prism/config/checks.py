@@ -102,10 +102,11 @@ def _written(source: YamlSource, i: int, path: KeyPath) -> KeyPath:
 def _policy(document: CatalogFile, source: YamlSource) -> Problems:
     cluster = document.policy.settings().cluster
     names = tuple(model.name for model in document.models)
-    for name, rate in cluster.expected_rates:
-        if name not in names:
-            near = tuple(difflib.get_close_matches(name, names, n=3, cutoff=0.4))
-            yield source.problem(("policy", "expected_rates", name), rate, "is for no model of this catalog", near)
+    for key in ("expected_rates", "expected_prompt_tokens", "expected_output_tokens"):
+        for name, value in getattr(cluster, key):
+            if name not in names:
+                near = tuple(difflib.get_close_matches(name, names, n=3, cutoff=0.4))
+                yield source.problem(("policy", key, name), value, "is for no model of this catalog", near)
     if cluster.rate_window_s <= 0:
         yield source.problem(("policy", "rate_window"), cluster.rate_window_s, "must be more than 0")
     if cluster.planning_window_s <= 0:

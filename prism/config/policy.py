@@ -106,9 +106,20 @@ class PolicyConfig(Section, frozen=True, kw_only=True):
     expected_rates: Annotated[
         dict[str, Annotated[float, Meta(ge=0.0)]] | UnsetType,
         Meta(
-            description="Requests per second by model: for the fixed map of `muxserve` (others count as 1), and for "
-            "`prism` until it has seen one `rate_window`."
+            description="Requests per second by model: for the fixed maps of `muxserve` and `static` (others count as "
+            "nothing, unless none is named), and for `prism` until it has seen one `rate_window`."
         ),
+    ] = UNSET
+    expected_prompt_tokens: Annotated[
+        dict[str, Annotated[float, Meta(ge=1.0)]] | UnsetType,
+        Meta(description="Mean prompt by model, for the fixed maps of `muxserve` and `static` (others count as 512)."),
+    ] = UNSET
+    expected_output_tokens: Annotated[
+        dict[str, Annotated[float, Meta(ge=1.0)]] | UnsetType,
+        Meta(description="Mean answer by model, for the fixed maps of `muxserve` and `static` (others count as 128)."),
+    ] = UNSET
+    concurrency_target: Annotated[
+        Count, Meta(description="`serverlessllm`: requests of a model for which one instance is wanted.")
     ] = UNSET
     admission: Annotated[
         Admission | UnsetType, Meta(description="Order in which a device hands its requests to its engines.")

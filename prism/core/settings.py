@@ -13,6 +13,12 @@ class PolicyName(StrEnum):
     STATIC = "static"
     MUXSERVE = "muxserve"
     QLM = "qlm"
+    SERVERLESSLLM = "serverlessllm"
+
+    @property
+    def has_fixed_map(self) -> bool:
+        """Models stay where they were loaded at the start."""
+        return self in (PolicyName.STATIC, PolicyName.MUXSERVE)
 
 
 class KvprMode(StrEnum):
@@ -104,8 +110,14 @@ class ClusterSettings:
     max_waiting: int = 20_000
     """More requests than this waiting for one inactive model are refused."""
     expected_rates: tuple[tuple[str, float], ...] = ()
-    """Requests/s by model. ``muxserve`` makes its fixed map for them (a model that is not named counts as 1); ``prism``
-    counts them until it has seen one ``rate_window_s`` of requests."""
+    """Requests/s by model. ``muxserve`` and ``static`` make their fixed map for them (a model that is not named is asked
+    nothing, unless none is); ``prism`` counts them until it has seen one ``rate_window_s`` of requests."""
+    expected_prompt_tokens: tuple[tuple[str, float], ...] = ()
+    """Mean prompt of each model, for fixed maps."""
+    expected_output_tokens: tuple[tuple[str, float], ...] = ()
+    """Mean answer of each model, for fixed maps."""
+    concurrency_target: int = 16
+    """``serverlessllm``: requests for which one instance is wanted."""
     # Switches for ablations.
     global_scheduler: bool = True
     """False: a model goes to the next device in turn where it fits, and never moves."""
@@ -131,7 +143,8 @@ class PolicySettings:
         if policy is PolicyName.PRISM:
             return PolicySettings()
         elastic = policy is not PolicyName.STATIC
+        replicas = 10 if policy is PolicyName.SERVERLESSLLM else 1
         return PolicySettings(
-            ClusterSettings(policy=policy, elastic_memory=elastic, rebalance_every_s=0.0, max_replicas=1),
+            ClusterSettings(policy=policy, elastic_memory=elastic, rebalance_every_s=0.0, max_replicas=replicas),
             GpuSettings(admission=Admission.GREEDY),
         )

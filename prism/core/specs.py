@@ -89,3 +89,5 @@ class DeviceSpec:
     """The same for weights, whose pages may be larger."""
     max_engines: int = 0
     """Most instances with a part on it at a time, in whatever state: each is an engine process. 0: no bound."""
+    engine_bytes: int = 0
+    """What the process of an instance takes of its memory beside weights and KV (context, graphs, workspaces)."""

@@ -1,18 +1,25 @@
-"""Fixed model-to-device maps of the rival policies (Prism, section A4; ALGORITHMS section 9).
+"""Fixed model-to-device maps of the rival policies (Prism, section A4; ALGORITHMS section 9), and how they are chosen.
 
-``static`` (S-Partition) balances memory and gives every model of a device the same KV share. ``muxserve`` balances
-compute demand, as MuxServe's greedy placement does over meshes, and lets the models of a device share KV on demand.
-Both are made once, for all models that can be loaded at the same time; what does not fit has no place.
+A map is made once, for all models that can be loaded at the same time; what does not fit has no place. Every rival
+searches the same :func:`candidates` and takes the one that carries the largest multiple of what is asked, estimated
+(:mod:`prism.policy.mux_estimate`) with its own way of dividing KV memory: ``static`` (S-Partition) in equal shares,
+``muxserve`` on demand.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from prism.core.ids import DeviceId, ModelName
 from prism.core.specs import DeviceSpec, ModelSpec
-from prism.policy.pressure import domain_of, least_kv_bytes
+from prism.policy.map_room import MapRoom
+from prism.policy.mux_estimate import PlannedLoad, Resident, margin
+from prism.policy.mux_placement import mux_placements
+
+Places = dict[ModelName, tuple[DeviceId, ...]]
+"""The devices of every model that has a place."""
+Loads = Mapping[ModelName, PlannedLoad]
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,84 +29,115 @@ class FixedPlace:
     """The model's KV share on each of the devices; None: shared on demand."""
 
 
-@dataclass(slots=True)
-class _Load:
-    """One device while the map is made."""
-
-    spec: DeviceSpec
-    left_bytes: int
-    compute: float = 0.0
-    models: int = 0
+def planned_loads(
+    models: Sequence[ModelSpec],
+    rates: Mapping[str, float],
+    prompt_tokens: Mapping[str, float],
+    output_tokens: Mapping[str, float],
+) -> dict[ModelName, PlannedLoad]:
+    """What every model is expected to be asked. A model that is not named is asked nothing, unless none is: then all
+    are taken to be asked alike."""
+    rest = 0.0 if rates else 1.0
+    usual = PlannedLoad(rest)
+    return {
+        m.name: PlannedLoad(
+            rates.get(m.name, rest),
+            prompt_tokens.get(m.name, usual.prompt_tokens),
+            output_tokens.get(m.name, usual.output_tokens),
+        )
+        for m in models
+    }
 
 
 def static_map(
-    models: Sequence[ModelSpec], devices: Sequence[DeviceSpec], min_kv_tokens: int
+    models: Sequence[ModelSpec], devices: Sequence[DeviceSpec], loads: Loads, min_kv_tokens: int
 ) -> dict[ModelName, FixedPlace]:
-    """Largest model first onto the devices with the most memory left.
-
-    A model's KV share is its least KV (:func:`prism.policy.pressure.least_kv_bytes`) and an equal part of what is left.
-    """
-    loads = [_Load(d, d.memory_bytes) for d in devices]
-    order = sorted(models, key=lambda m: (-m.shard_weight_bytes, m.name))
-    taken = [(m, _take(m, loads, lambda load: -load.left_bytes, 0.0, min_kv_tokens)) for m in order]
-    return {
-        model.name: FixedPlace(
-            tuple(load.spec.id for load in chosen),
-            min(_kv_bytes(model, load.spec, min_kv_tokens) + load.left_bytes // load.models for load in chosen),
-        )
-        for model, chosen in taken
-        if chosen is not None
-    }
+    """The best of the :func:`candidates` when every model has a KV share of its own: its least KV
+    (:func:`prism.policy.pressure.least_kv_bytes`) and an equal part of what is left on its device."""
+    places = best_places(models, devices, loads, min_kv_tokens, equal_shares=True)
+    room = MapRoom(devices, min_kv_tokens)
+    chosen = [(m, places[m.name]) for m in models if m.name in places]
+    for model, ids in chosen:
+        room.book(model, ids)
+    return {m.name: FixedPlace(ids, min(room.share_bytes(m, id) for id in ids)) for m, ids in chosen}
 
 
 def muxserve_map(
-    models: Sequence[ModelSpec], devices: Sequence[DeviceSpec], rates: Mapping[ModelName, float], min_kv_tokens: int
+    models: Sequence[ModelSpec], devices: Sequence[DeviceSpec], loads: Loads, min_kv_tokens: int
 ) -> dict[ModelName, FixedPlace]:
-    """Most demanding model first (expected rate x weights: each token reads them once) onto the devices with the least
-    demand so far. ``rates`` in requests/s; a model without one counts as 1."""
-    loads = [_Load(d, d.memory_bytes) for d in devices]
-
-    def demand(model: ModelSpec) -> float:
-        return rates.get(model.name, 1.0) * model.shard_weight_bytes
-
-    order = sorted(models, key=lambda m: (-demand(m), m.name))
-    places = {
-        m.name: chosen
-        for m in order
-        if (chosen := _take(m, loads, lambda load: load.compute, demand(m), min_kv_tokens))
-    }
-    return {name: FixedPlace(tuple(load.spec.id for load in chosen), None) for name, chosen in places.items()}
+    """The best of the :func:`candidates` when the models of a device share its KV memory on demand."""
+    places = best_places(models, devices, loads, min_kv_tokens, equal_shares=False)
+    return {name: FixedPlace(ids, None) for name, ids in places.items()}
 
 
-def _take(
-    model: ModelSpec, loads: list[_Load], least: Callable[[_Load], float], demand: float, min_kv_tokens: int
-) -> list[_Load] | None:
-    """The ``tp`` devices of one domain that come first by ``least`` and have room; books the model there."""
-    domains: dict[str, list[_Load]] = {}
-    for load in loads:
-        has_seat = not load.spec.max_engines or load.models < load.spec.max_engines
-        if has_seat and load.left_bytes >= _need_bytes(model, load.spec, min_kv_tokens):
-            domains.setdefault(domain_of(load.spec), []).append(load)
-    options = [
-        sorted(d, key=lambda x: (least(x), x.spec.id))[: model.tp] for d in domains.values() if len(d) >= model.tp
-    ]
-    if not options:
-        return None
-    chosen = min(options, key=lambda loads: (least(loads[-1]), loads[-1].spec.id))
-    for load in chosen:
-        load.left_bytes -= _need_bytes(model, load.spec, min_kv_tokens)
-        load.compute += demand
-        load.models += 1
-    return chosen
+def best_places(
+    models: Sequence[ModelSpec], devices: Sequence[DeviceSpec], loads: Loads, min_kv_tokens: int, *, equal_shares: bool
+) -> Places:
+    """Of the :func:`candidates` that have a place for most of what is asked, the one that carries the largest multiple
+    of it; of equal ones that with more models, then the first."""
+    by_name = {m.name: m for m in models}
+
+    def merit(places: Places) -> tuple[float, float, int]:
+        asked = sum(loads[name].rate_per_s for name in places)
+        residents: dict[DeviceId, list[Resident]] = {d.id: [] for d in devices}
+        for name, ids in places.items():
+            for id in ids:
+                residents[id].append((by_name[name], loads[name]))
+        carried = [margin(d, residents[d.id], equal_shares=equal_shares) for d in devices if residents[d.id]]
+        return round(asked, 9), round(min(carried, default=0.0), 2), len(places)
+
+    return max(candidates(models, devices, loads, min_kv_tokens), key=merit)
 
 
-def _need_bytes(model: ModelSpec, device: DeviceSpec, min_kv_tokens: int) -> int:
-    """What a shard takes on ``device``: weights and least KV in whole pages."""
-    weights, page = model.shard_weight_bytes, device.weight_page_bytes or 1
-    return -(-weights // page) * page + _kv_bytes(model, device, min_kv_tokens)
+def candidates(
+    models: Sequence[ModelSpec], devices: Sequence[DeviceSpec], loads: Loads, min_kv_tokens: int
+) -> Iterator[Places]:
+    """The search budget of every rival: three greedy balances (work and KV together, work alone, memory alone) and
+    MuxServe's placements; each with all models that fit, and with only those that are asked anything."""
+    for places in _every(models, devices, loads, min_kv_tokens):
+        yield places
+        asked = {name: ids for name, ids in places.items() if loads[name].rate_per_s > 0.0}
+        if len(asked) < len(places):
+            yield asked
 
 
-def _kv_bytes(model: ModelSpec, device: DeviceSpec, min_kv_tokens: int) -> int:
-    """Least KV of a shard on ``device``, in whole pages and at least one."""
-    page = device.page_bytes or 1
-    return max(device.page_bytes, -(-least_kv_bytes(model, min_kv_tokens) // page) * page)
+def _every(
+    models: Sequence[ModelSpec], devices: Sequence[DeviceSpec], loads: Loads, min_kv_tokens: int
+) -> Iterator[Places]:
+    def work(model: ModelSpec) -> float:
+        return loads[model.name].work_s(model)
+
+    def kv(model: ModelSpec) -> float:
+        return loads[model.name].kv_bytes(model)
+
+    def memory(model: ModelSpec) -> float:
+        return float(model.weight_bytes)
+
+    kv_weight = sum(map(work, models)) / max(1e-12, sum(map(kv, models)))
+    yield _balanced(models, devices, min_kv_tokens, lambda m: work(m) + kv_weight * kv(m))
+    yield _balanced(models, devices, min_kv_tokens, work)
+    yield _balanced(models, devices, min_kv_tokens, memory)
+    yield from mux_placements(models, devices, loads, min_kv_tokens)
+
+
+def _balanced(
+    models: Sequence[ModelSpec], devices: Sequence[DeviceSpec], min_kv_tokens: int, burden: Callable[[ModelSpec], float]
+) -> Places:
+    """Heaviest model first, onto the devices that bear least so far; of equal ones those with most memory left."""
+    room = MapRoom(devices, min_kv_tokens)
+    borne = dict.fromkeys(room.left_bytes, 0.0)
+    places: Places = {}
+
+    def state(id: DeviceId) -> tuple[float, float]:
+        return borne[id], -float(room.left_bytes[id])
+
+    for model in sorted(models, key=lambda m: (-burden(m) / m.tp, -m.shard_weight_bytes, m.name)):
+        groups = room.groups(model, state)
+        if not groups:
+            continue
+        chosen = min(groups, key=lambda ids: (max(map(state, ids)), ids))
+        room.book(model, chosen)
+        places[model.name] = chosen
+        for id in chosen:
+            borne[id] += burden(model) / model.tp
+    return places

@@ -61,6 +61,7 @@ class PressureBoard:
         self._weight_page = _one_or_all([s.weight_page_bytes or 1 for s in specs])
         self._kv_page = _one_or_all([s.page_bytes or 1 for s in specs])
         self._first_kv = _one_or_all([s.page_bytes for s in specs])
+        self._engine = _one_or_all([s.engine_bytes for s in specs])
         self.capacity: Floats = np.array([s.memory_bytes for s in specs], dtype=np.float64)
         self.shared: Floats = self.capacity.copy()
         self.promised_kv: Floats = np.zeros(len(specs))
@@ -77,8 +78,9 @@ class PressureBoard:
         """Domains of one size as the rows of a matrix, so that shards are placed without a loop over domains."""
 
     def weights_bytes(self, index: int, shard: Shard) -> int:
-        """What the shard's weights take on the device."""
-        return _whole(shard.weight_bytes, self.specs[index].weight_page_bytes or 1)
+        """What the shard's weights and its engine's process take on the device."""
+        spec = self.specs[index]
+        return _whole(shard.weight_bytes, spec.weight_page_bytes or 1) + spec.engine_bytes
 
     def kv_bytes(self, index: int, shard: Shard) -> int:
         """What the shard's least KV takes on the device; one page is always mapped."""
@@ -99,7 +101,7 @@ class PressureBoard:
         return self._weights(shard) + least_kv
 
     def _weights(self, shard: Shard) -> Sizes:
-        return _whole_on_each(shard.weight_bytes, self._weight_page)
+        return _whole_on_each(shard.weight_bytes, self._weight_page) + self._engine
 
     def charge(self, index: int, shard: Shard) -> None:
         self.shared[index] -= self.weights_bytes(index, shard)

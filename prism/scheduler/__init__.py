@@ -12,6 +12,7 @@ from prism.scheduler.cluster import ClusterScheduler
 from prism.scheduler.cluster_policy import ClusterPolicy
 from prism.scheduler.prism_policy import PrismPolicy
 from prism.scheduler.rivals import MuxServePolicy, QlmPolicy, StaticPolicy
+from prism.scheduler.serverless import ServerlessPolicy
 
 
 def cluster_scheduler(
@@ -26,5 +27,6 @@ def cluster_scheduler(
         PolicyName.STATIC: StaticPolicy,
         PolicyName.MUXSERVE: MuxServePolicy,
         PolicyName.QLM: QlmPolicy,
+        PolicyName.SERVERLESSLLM: ServerlessPolicy,
     }
     return ClusterScheduler(settings, catalog, makers[settings.policy], first_generation)

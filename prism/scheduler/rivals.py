@@ -11,13 +11,13 @@ from collections.abc import Iterator, Sequence
 from prism.core.ids import DeviceId, ModelName
 from prism.core.reasons import Reason, ReasonCode, because
 from prism.core.specs import DeviceSpec, ModelSpec
-from prism.core.views import InstanceState
-from prism.policy.fixed_map import FixedPlace, muxserve_map, static_map
-from prism.policy.virtual_queue import QueueSeat, choose_seat
+from prism.policy.fixed_map import FixedPlace, Loads, muxserve_map, planned_loads, static_map
+from prism.policy.virtual_queue import choose_seat
 from prism.scheduler.books import Books
 from prism.scheduler.cluster_policy import ClusterPolicy
 from prism.scheduler.decisions import Decision, NoRoom, Room, StopInstance, WantModel, wait_or_refuse
-from prism.scheduler.records import InstanceRecord, ModelRecord
+from prism.scheduler.records import ModelRecord
+from prism.scheduler.seats import Seats
 from prism.scheduler.survey import Survey
 
 _MAP_AFTER_S = 1.0
@@ -34,6 +34,8 @@ class FixedMapPolicy(ClusterPolicy):
         self._map: dict[ModelName, FixedPlace] | None = None
         self._map_at_s = float("inf")
         self._loaded_map = False
+        self._looked: tuple[list[ModelSpec], list[DeviceSpec], dict[ModelName, FixedPlace]] | None = None
+        """The map that was made last, and what for: making one is a search."""
 
     @abstractmethod
     def make_map(self, models: Sequence[ModelSpec], devices: Sequence[DeviceSpec]) -> dict[ModelName, FixedPlace]:
@@ -63,8 +65,11 @@ class FixedMapPolicy(ClusterPolicy):
         """The map, as it was made or as it would be made now."""
         if self._map is not None:
             return self._map
-        specs = [m.spec for m in self.books.models.values() if not m.removed]
-        return self.make_map(specs, [d.spec for d in self.books.fleet.devices.values()])
+        models = [m.spec for m in self.books.models.values() if not m.removed]
+        devices = [d.spec for d in self.books.fleet.devices.values()]
+        if self._looked is None or self._looked[:2] != (models, devices):
+            self._looked = models, devices, self.make_map(models, devices)
+        return self._looked[2]
 
     def find_room(self, model: ModelRecord, now_s: float, survey: Survey) -> Room | NoRoom:
         """The model's place in the map.
@@ -78,10 +83,22 @@ class FixedMapPolicy(ClusterPolicy):
             return NoRoom(because(ReasonCode.NOT_PLACED), None)
         if any(d not in fleet.devices or fleet.devices[d].draining for d in place.devices):  # 2
             return self._wait(model, because(ReasonCode.NO_DEVICES, devices=",".join(place.devices)), now_s)
-        room = fleet.room()
-        if any(room[fleet.index[d]] < model.spec.shard_weight_bytes for d in place.devices):  # 3
+        if any(fleet.room_on(fleet.index[d]) < self._shard_bytes(model.spec, d) for d in place.devices):  # 3
             return self._wait(model, because(ReasonCode.NO_ROOM, waiting=model.waiting), now_s)
         return Room.on(place.devices, (), place.kv_cap_bytes)
+
+    def _shard_bytes(self, spec: ModelSpec, device: DeviceId) -> int:
+        return spec.shard_weight_bytes + self.books.fleet.devices[device].spec.engine_bytes
+
+    def loads(self, models: Sequence[ModelSpec]) -> Loads:
+        """What the models are expected to be asked."""
+        settings = self.books.settings
+        return planned_loads(
+            models,
+            dict(settings.expected_rates),
+            dict(settings.expected_prompt_tokens),
+            dict(settings.expected_output_tokens),
+        )
 
     def _wait(self, model: ModelRecord, reason: Reason, now_s: float) -> NoRoom:
         return wait_or_refuse(model, reason, self.books.activation_s(model), now_s)
@@ -102,62 +119,30 @@ class StaticPolicy(FixedMapPolicy):
     """``static``: every model has its devices and a fixed KV share."""
 
     def make_map(self, models: Sequence[ModelSpec], devices: Sequence[DeviceSpec]) -> dict[ModelName, FixedPlace]:
-        return static_map(models, devices, self.books.settings.min_kv_tokens)
+        return static_map(models, devices, self.loads(models), self.books.settings.min_kv_tokens)
 
 
 class MuxServePolicy(FixedMapPolicy):
     """``muxserve``: every model has its devices; KV is shared on demand among the models of a device."""
 
     def make_map(self, models: Sequence[ModelSpec], devices: Sequence[DeviceSpec]) -> dict[ModelName, FixedPlace]:
-        rates = {ModelName(name): rate for name, rate in self.books.settings.expected_rates}
-        return muxserve_map(models, devices, rates, self.books.settings.min_kv_tokens)
+        return muxserve_map(models, devices, self.loads(models), self.books.settings.min_kv_tokens)
 
 
 class QlmPolicy(ClusterPolicy):
     """``qlm``: one model per device at a time, swapped in the order of the groups' deadlines."""
 
+    def __init__(self, books: Books) -> None:
+        super().__init__(books)
+        self._seats = Seats(books)
+
     def find_room(self, model: ModelRecord, now_s: float, survey: Survey) -> Room | NoRoom:
         """A free device, else the device of a finished group, else that of one that had its quantum."""
-        needed = model.spec.shard_weight_bytes + self.books.shard_kv_bytes(model.spec)
-        seats = self._seats(model.spec.tp, needed)
+        seats = self._seats.for_model(model)
         if not seats:
-            largest = max(d.spec.memory_bytes for d in self.books.fleet.devices.values())
-            reason = because(ReasonCode.NO_FEASIBLE_DEVICE, need_bytes=needed, largest_device_bytes=largest)
-            return NoRoom(reason, None)
+            return self._seats.none_for(model)
         swap_s = self.books.activation_s(model)
         seat = choose_seat(seats, model.tightest_deadline_s, swap_s, _QUANTUM_ACTIVATIONS * swap_s, now_s)
         if seat is None:
             return wait_or_refuse(model, because(ReasonCode.NO_ROOM, waiting=model.waiting), swap_s, now_s)
-        return Room.on(seat.devices, self._victims(seat, model, now_s))
-
-    def _seats(self, tp: int, need_bytes: int) -> list[QueueSeat]:
-        """Groups of ``tp`` neighbouring devices of one domain that are large enough."""
-        seats: list[QueueSeat] = []
-        specs = self.books.fleet.board.specs
-        for domain in self.books.fleet.board.domains:
-            ids = [specs[i].id for i in domain if specs[i].memory_bytes >= need_bytes]
-            usable = [id for id in ids if not self.books.fleet.devices[id].draining]
-            starts = range(0, len(usable) - tp + 1, tp)
-            seats += [self._seat(tuple(usable[start : start + tp])) for start in starts]
-        return seats
-
-    def _seat(self, devices: tuple[DeviceId, ...]) -> QueueSeat:
-        there = self._there(devices)
-        settled = [i for i in there if i.state is InstanceState.READY and i.served]
-        pinned = any(self.books.models[i.model].pinned for i in there)
-        return QueueSeat(
-            devices,
-            tuple(i.model for i in there),
-            may_leave=len(settled) == len(there) and not pinned,
-            busy=any(i.idle_since_s is None for i in there),
-            since_s=max((i.since_s for i in there), default=0.0),
-        )
-
-    def _there(self, devices: tuple[DeviceId, ...]) -> list[InstanceRecord]:
-        return list({i.key: i for d in devices for i in self.books.fleet.devices[d].instances.values()}.values())
-
-    def _victims(self, seat: QueueSeat, model: ModelRecord, now_s: float) -> tuple[tuple[InstanceRecord, Reason], ...]:
-        return tuple(
-            (victim, because(ReasonCode.SWAP, for_model=model.name, held_s=now_s - victim.since_s))
-            for victim in self._there(seat.devices)
-        )
+        return self._seats.room_on(seat.devices, model, now_s)

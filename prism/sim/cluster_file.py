@@ -26,7 +26,7 @@ from prism.config.yaml_source import YamlSource, read_yaml
 from prism.core.errors import InvalidValue
 from prism.sim.cluster_sections import Cluster
 from prism.sim.fault_check import fault_mistakes
-from prism.sim.gpus import GPUS
+from prism.sim.gpus import GPUS, RATES
 
 
 def load_cluster(path: Path) -> Cluster:
@@ -47,7 +47,7 @@ def _checked(source: YamlSource) -> Cluster:
     problems = problems_in(source, _validator())
     if not problems:
         cluster = _converted(source)
-        problems = _unknown_gpus(cluster, source)
+        problems = [*_unknown_gpus(cluster, source), *_unknown_rates(cluster, source)]
         if not problems:
             problems = [
                 source.problem(("faults", m.index, m.key), m.value, m.why, m.choices) for m in fault_mistakes(cluster)
@@ -69,6 +69,15 @@ def _unknown_gpus(cluster: Cluster, source: YamlSource) -> list[InvalidValue]:
         source.problem(("groups", index, "gpu"), group.gpu, "is no GPU the simulator knows", tuple(GPUS))
         for index, group in enumerate(cluster.groups)
         if group.gpu not in GPUS
+    ]
+
+
+def _unknown_rates(cluster: Cluster, source: YamlSource) -> list[InvalidValue]:
+    return [
+        source.problem(("groups", index, "rates", key), value, "is no rate of a GPU", RATES)
+        for index, group in enumerate(cluster.groups)
+        for key, value in group.rates.items()
+        if key not in RATES
     ]
 
 

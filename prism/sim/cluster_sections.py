@@ -26,8 +26,10 @@ class NodeGroup(Section, frozen=True, kw_only=True):
     """Name in :data:`prism.sim.gpus.GPUS`."""
     nodes: Count = 1
     gpus_per_node: Count = 8
+    rates: dict[str, Annotated[float, Meta(ge=0.0)]] = field(default_factory=dict)
+    """In place of what the table of GPUs has (the float fields of :class:`prism.sim.gpus.GpuKind`)."""
     memory: Bytes | None = None
-    """What models may use of each GPU; default: 90% of it."""
+    """What models may use of each GPU; default: 90% of it. Of it each engine's process takes its part."""
     domain_gpus: Count | None = None
     """GPUs of one node that NVLink joins; default: all of the node."""
     host_memory: Bytes = field(default_factory=lambda: Bytes(1700 * 10**9))
@@ -73,10 +75,10 @@ class TimingSection(Section, frozen=True, kw_only=True):
     """Moving an inactive model's waiting requests to a device's queue."""
     report_every: Seconds = _seconds(1.0)
     """Least time between two reports of a device to the controller."""
-    relayout: Seconds = _seconds(0.12)
-    """A parked engine takes a model's layout (address space, KV pool, model classes)."""
-    ready: Seconds = _seconds(0.08)
-    """From the last weight byte to the first request."""
+    relayout: Seconds = _seconds(0.6)
+    """A parked engine takes a model's layout (address space, KV pool, model classes), beside the loading."""
+    ready: Seconds = _seconds(0.1)
+    """From the last weight byte, and the layout, to the first request."""
     unload: Seconds = _seconds(0.02)
     """An engine gives a model up and parks."""
     engine_start: Seconds = _seconds(20.0)

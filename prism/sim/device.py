@@ -246,8 +246,8 @@ class SimDevice:
     # --- memory of weights ---
 
     def hold(self, key: InstanceKey, weight_bytes: int, *, leads: bool) -> DeviceShard | None:
-        """Take the memory of a shard's weights; None when there is not enough."""
-        pages = self.account.pages(weight_bytes)
+        """Take the memory of a shard's weights and of its engine's process; None when there is not enough."""
+        pages = self.account.pages(weight_bytes) + self.account.pages(self.spec.engine_bytes)
         if not self.account.take(pages) and not (self.account.reclaim(pages) and self.account.take(pages)):
             return None
         shard = DeviceShard(key, pages * self.account.page_bytes, leads)

@@ -29,10 +29,10 @@ from prism.core.views import InstanceState
 from prism.sim.calibration import Calibration, load_calibration
 from prism.sim.cluster_file import load_cluster
 from prism.sim.cluster_sections import Cluster, NodeGroup
+from prism.sim.expected import Expected, foresighted
 from prism.sim.job import Job
 from prism.sim.models import catalog_specs
 from prism.sim.recorder import RunRecorder
-from prism.sim.run import foresighted
 from prism.sim.world import World
 from prism.trace.lengths import length_table
 from prism.trace.report_build import attainment
@@ -95,6 +95,8 @@ class DryRun:
     requests: int
     ttft: float
     tpot: float
+    both: float
+    """Goodput: the share that meets TTFT and TPOT."""
     notes: tuple[str, ...] = ()
 
     def as_dict(self) -> dict[str, Any]:
@@ -151,7 +153,7 @@ def dry_run(
     cluster = _cluster(by_node, base)
     start_s = settings.cluster.rate_window_s
     recorder = RunRecorder(float(cluster.timing.deliver), None, 0.0, start_s)
-    expecting = foresighted(settings, lambda: {str(m.name): m.rate_per_s for m in snapshot.models})
+    expecting = foresighted(settings, lambda: Expected({str(m.name): m.rate_per_s for m in snapshot.models}))
     # Pinned models are asked for when those that are there have been adopted.
     world = World(cluster, [replace(m, pinned=False) for m in models], expecting, recorder, calibration=calibration)
     names = dict(zip(world.devices, (d.id for devices in by_node for d in devices), strict=True))
@@ -161,17 +163,20 @@ def dry_run(
     _adopt(snapshot, world, {theirs: ours for ours, theirs in names.items()}, [m.name for m in models if m.pinned])
     for _ in world.run(iter(_jobs(snapshot, world, start_s, horizon_s, seed))):
         pass
+    for job in world.front.open.values():
+        recorder.never_ended(job)
     shares = attainment(recorder.records)
     within = tuple(a for a in actions if a.at_s <= horizon_s)
     name = settings.cluster.policy.value
-    return DryRun(name, horizon_s, within, shares.requests, shares.ttft, shares.tpot, _notes(snapshot, world))
+    notes = _notes(snapshot, world)
+    return DryRun(name, horizon_s, within, shares.requests, shares.ttft, shares.tpot, shares.both, notes)
 
 
 def _notes(snapshot: Snapshot, world: World) -> tuple[str, ...]:
     unknown = [str(m.name) for m in snapshot.models if m.name not in world.specs]
-    stuck = world.front.open
+    stuck = len(world.front.open)
     notes = [f"left out, because the catalog does not have them: {', '.join(unknown)}"] if unknown else []
-    return (*notes, f"{stuck} requests never ended: nothing in the fleet could take them") if stuck else tuple(notes)
+    return (*notes, f"{stuck} requests never ended: nothing in the fleet could take them; they count as missed") if stuck else tuple(notes)
 
 
 def _by_node(snapshot: Snapshot) -> list[list[SnapshotDevice]]:

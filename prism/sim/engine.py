@@ -12,6 +12,7 @@ device is that of its batch's first step (the context's growth is left out of it
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from enum import Enum
 from typing import Protocol
 
@@ -58,8 +59,9 @@ class Engine:
         pools: tuple[Pool, ...],
         limits: EngineLimits,
         sink: EngineSink,
-        weight_bytes: int = 0,
+        largest_tokens: Callable[[], int],
     ) -> None:
+        """``largest_tokens``: what it could hold now if nobody else held KV memory of its devices."""
         self.key, self.model = key, key.model
         self.kv, self.cost, self.limits = kv, cost, limits
         self.batch = DecodeBatch()
@@ -68,7 +70,7 @@ class Engine:
         self.steps = 0
         self.retractions = 0
         self._sink = sink
-        self._largest_tokens = kv.largest_tokens(weight_bytes)
+        self._largest_tokens = largest_tokens
         self._stint = Stint(queue, pools, self._step_end)
         self._prefilling: list[tuple[Job, int]] = []
         self._stepping = False
@@ -186,11 +188,11 @@ class Engine:
         self.intake.reset_ratio()
         self._stint.rest()
         waiting = self.intake.waiting
-        if waiting and waiting[0].prompt_tokens + waiting[0].generated >= self._largest_tokens:
+        if waiting and waiting[0].prompt_tokens + waiting[0].generated >= self._largest_tokens():
             self._refuse(waiting.popleft())
 
     def _refuse(self, job: Job) -> None:
-        """End ``job``: it could not run even alone on the device(s)."""
+        """End ``job``: it could not run even if nothing else did."""
         job.error = "too_large"
         self.intake.hungry = False
         self._stepping = True

@@ -44,7 +44,7 @@ class SimFront:
         self._inactive: dict[ModelName, dict[RequestId, Job]] = {}
         self._tokens: dict[ModelName, int] = {}
         self._moving: dict[ModelName, None] = {}
-        self.open = 0
+        self.open: dict[RequestId, Job] = {}
         """Requests that have not ended."""
 
     def waiting(self) -> dict[ModelName, int]:
@@ -53,7 +53,7 @@ class SimFront:
 
     def arrive(self, job: Job) -> None:
         """A client's request has been read."""
-        self.open += 1
+        self.open[job.id] = job
         self._tell(Arrivals(job.model, 1))
         more_s = self._timing.front * (self._slowdown() - 1.0)
         if more_s > 0.0:
@@ -70,7 +70,7 @@ class SimFront:
 
     def ended(self, job: Job) -> None:
         """``job`` has its last token or an error."""
-        self.open -= 1
+        self.open.pop(job.id, None)
         job.device = None
         job.end_s = self._queue.now_s
         self._record(job)

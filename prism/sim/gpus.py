@@ -12,10 +12,9 @@ H200    NVIDIA H200 data sheet (2024), SXM: 141 GB, 4.8 TB/s, otherwise as H100
 B200    NVIDIA HGX B200 data sheet (2024), one of eight: 180 GB, 2.25 PFLOPS BF16, 7.7 TB/s, NVLink 1.8 TB/s both ways
 ======= ============================================================================================================
 
-The reached shares (``compute_efficiency``, ``memory_efficiency``) and the launch overhead are not on any data sheet:
-they are what public serving measurements of these generations lie around (GEMMs of prefill at 55-75% of peak, decode
-at 75-85% of memory bandwidth, a few milliseconds per step of scheduling and launches that CUDA graphs do not hide).
-A measured table replaces them (:mod:`prism.sim.calibration`).
+What serving reaches of the peaks is on no data sheet. ``docs/sim.md`` ("What the modelled GPU is checked against") has the
+public figures behind each default of :class:`GpuKind`, ``docs/results/sim.md`` what each changes; a cluster file may set
+any of them (``groups: rates:``), and a measured table replaces them (:mod:`prism.sim.calibration`).
 
 To add a GPU: add an entry to :data:`GPUS` and its source to the table above. Nothing else knows the names. A GPU
 without NVLink has 0 for it.
@@ -23,7 +22,8 @@ without NVLink has 0 for it.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, fields, replace
 from typing import Final
 
 from prism.core.errors import InvalidValue
@@ -45,8 +45,10 @@ class GpuKind:
     """To the other devices of its domain; 0: none."""
     pcie_bytes_per_s: float
     """Host memory to device."""
-    compute_efficiency: float = 0.65
+    compute_efficiency: float = 0.55
+    """Of the peak, in prefill (linear layers and attention)."""
     memory_efficiency: float = 0.8
+    """Of the bandwidth, reading weights in decode steps."""
     pcie_efficiency: float = 0.85
     step_overhead_s: float = 0.0025
     """Host-side time of every engine step that no kernel overlaps."""
@@ -59,6 +61,14 @@ class GpuKind:
     overlap_gain: float = 1.4
     """By how much engines that lean on different resources can together exceed one engine's throughput at most."""
     page_bytes: int = 2 << 20
+    kv_efficiency: float = 0.7
+    """Of the bandwidth, reading keys and values in decode steps."""
+    allreduce_s: float = 25e-6
+    """One small all-reduce between tensor-parallel ranks, with the wait for the slowest."""
+    process_bytes: float = 1.2e9
+    """What an engine's process takes of the device beside weights and KV: context, graphs, workspaces."""
+    parked_bytes: float = 0.5e9
+    """The same of a parked one."""
 
     @property
     def device_kind(self) -> DeviceKind:
@@ -81,7 +91,10 @@ GPUS: Final[dict[str, GpuKind]] = {
         _gpu("H200", 141, 989.4, 4800, 450, 64),
         _gpu("B200", 180, 2250.0, 7700, 900, 64),
         # Two cores of host memory playing a device (host:N); the numbers are a first guess for calibration.
-        GpuKind("cpu", 1 * GIB, 6e10, 1.5e10, 0.0, 3e9, 1.0, 0.8, 1.0, 0.004, 0.0005, 0.5, True, 1.0),
+        GpuKind(
+            "cpu", 1 * GIB, 6e10, 1.5e10, 0.0, 3e9, 1.0, 0.8, 1.0, 0.004, 0.0005, 0.5, True, 1.0,
+            kv_efficiency=0.8, process_bytes=0.0, parked_bytes=0.0,
+        ),
     )
 }
 
@@ -92,3 +105,13 @@ def gpu(name: str) -> GpuKind:
         return GPUS[name]
     except KeyError:
         raise InvalidValue("gpu", name, "unknown GPU", sorted(GPUS)) from None
+
+
+RATES: Final = tuple(f.name for f in fields(GpuKind) if f.type == "float")
+"""What a cluster file may set of a GPU."""
+
+
+def with_rates(kind: GpuKind, rates: Mapping[str, float]) -> GpuKind:
+    """``kind`` with other ``rates`` (keys of :data:`RATES`)."""
+    changed: dict[str, float] = dict(rates)
+    return replace(kind, **changed) if changed else kind  # type: ignore[arg-type]

@@ -29,6 +29,9 @@ from prism.trace.transform import change_rate, fill_lengths, window
 
 SAMPLES = 240
 """Samples of queues and memory over a run."""
+STARTS = ("warm", "cold")
+"""What stands on the devices when the trace begins: what fits of the models, most requested first (fixed maps: all they
+have a place for); or nothing."""
 NAMES_SHOWN = 20
 """Model names that an error lists at the most."""
 
@@ -50,6 +53,8 @@ class Inputs:
     """Instead of the cluster file's number (of its first group)."""
     fast: bool = True
     sample: bool = False
+    start: str = "warm"
+    """One of :data:`STARTS`, whatever the policy."""
 
     def spec(self) -> SimSpec:
         """Read everything. Raises :class:`prism.core.errors.PrismError` subclasses for what is wrong with it."""
@@ -67,6 +72,8 @@ class Inputs:
             block_tokens=trace.info.block_tokens,
             last_arrival_s=last_s,
             sample_every_s=max(last_s / SAMPLES, 0.25) if self.sample else 0.0,
+            preload_share=1.0,
+            cold=self.start == "cold",
             fast=self.fast,
             calibration=self._calibration(cluster, catalog),
             settings=self._settings(policy, catalog, cluster),
@@ -83,6 +90,8 @@ class Inputs:
             raise InvalidValue("gpus", self.gpus, "must be at least 1")
         if self.policy is not None:
             PolicySettings.named(self.policy)
+        if self.start not in STARTS:
+            raise InvalidValue("start", self.start, "unknown start", STARTS)
 
     def _cluster(self) -> Cluster:
         cluster = load_cluster(self.cluster)
@@ -121,6 +130,7 @@ class Inputs:
             "seed": self.seed,
             "rate": self.rate,
             "slo_scale": self.slo_scale,
+            "start": self.start,
             "limit_s": self.limit_s,
             "calibration": None if self.calibration is None else self.calibration.name,
         }

@@ -11,7 +11,7 @@ from prism.sim.calibration import Calibration
 from prism.sim.cluster_sections import Cluster, NodeGroup
 from prism.sim.device import SimDevice
 from prism.sim.fetch import Fetcher
-from prism.sim.gpus import GpuKind, gpu
+from prism.sim.gpus import GpuKind, gpu, with_rates
 from prism.sim.host_cache import HostCache
 from prism.sim.links import Link, Network
 from prism.sim.sharing import Pool
@@ -34,8 +34,11 @@ class Machines:
         topology: Topology,
         host_cache: HostCache,
         make_device: MakeDevice,
+        parked_per_device: int = 0,
     ) -> None:
+        """``parked_per_device`` engines take their part of each device for good."""
         self._cluster, self._calibration, self._make_device = cluster, calibration, make_device
+        self._parked_per_device = parked_per_device
         self._network, self._topology, self._host_cache = network, topology, host_cache
         self.devices: dict[DeviceId, SimDevice] = {}
         self.groups: dict[NodeId, NodeGroup] = {}
@@ -68,12 +71,17 @@ class Machines:
     def add_device(self, node: NodeId) -> SimDevice:
         """One more device on ``node``, like the others of its group (the controller is not told)."""
         group = self.groups[node]
-        kind = self._gpu(group.gpu)
+        kind = self._gpu(group)
         index = self._indices[node] = self._indices.get(node, -1) + 1
         name = device_id(node, kind.device_kind.value, index)
         domain = f"{node}/{index // (group.domain_gpus or 1 << 30)}"
+        page_bytes = kind.page_bytes
         memory_bytes = int(group.memory or kind.memory_bytes * USABLE)
-        spec = DeviceSpec(name, node, kind.device_kind, memory_bytes, domain, kind.page_bytes, kind.page_bytes)
+        memory_bytes -= int(self._parked_per_device * kind.parked_bytes)
+        engine_bytes = -(-int(kind.process_bytes) // page_bytes) * page_bytes
+        spec = DeviceSpec(
+            name, node, kind.device_kind, memory_bytes, domain, page_bytes, page_bytes, engine_bytes=engine_bytes
+        )
         device = self._make_device(spec, kind, self._pool(node, kind, group))
         nvlink = kind.nvlink_bytes_per_s
         links = DeviceLinks(
@@ -123,6 +131,6 @@ class Machines:
             found = self._fetchers[node] = Fetcher(self._network, self._cluster.load.fetches_per_node)
         return found
 
-    def _gpu(self, name: str) -> GpuKind:
-        calibration = self._calibration
-        return calibration.gpu(gpu(name)) if calibration is not None else gpu(name)
+    def _gpu(self, group: NodeGroup) -> GpuKind:
+        kind, calibration = with_rates(gpu(group.gpu), group.rates), self._calibration
+        return calibration.gpu(kind) if calibration is not None else kind

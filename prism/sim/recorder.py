@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
+from typing import Final
 
 from prism.core.effects import Activate, Dispatch, Effect, Route, decision_line
 from prism.core.ids import ModelName
@@ -14,6 +15,9 @@ from prism.sim.job import Job
 from prism.trace.report import RequestRecord, Residence, Sample, Timeline
 
 DecisionSink = Callable[[str], None]
+
+NEVER_ENDED: Final = "never_ended"
+"""Kind of error of a request that was still there when nothing went on any more."""
 
 
 class RunRecorder:
@@ -89,6 +93,22 @@ class RunRecorder:
                 tpot_s=None if job.error else tpot_s,
                 e2e_s=e2e_s,
                 error=job.error,
+                slo_ttft_s=spec.slo_ttft_s,
+                slo_tpot_s=spec.slo_tpot_s,
+            )
+        )
+
+    def never_ended(self, job: Job) -> None:
+        """The run is over and ``job`` is still there: it missed its objectives."""
+        spec = job.spec
+        self.records.append(
+            RequestRecord(
+                row=job.index,
+                model=job.model,
+                arrival_s=job.arrival_s - self.offset_s,
+                prompt_tokens=job.prompt_tokens,
+                output_tokens=job.generated,
+                error=NEVER_ENDED,
                 slo_ttft_s=spec.slo_ttft_s,
                 slo_tpot_s=spec.slo_tpot_s,
             )

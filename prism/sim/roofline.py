@@ -5,11 +5,12 @@ A step computes a set of new tokens. Its time is::
     overhead + per_sequence * sequences                                 host: scheduling, launches, sampling
     + entry * sequences (prefill)                                       host: what a request takes when it enters
     + switch (the first decode after a prefill)                         host: making one batch of old and new ones
-    + max(gemm_token * tokens, weights)                                 linear layers: compute against one weight read
+    + max(gemm_token * tokens + head * sequences, weights)              linear layers: compute against one weight read
     + attention_pair * pairs                                            prefill attention: compute, (query, key) pairs
     + kv_token * context                                                decode attention: reads every cached K and V
     + tp > 1: comm + comm_token * tokens                                two all-reduces per layer
 
+The head (hidden states to the vocabulary) is computed for one token of each sequence: in prefill for the last one.
 A decode step of a fixed batch therefore costs ``a + b * i`` in its ``i``-th repetition (the context grows by the batch
 each time), so that a run of them has a closed form: :class:`Run`.
 """
@@ -18,20 +19,21 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from math import sqrt
-from typing import Final
 
 from prism.core.specs import ModelShape, ModelSpec
 from prism.sim.gpus import GpuKind
 
-_ALLREDUCE_S: Final = 8e-6
-"""Latency of one small all-reduce inside an NVLink domain."""
 
-
-def linear_flops_per_token(shape: ModelShape) -> float:
-    """Floating-point operations of the linear layers for one token: two per parameter it touches."""
+def layer_flops_per_token(shape: ModelShape) -> float:
+    """Floating-point operations of the layers' linear parts for one token: two per parameter it touches."""
     attention = shape.hidden * shape.head_dim * (2 * shape.heads + 2 * shape.kv_heads)
     mlp = 3 * shape.hidden * shape.intermediate
-    return 2.0 * (shape.layers * (attention + mlp) + shape.hidden * shape.vocab)
+    return 2.0 * shape.layers * (attention + mlp)
+
+
+def head_flops(shape: ModelShape) -> float:
+    """The same of the head, for each token whose logits are wanted."""
+    return 2.0 * shape.hidden * shape.vocab
 
 
 @dataclass(slots=True)
@@ -88,21 +90,23 @@ class StepCost:
     entry_s: float = 0.0
     """This and the next only measurements say: they are 0 in the roofline of :func:`step_cost`."""
     switch_s: float = 0.0
+    head_s: float = 0.0
 
     def prefill(self, tokens: int, pairs: float, context: int, sequences: int) -> tuple[float, Load]:
         """Seconds and load of a step that computes ``tokens`` prompt tokens of ``sequences`` requests: ``pairs``
         (query, key) pairs, over ``context`` tokens that stand in the cache already."""
-        compute_s = self.gemm_token_s * tokens + self.attention_pair_s * pairs
+        gemm_s = self.gemm_token_s * tokens + self.head_s * sequences
+        compute_s = gemm_s + self.attention_pair_s * pairs
         memory_s = self.weights_s + self.kv_token_s * context
         sequences_s = (self.sequence_s + self.entry_s) * sequences
         host_s = self.overhead_s + sequences_s + self.comm_s + self.comm_token_s * tokens
-        linear_s = max(self.gemm_token_s * tokens, self.weights_s)
+        linear_s = max(gemm_s, self.weights_s)
         total_s = host_s + linear_s + max(self.attention_pair_s * pairs, self.kv_token_s * context)
         return total_s, self._load(compute_s, memory_s, host_s, total_s)
 
     def decode(self, batch: int, context: int, after_prefill: bool = False) -> tuple[Run, Load]:
         """A run of decode steps of ``batch`` sequences that together hold ``context`` tokens at the first one."""
-        compute_s = self.gemm_token_s * batch
+        compute_s = (self.gemm_token_s + self.head_s) * batch
         memory_s = self.weights_s + self.kv_token_s * context
         host_s = self.overhead_s + self.sequence_s * batch + self.comm_s + self.comm_token_s * batch
         first_s = host_s + max(compute_s, self.weights_s) + self.kv_token_s * context
@@ -133,12 +137,13 @@ def step_cost(model: ModelSpec, gpu: GpuKind, tp: int | None = None) -> StepCost
     return StepCost(
         overhead_s=gpu.step_overhead_s,
         sequence_s=gpu.sequence_overhead_s,
-        gemm_token_s=linear_flops_per_token(shape) / flops,
+        gemm_token_s=layer_flops_per_token(shape) / flops,
         weights_s=model.weight_bytes / bandwidth,
         attention_pair_s=4.0 * shape.layers * shape.heads * shape.head_dim / flops,
-        kv_token_s=shape.kv_bytes_per_token / bandwidth,
-        comm_s=2 * shape.layers * _ALLREDUCE_S if tp > 1 else 0.0,
+        kv_token_s=shape.kv_bytes_per_token / (gpu.memory_bytes_per_s * gpu.kv_efficiency * tp),
+        comm_s=2 * shape.layers * gpu.allreduce_s if tp > 1 else 0.0,
         comm_token_s=2 * reduced_bytes * (tp - 1) / tp / between,
         engine_share=gpu.engine_share,
         overhead_is_compute=gpu.overhead_is_compute,
+        head_s=head_flops(shape) / flops,
     )

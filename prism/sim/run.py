@@ -11,11 +11,12 @@ from dataclasses import dataclass, field, replace
 from prism.core.errors import InvalidValue
 from prism.core.events import OperatorLoad
 from prism.core.ids import ModelName
-from prism.core.settings import PolicyName, PolicySettings
+from prism.core.settings import PolicySettings
 from prism.core.specs import ModelSpec
 from prism.scheduler.decisions import Room
 from prism.sim.calibration import Calibration
 from prism.sim.cluster_sections import Cluster
+from prism.sim.expected import expect, foresighted
 from prism.sim.job import Job
 from prism.sim.recorder import DecisionSink, RunRecorder
 from prism.sim.world import World
@@ -48,7 +49,10 @@ class SimSpec:
     preload_share: float = 0.0
     """During the warm-up load models, most requested first, until their weights take this share of the fleet's memory
     or there is no room beside everybody's least KV: the state of a system that has run for a while. (Fixed maps load
-    everything they have a place for anyway.)"""
+    everything they have a place for, whatever the share.)"""
+    cold: bool = False
+    """The devices join when the trace begins, with nothing on them, whatever the policy; else at the start of the
+    warm-up."""
     block_tokens: int | None = None
     last_arrival_s: float | None = None
     """When the trace's last request comes, for progress; None: not known."""
@@ -78,6 +82,8 @@ class SimStats:
     """Number of decisions by ``kind:reason``."""
     steps: int
     retractions: int
+    never_ended: int
+    """Requests that were still there when nothing went on any more; they count as missed."""
 
     @property
     def times_real(self) -> float:
@@ -113,12 +119,12 @@ def _simulate(
 ) -> SimResult:
     started_s, cpu_started_s = time.perf_counter(), time.process_time()
     world, recorder = _world(spec, decisions)
-    world.join()
-    _preload(spec, world)
-    world.queue.run_until(spec.warm_up_s)
+    _begin(spec, world)
     for at_s in world.run(_jobs(spec, world), progress_every_s if progress else 0.0):
         if progress is not None:
             progress(at_s - spec.warm_up_s, len(recorder.records))
+    for job in world.front.open.values():
+        recorder.never_ended(job)
     spent_s = time.perf_counter() - started_s, time.process_time() - cpu_started_s
     report = build_report(
         recorder.records,
@@ -153,7 +159,7 @@ def _world(spec: SimSpec, decisions: DecisionSink | None) -> tuple[World, RunRec
     world = World(
         spec.cluster,
         models,
-        foresighted(spec.policy, lambda: mean_rates(spec.rows())),
+        foresighted(spec.policy, lambda: expect(spec.rows(), spec.default_tokens)),
         recorder,
         block_tokens=spec.block_tokens,
         fast=spec.fast,
@@ -162,9 +168,21 @@ def _world(spec: SimSpec, decisions: DecisionSink | None) -> tuple[World, RunRec
     return world, recorder
 
 
+def _begin(spec: SimSpec, world: World) -> None:
+    """Up to the moment at which the trace begins."""
+    if spec.cold:
+        world.queue.run_until(spec.warm_up_s)
+        world.join()
+        return
+    world.join()
+    if not spec.policy.cluster.policy.has_fixed_map:
+        _preload(spec, world)
+    world.queue.run_until(spec.warm_up_s)
+
+
 def _preload(spec: SimSpec, world: World) -> None:
     room_bytes = spec.preload_share * sum(device.spec.memory_bytes for device in world.devices.values())
-    rates = mean_rates(spec.rows()) if room_bytes else {}
+    rates = expect(spec.rows()).rates if room_bytes else {}
     for name in sorted(rates, key=lambda name: (-rates[name], name)):
         model = world.specs.get(ModelName(name))
         if model is not None and model.weight_bytes <= room_bytes and _has_free_room(world, model):
@@ -176,23 +194,6 @@ def _has_free_room(world: World, model: ModelSpec) -> bool:
     """Whether the scheduler would place the model without driving another one out."""
     room = world.control.scheduler.find_room(model.name, world.queue.now_s)
     return isinstance(room, Room) and not room.evict
-
-
-def foresighted(settings: PolicySettings, rates: Callable[[], dict[str, float]]) -> PolicySettings:
-    """``settings`` with the ``rates`` that ``muxserve`` makes its map for, unless the catalog says what it expects."""
-    if settings.cluster.policy is not PolicyName.MUXSERVE or settings.cluster.expected_rates:
-        return settings
-    return replace(settings, cluster=replace(settings.cluster, expected_rates=tuple(sorted(rates().items()))))
-
-
-def mean_rates(rows: Iterable[TraceRow]) -> dict[str, float]:
-    """Requests per second of every model over the trace's span: what a planner with foresight would know."""
-    counts: dict[str, int] = {}
-    last_s = 0.0
-    for row in rows:
-        counts[row.model] = counts.get(row.model, 0) + 1
-        last_s = row.arrival_s
-    return {model: count / max(last_s, 1.0) for model, count in counts.items()}
 
 
 def _jobs(spec: SimSpec, world: World) -> Iterator[Job]:
@@ -223,8 +224,9 @@ def _names(world: World) -> dict[str, ModelSpec]:
 
 def _notes(world: World) -> list[str]:
     notes = [f"fault at {what}" for what in world.faults.happened]
-    stuck = world.front.open
-    return [*notes, f"{stuck} requests never ended: nothing in the fleet could take them"] if stuck else notes
+    stuck = len(world.front.open)
+    why = "nothing in the fleet could take them; they count as missed"
+    return [*notes, f"{stuck} requests never ended: {why}"] if stuck else notes
 
 
 def _stats(world: World, spent_s: tuple[float, float], warm_up_s: float) -> SimStats:
@@ -242,4 +244,5 @@ def _stats(world: World, spent_s: tuple[float, float], warm_up_s: float) -> SimS
         decisions=dict(sorted(recorder.counts.items())),
         steps=sum(engine.steps for engine in engines),
         retractions=sum(engine.retractions for engine in engines),
+        never_ended=len(world.front.open),
     )

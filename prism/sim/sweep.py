@@ -38,6 +38,8 @@ class Point:
     """Attainment of TTFT objectives (0..1)."""
     tpot: float
     both: float
+    """Goodput: the share that met TTFT and TPOT."""
+    never_ended: int
     ttft_p50_s: float | None
     ttft_p99_s: float | None
     tpot_p50_s: float | None
@@ -101,6 +103,7 @@ def point(result: SimResult, inputs: Inputs, policy: str) -> Point:
         ttft=group.attainment.ttft,
         tpot=group.attainment.tpot,
         both=group.attainment.both,
+        never_ended=result.stats.never_ended,
         ttft_p50_s=group.ttft_s.at(50.0) if group.ttft_s else None,
         ttft_p99_s=group.ttft_s.at(99.0) if group.ttft_s else None,
         tpot_p50_s=group.tpot_s.at(50.0) if group.tpot_s else None,

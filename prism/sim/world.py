@@ -62,11 +62,15 @@ class World:
         self.queue = queue = EventQueue()
         network, self.topology, self.host_cache = Network(queue), Topology(), HostCache()
         timing, load, engine = cluster.timing, cluster.load, cluster.engine
-        self.machines = Machines(cluster, calibration, network, self.topology, self.host_cache, self._make_device)
+        pooled, stays = settings.cluster.engine_pool, settings.cluster.policy.has_fixed_map
+        parked = load.parked_per_device if pooled and not stays else 0
+        self.machines = Machines(
+            cluster, calibration, network, self.topology, self.host_cache, self._make_device, parked
+        )
         self.roads = WeightRoads(network, self.topology, self.host_cache, self.machines.fetcher, load)
-        parking = Parking(queue, timing, load.parked_per_device, pooled=settings.cluster.engine_pool)
+        parking = Parking(queue, timing, load.parked_per_device, pooled=pooled)
         limits = EngineLimits(engine.chunk_tokens, engine.max_running, fast)
-        engines = EngineMaker(queue, limits, self.block_tokens, calibration)
+        engines = EngineMaker(queue, limits, self.block_tokens, calibration, weights_stay=stays)
         self.nodes = Nodes(queue, timing, self.specs, self.devices, engines, parking, self.roads, recorder, self._tell)
         slowdown = self.machines.front_slowdown
         self.front = SimFront(queue, timing, self.devices, slowdown, self._tell, recorder.ended)

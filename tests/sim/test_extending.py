@@ -66,5 +66,5 @@ def test_a_policy_is_a_class_with_find_room(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def test_presets_cover_every_policy() -> None:
-    for name in ("prism", "static", "muxserve", "qlm"):
+    for name in ("prism", "static", "muxserve", "qlm", "serverlessllm"):
         assert PolicySettings.named(name).cluster.policy.value == name

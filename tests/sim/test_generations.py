@@ -23,7 +23,6 @@ def test_new_requests_go_to_the_newer_one_and_the_older_one_finishes_what_it_has
     world = World(h100s(1), [SPEC], PolicySettings(), RunRecorder(0.0))
     device, queue = world.devices[DEVICE], world.queue
     first, second = Job(0, SPEC, 0.0, 100, 2000), Job(1, SPEC, 0.0, 100, 2000)
-    world.front.open = 2
     world.nodes.activate(Activate(OLD, PARTS, WHY))
     queue.run_until(queue.now_s + 5.0)
     device.arrive(first)

@@ -18,7 +18,7 @@ from prism.sim.links import Link, Network
 from prism.sim.models import MODELS, catalog_specs, known_model, known_spec
 from prism.sim.prefix import PrefixCache
 from prism.sim.queue import EventQueue
-from prism.sim.roofline import Load, Run, linear_flops_per_token, step_cost
+from prism.sim.roofline import Load, Run, head_flops, layer_flops_per_token, step_cost
 from prism.sim.sharing import Pool
 
 LLAMA = "meta-llama/Llama-3.1-8B-Instruct"
@@ -72,8 +72,8 @@ def test_roofline_of_an_8b_model_on_an_h100_is_plausible() -> None:
 @pytest.mark.parametrize("name", MODELS)
 def test_shapes_agree_with_parameter_counts(name: str) -> None:
     model = known_model(name)
-    embeddings = model.shape.vocab * model.shape.hidden
-    layers = linear_flops_per_token(model.shape) / 2 - embeddings
+    embeddings = head_flops(model.shape) / 2
+    layers = layer_flops_per_token(model.shape) / 2
     fewest, most = layers + embeddings, layers + 2 * embeddings  # input and output embeddings tied or not
     assert 0.97 * fewest < model.parameters < 1.03 * most
 

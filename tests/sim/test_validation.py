@@ -13,7 +13,7 @@ from prism.trace.report import RequestRecord
 from tests.sim.helpers import h100s, llamas, random_rows, run
 
 MODELS = ("a", "b", "c")
-LIVE = Outcome(1.0, 0.010, 0.100, 0.003, 6, 0, 150, Kv(4e6, 8_000_000, 9000, 4000, 0))
+LIVE = Outcome(1.0, 0.99, 0.010, 0.100, 0.003, 6, 0, 150, Kv(4e6, 8_000_000, 9000, 4000, 0))
 
 
 @pytest.mark.parametrize("seed", [11, 23])
@@ -51,8 +51,13 @@ def test_misses_are_named_and_counted() -> None:
     assert missed(LIVE, late) == ["median", "p99"]
     rows = [("one", LIVE, LIVE), ("two", LIVE, late)]
     assert table(rows).splitlines()[-1].endswith("| median, p99 |")
-    assert "median 1, p99 1, activations 2; 1 without a miss" in summary(rows)
+    assert "goodput 2, median 1, p99 1, tpot 2, activations 2; 1 without a miss" in summary(rows)
     assert "12 live, 12 simulated" in summary(rows)
+
+
+def test_time_per_token_and_goodput_are_goals() -> None:
+    assert missed(LIVE, replace(LIVE, tpot_s=0.004)) == ["tpot"]
+    assert missed(LIVE, replace(LIVE, goodput=0.90)) == ["goodput"]
 
 
 def test_both_sides_are_looked_at_once_a_second() -> None:

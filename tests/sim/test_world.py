@@ -124,7 +124,7 @@ def test_sweep_covers_every_combination(inputs: Inputs) -> None:
 
 def _fake(inputs: Inputs, attained: float) -> Point:
     gpus = inputs.gpus or 0
-    return Point("prism", gpus, 1.0, 1.0, 1, attained, attained, attained, None, None, None, 0, 0, 0.0, 0.0)
+    return Point("prism", gpus, 1.0, 1.0, 1, attained, attained, attained, 0, None, None, None, 0, 0, 0.0, 0.0)
 
 
 @pytest.mark.parametrize("need", [1, 2, 3, 7, 16, 21, 64])
