@@ -1,137 +1,113 @@
 """Are our rules better than the paper's where they differ?
 
 Lookahead against the paper's KVPR (``kvpr``), cost-aware against the paper's migration (``migration``), expected idle
-time against the paper's eviction order (``eviction``): each switched back alone, then all three. Fleets of 58 models
-(``workloads.MIX_58``) on too few, barely enough and enough H100s, over several seeds; every variant gets the same
-requests and objectives (P95 alone; TTFT x5, TPOT x2).
+time against the paper's eviction order (``eviction``): each switched back alone, then all three; and no second instance
+of a model. Fleets of 58 models (``workloads.MIX_58``) on too few, barely enough and enough H100s; every variant gets the
+same requests and objectives (P95 alone; TTFT x5, TPOT x2).
 
-    python -m benchmarks.sim.ablation [--seconds 400] [--seeds 3] [--first 1] [--gpus 10,12,16] [--rate 15]
+    python -m benchmarks.sim.ablation --work DIR [--seconds 400] [--draws 3] [--gpus 10,12,16] [--rate 15]
+    python -m benchmarks.sim.ablation --work DIR --write
 
-About five minutes of one core. With ``--first N``, seeds before N are taken from docs/results/sim/ablation.json. The
-last result is in docs/results/sim.md.
+The last result is in docs/results/sim.md.
 """
 
 from __future__ import annotations
 
-import argparse
 import json
-from dataclasses import asdict, dataclass, replace
+from dataclasses import replace
+from functools import lru_cache, partial
 from statistics import fmean
+from typing import Any
 
 import matplotlib.pyplot as plt
 
+from benchmarks.sim import harness, variants
+from benchmarks.sim.pieces import Pieces
 from benchmarks.sim.plots import OUT, save
 from benchmarks.sim.workloads import MIX_58, catalog, h100_cluster, requests
-from prism.core.settings import ClusterSettings, EvictionOrder, KvprMode, MigrationTest, PolicySettings
 from prism.core.specs import ModelSpec
 from prism.sim.objectives import dedicated_objectives, with_objectives
-from prism.sim.run import SimSpec, simulate
 from prism.trace.generate import preset
 from prism.trace.row import TraceRow
 
-PAPER: dict[str, object] = {
-    "kvpr": KvprMode.PAPER,
-    "migration": MigrationTest.PAPER,
-    "eviction": EvictionOrder.PAPER,
-}
-VARIANTS: dict[str, dict[str, object]] = {
-    "ours": {},
-    **{f"paper's {key}": {key: value} for key, value in PAPER.items()},
-    "paper's three": PAPER,
-}
-STORE = OUT / "ablation.json"
+OURS = variants.PRISM
+WHO = (OURS, variants.ALONE, *variants.PAPER)
 
 
-@dataclass(frozen=True)
-class Found:
-    """One run."""
-
-    gpus: int
-    seed: int
-    variant: str
-    requests: int
-    ttft: float
-    tpot: float
-    p99_s: float
-    activations: int
-    migrations: int
-
-
-def workload(rate: float, seconds: float, seed: int) -> tuple[tuple[ModelSpec, ...], list[TraceRow]]:
+@lru_cache(maxsize=1)
+def workload(pieces: Pieces, draw: int, rate: float, seconds: float) -> tuple[tuple[ModelSpec, ...], list[TraceRow]]:
     """The catalog with its objectives, and the requests."""
     plain = catalog(MIX_58)
-    spec = replace(preset("novita"), rate_rps=rate, duration_s=seconds)
-    rows = requests(spec, plain, seed)
-    base = dedicated_objectives(plain, rows, h100_cluster(8))
-    return with_objectives(plain, base, 5.0, 2.0), rows
+    rows = requests(replace(preset("novita"), rate_rps=rate, duration_s=seconds), plain, draw)
+    name = f"objectives ablation {draw} {rate:g} {seconds:g}"
+    base = pieces.kept(name, lambda: dict(dedicated_objectives(plain, rows, h100_cluster(8))))
+    return with_objectives(plain, {key: (value[0], value[1]) for key, value in base.items()}, 5.0, 2.0), rows
 
 
-def run(models: tuple[ModelSpec, ...], rows: list[TraceRow], gpus: int, seed: int, variant: str) -> Found:
-    settings = PolicySettings.named("prism")
-    cluster: ClusterSettings = replace(settings.cluster, **VARIANTS[variant])  # type: ignore[arg-type]
-    policy = replace(settings, cluster=cluster)
-    result = simulate(SimSpec(h100_cluster(gpus), models, policy, lambda: rows, preload_share=0.75))
+def run(pieces: Pieces, draw: int, gpus: int, who: str, rate: float, seconds: float) -> dict[str, Any]:
+    models, rows = workload(pieces, draw, rate, seconds)
+    result = variants.run(who, h100_cluster(gpus), models, rows)
     group, decisions = result.report.all, result.stats.decisions
-    return Found(
-        gpus,
-        seed,
-        variant,
-        len(rows),
-        group.attainment.ttft,
-        group.attainment.tpot,
-        group.ttft_s.at(99.0) if group.ttft_s else 0.0,
-        result.stats.activations,
-        decisions.get("Activate:migration", 0),
-    )
+    return {
+        "requests": len(rows),
+        "both": group.attainment.both,
+        "ttft": group.attainment.ttft,
+        "tpot": group.attainment.tpot,
+        "p99_s": group.ttft_s.at(99.0) if group.ttft_s else 0.0,
+        "activations": result.stats.activations,
+        "migrations": decisions.get("Activate:migration", 0),
+        "never_ended": result.stats.never_ended,
+    }
+
+
+def name_of(draw: int, gpus: int, who: str) -> str:
+    return f"ablation {draw} {gpus} {who}"
+
+
+def show(pieces: Pieces, draws: tuple[int, ...], fleets: tuple[int, ...]) -> None:
+    """The table (means over the draws that are complete), the raw numbers and the plot."""
+    heads = [f"{gpus} GPUs: goodput (TTFT / TPOT), P99, activations (migrations)" for gpus in fleets]
+    print("\n| rules | " + " | ".join(heads) + " |\n" + "|---" * (1 + len(fleets)) + "|")
+    whole = [d for d in draws if all(pieces.get(name_of(d, gpus, who)) for gpus in fleets for who in WHO)]
+    found = {(who, gpus): [pieces.get(name_of(d, gpus, who)) or {} for d in whole] for who in WHO for gpus in fleets}
+    figure, axis = plt.subplots(figsize=(6.5, 3), layout="constrained")
+    for number, who in enumerate(WHO if whole else ()):
+        cells, missed = [], []
+        for gpus in fleets:
+            mean = {key: fmean(run[key] for run in found[who, gpus]) for key in found[who, gpus][0]}
+            missed.append(1e2 * (1.0 - mean["both"]))
+            cells.append(
+                f"{mean['both']:.3f} ({mean['ttft']:.3f} / {mean['tpot']:.3f}), {mean['p99_s']:.0f} s, "
+                f"{mean['activations']:.0f} ({mean['migrations']:.0f})"
+            )
+        axis.bar([i + 0.14 * (number - 2.5) for i in range(len(fleets))], missed, width=0.13, label=who)
+        print(f"| {'ours' if who == OURS else who} | " + " | ".join(cells) + " |")
+    print(f"draws: {', '.join(map(str, whole))}")
+    axis.set(xticks=range(len(fleets)), xticklabels=[f"{g} GPUs" for g in fleets], ylabel="goodput missed, %")
+    axis.legend(fontsize=7)
+    print(save(figure, "ablation"))
+    entries = [{"who": who, "gpus": gpus, "runs": runs} for (who, gpus), runs in found.items()]
+    (OUT / "ablation.json").write_text(json.dumps(entries, indent=0) + "\n", "utf-8")
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser()
+    parser = harness.parser(__doc__)
     parser.add_argument("--seconds", type=float, default=400.0)
-    parser.add_argument("--seeds", type=int, default=3)
-    parser.add_argument("--first", type=int, default=1)
     parser.add_argument("--rate", type=float, default=15.0)
     parser.add_argument("--gpus", default="10,12,16")
     args = parser.parse_args()
-    before = json.loads(STORE.read_text("utf-8")) if args.first > 1 else []
-    found = [Found(**entry) for entry in before if entry["seed"] < args.first]
-    for seed in range(args.first, args.seeds + 1):
-        models, rows = workload(args.rate, args.seconds, seed)
-        for gpus in map(int, args.gpus.split(",")):
-            for variant in VARIANTS:
-                found.append(run(models, rows, gpus, seed, variant))
-                last = found[-1]
-                print(
-                    f"seed {seed}, {gpus} GPUs, {variant:18s} TTFT ok {last.ttft:.4f}, TPOT ok {last.tpot:.4f}, "
-                    f"p99 {last.p99_s:.2f} s, {last.activations} activations, {last.migrations} migrations",
-                    flush=True,
-                )
-    show(found)
-
-
-def show(found: list[Found]) -> None:
-    """The table (means over seeds), the raw numbers and the plot."""
-    fleets = sorted({f.gpus for f in found})
-    print(
-        "\n| rules | " + " | ".join(f"{g} GPUs: TTFT / TPOT met, P99, activations (migrations)" for g in fleets) + " |"
+    pieces, draws = Pieces(args.work), harness.chosen_draws(args)
+    fleets = tuple(map(int, args.gpus.split(",")))
+    if args.write:
+        show(pieces, draws, fleets)
+        return
+    wanted = (
+        (name_of(draw, gpus, who), partial(run, pieces, draw, gpus, who, args.rate, args.seconds))
+        for draw in draws
+        for gpus in fleets
+        for who in WHO
     )
-    print("|---" * (len(fleets) + 1) + "|")
-    figure, axis = plt.subplots(figsize=(6.5, 3), layout="constrained")
-    for number, variant in enumerate(VARIANTS):
-        chosen = [[f for f in found if f.gpus == g and f.variant == variant] for g in fleets]
-        missed = [1e2 * (1.0 - fmean(f.ttft for f in runs)) for runs in chosen]
-        axis.bar([i + 0.16 * (number - 2) for i in range(len(fleets))], missed, width=0.15, label=variant)
-        cells = [
-            f"{fmean(f.ttft for f in runs):.3f} / {fmean(f.tpot for f in runs):.3f}, "
-            f"{fmean(f.p99_s for f in runs):.0f} s, "
-            f"{fmean(f.activations for f in runs):.0f} ({fmean(f.migrations for f in runs):.0f})"
-            for runs in chosen
-        ]
-        print(f"| {variant} | " + " | ".join(cells) + " |")
-    axis.set(xticks=range(len(fleets)), xticklabels=[f"{g} GPUs" for g in fleets], ylabel="TTFT missed, %")
-    axis.legend(fontsize=7)
-    print(save(figure, "ablation"))
-    STORE.write_text(json.dumps([asdict(f) for f in found], indent=0) + "\n", "utf-8")
+    harness.make(args, pieces, wanted)
 
 
 if __name__ == "__main__":

@@ -1,77 +1,95 @@
-"""Figure 10: what is the global scheduler (placement by KV pressure, migration) worth?
+"""Figure 10: what is the global scheduler (placement by KV pressure, migration) worth, for TTFT, TPOT and both?
 
-Eight models on two H100s. With the global scheduler against without it (each model goes to the next GPU in turn where
-it fits and stays). Our own rules against the paper's are in ablation.py.
+Eight models on two H100s, the Hyperbolic-like trace. With the global scheduler against without it (each model goes to the
+next GPU in turn where it fits and stays), both starting warm. Our own rules against the paper's are in ablation.py.
 
-    python -m benchmarks.sim.fig10 [--seconds 180]
+    python -m benchmarks.sim.fig10 --work DIR [--draws 6] [--seconds 180]
+    python -m benchmarks.sim.fig10 --work DIR --draws 6 --write
 
 The last result is in docs/results/sim.md.
 """
 
 from __future__ import annotations
 
-import argparse
 from dataclasses import replace
+from functools import partial
+from statistics import fmean
+from typing import Any
 
-import matplotlib.pyplot as plt
-
-from benchmarks.sim.plots import save
-from benchmarks.sim.workloads import SMALL_8, Mix, catalog, h100_cluster, hyperbolic, requests
-from prism.core.settings import ClusterSettings, PolicySettings
+from benchmarks.sim import harness
+from benchmarks.sim.pieces import Pieces
+from benchmarks.sim.workloads import SMALL_8, catalog, h100_cluster, hyperbolic, requests
+from prism.core.settings import PolicySettings
 from prism.sim.objectives import dedicated_objectives, with_objectives
-from prism.sim.run import SimResult, SimSpec, simulate
+from prism.sim.run import SimSpec, simulate
 
-RATE = 64.0
+RATES = (64.0, 96.0, 128.0)
+SIDES = {"with": True, "without": False}
 
 
-def run(mix: Mix, gpus: int, rate: float, seconds: float, preload: float, **changes: object) -> SimResult:
-    plain = catalog(mix)
-    rows = requests(hyperbolic(rate, seconds).spec, plain)
+def run(rate: float, draw: int, seconds: float, on: bool) -> dict[str, Any]:
+    plain = catalog(SMALL_8)
+    rows = requests(hyperbolic(rate, seconds).spec, plain, draw)
     models = with_objectives(plain, dedicated_objectives(plain, rows, h100_cluster(1)), 5.0, 2.0)
-    settings = PolicySettings.named("prism")
-    cluster: ClusterSettings = replace(settings.cluster, **changes)  # type: ignore[arg-type]
-    policy = replace(settings, cluster=cluster)
-    return simulate(
-        SimSpec(h100_cluster(gpus), models, policy, lambda: rows, sample_every_s=1.0, preload_share=preload)
-    )
-
-
-def imbalance(result: SimResult) -> float:
-    """Mean over time of the fuller device's used memory over the emptier one's."""
-    ratios = []
-    for sample in result.report.timeline.samples:
-        used = sorted(sample.mapped_bytes.values())
-        if used and used[0]:
-            ratios.append(used[-1] / used[0])
-    return sum(ratios) / len(ratios)
-
-
-def line(name: str, result: SimResult) -> str:
+    base = PolicySettings.named("prism")
+    policy = replace(base, cluster=replace(base.cluster, global_scheduler=on))
+    result = simulate(SimSpec(h100_cluster(2), models, policy, lambda: rows, preload_share=1.0))
     group = result.report.all
-    return (
-        f"{name:34s} TTFT ok {group.attainment.ttft:.3f}, TPOT ok {group.attainment.tpot:.3f}, "
-        f"TTFT p99 {group.ttft_s.at(99.0) if group.ttft_s else 0:.2f} s, memory ratio {imbalance(result):.2f}, "
-        f"{result.stats.activations} activations"
-    )
+    met = group.attainment
+    return {
+        "both": met.both,
+        "ttft": met.ttft,
+        "tpot": met.tpot,
+        "p99_s": group.ttft_s.at(99.0) if group.ttft_s else 0.0,
+        "activations": result.stats.activations,
+        "never_ended": result.stats.never_ended,
+    }
+
+
+def name_of(rate: float, draw: int, side: str) -> str:
+    return f"fig10 {rate:g} {draw} {side}"
+
+
+def table(pieces: Pieces, draws: tuple[int, ...]) -> None:
+    """Goodput (TTFT / TPOT) by draw, and the means over draws with both sides."""
+    heads = [f"{rate:g}/s {side}" for rate in RATES for side in SIDES]
+    print("| draw | " + " | ".join(heads) + " |\n" + "|---" * (1 + len(heads)) + "|")
+    sums: dict[str, list[tuple[float, float, float]]] = {head: [] for head in heads}
+    for draw in draws:
+        cells = []
+        for rate in RATES:
+            both = {side: pieces.get(name_of(rate, draw, side)) for side in SIDES}
+            for side, piece in both.items():
+                if piece is None or None in both.values():
+                    cells.append("-")
+                    continue
+                shares = piece["both"], piece["ttft"], piece["tpot"]
+                sums[f"{rate:g}/s {side}"].append(shares)
+                cells.append(_cell(shares))
+        print(f"| {draw} | " + " | ".join(cells) + " |")
+    means = [_cell(tuple(map(fmean, zip(*found, strict=True)))) if found else "-" for found in sums.values()]
+    print("| mean | " + " | ".join(means) + " |")
+
+
+def _cell(shares: tuple[float, ...]) -> str:
+    both, ttft, tpot = shares
+    return f"{both:.3f} ({ttft:.3f} / {tpot:.3f})"
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser()
+    parser = harness.parser(__doc__)
     parser.add_argument("--seconds", type=float, default=180.0)
-    seconds = parser.parse_args().seconds
-    figure, axis = plt.subplots(figsize=(6, 3), layout="constrained")
-    print(f"8 models, 2 GPUs, {RATE:g} requests/s")
-    for name, on in (("with global scheduler", True), ("without", False)):
-        result = run(SMALL_8, 2, RATE, seconds, 0.75, global_scheduler=on)
-        print(line(name, result), flush=True)
-        for style, device in zip(("-", "--"), sorted(result.report.timeline.device_bytes), strict=True):
-            points = [(s.t_s, s.mapped_bytes[device] / 1e9) for s in result.report.timeline.samples]
-            axis.plot(
-                *zip(*points, strict=True), style, color="#c0392b" if on else "#555555", label=f"{name}, {device}"
-            )
-    axis.set(xlabel="s", ylabel="memory in use, GB", xlim=(0, seconds))
-    axis.legend(fontsize=7)
-    print(save(figure, "fig10"))
+    args = parser.parse_args()
+    pieces, draws = Pieces(args.work), harness.chosen_draws(args)
+    if not args.write:
+        wanted = (
+            (name_of(rate, draw, side), partial(run, rate, draw, args.seconds, on))
+            for draw in draws
+            for rate in RATES
+            for side, on in SIDES.items()
+        )
+        harness.make(args, pieces, wanted)
+    table(pieces, draws)
 
 
 if __name__ == "__main__":

@@ -1,95 +1,97 @@
 """Figure 12: how many H100s do 58 models need under each policy?
 
-58 models, 1B to 70B (``workloads.MIX_58``; the paper's own list is not in the copy at hand), 8 to 32 GPUs.
-(a) TTFT attainment over the number of GPUs at TTFT scale 5, TPOT scale 2; (b) GPUs for 99% over TTFT scales.
+58 models, 1B to 70B (``workloads.MIX_58``; the paper's own list is not in the copy at hand), 8 to 32 GPUs, 90 s of the
+Hyperbolic-like trace at 60 requests/s. Goodput, TTFT and TPOT over the number of GPUs at TTFT scale 5, TPOT scale 2, and
+GPUs for 99% of each draw. Everybody starts warm.
 
-    python -m benchmarks.sim.fig12 [--seconds 90] [--rate 60]
+    python -m benchmarks.sim.fig12 --work DIR [--draws 3] [--gpus 8,12,16,20,24,32]
+    python -m benchmarks.sim.fig12 --work DIR --write
 
 The last result is in docs/results/sim.md.
 """
 
 from __future__ import annotations
 
-import argparse
-import multiprocessing
-from dataclasses import dataclass
-from functools import lru_cache
+import json
+from functools import lru_cache, partial
+from statistics import median
+from typing import Any
 
-from benchmarks.sim.plots import Panel, crossing, panels, show, single
-from benchmarks.sim.workloads import MIX_58, catalog, h100_cluster, hyperbolic, preload, requests
-from prism.core.settings import PolicySettings
+from benchmarks.sim import harness, variants
+from benchmarks.sim.pieces import Pieces
+from benchmarks.sim.plots import OUT, Panel, band, crossing, panels, show
+from benchmarks.sim.workloads import MIX_58, catalog, h100_cluster, hyperbolic, requests
+from prism.core.specs import ModelSpec
 from prism.sim.objectives import dedicated_objectives, with_objectives
-from prism.sim.run import SimSpec, simulate
-from prism.trace.report import Attainment
+from prism.trace.row import TraceRow
 
-POLICIES = ("prism", "muxserve", "static", "qlm")
-GPUS = (8, 12, 16, 20, 24, 32)
-SCALES = (5.0, 30.0)
-
-
-@dataclass(frozen=True)
-class Point:
-    """One run."""
-
-    scale: float
-    policy: str
-    gpus: int
-
-
-class Bench:
-    """The requests and base objectives that all runs share; made once per process."""
-
-    def __init__(self, seconds: float, rate: float) -> None:
-        self.plain = catalog(MIX_58)
-        self.rows = requests(hyperbolic(rate, seconds).spec, self.plain)
-        self.base = dedicated_objectives(self.plain, self.rows, h100_cluster(8))
-
-    def run(self, point: Point) -> Attainment:
-        models = with_objectives(self.plain, self.base, point.scale, 2.0)
-        settings = PolicySettings.named(point.policy)
-        cluster, share = h100_cluster(point.gpus), preload(point.policy)
-        return simulate(
-            SimSpec(cluster, models, settings, lambda: self.rows, preload_share=share)
-        ).report.all.attainment
+METRICS = {"both": "goodput", "ttft": "TTFT", "tpot": "TPOT"}
 
 
 @lru_cache(maxsize=1)
-def bench(seconds: float, rate: float) -> Bench:
-    return Bench(seconds, rate)
+def workload(pieces: Pieces, draw: int, seconds: float, rate: float) -> tuple[tuple[ModelSpec, ...], list[TraceRow]]:
+    """The models with their objectives, and the requests, of a draw."""
+    plain = catalog(MIX_58)
+    rows = requests(hyperbolic(rate, seconds).spec, plain, draw)
+    name = f"objectives fig12 {draw} {seconds:g} {rate:g}"
+    base = pieces.kept(name, lambda: dict(dedicated_objectives(plain, rows, h100_cluster(8))))
+    return with_objectives(plain, {key: (value[0], value[1]) for key, value in base.items()}, 5.0, 2.0), rows
 
 
-def run_point(job: tuple[Point, float, float]) -> Attainment:
-    point, seconds, rate = job
-    return bench(seconds, rate).run(point)
+def run(pieces: Pieces, draw: int, policy: str, gpus: int, seconds: float, rate: float) -> dict[str, Any]:
+    models, rows = workload(pieces, draw, seconds, rate)
+    result = variants.run(policy, h100_cluster(gpus), models, rows)
+    met = result.report.all.attainment
+    return {"both": met.both, "ttft": met.ttft, "tpot": met.tpot, "never_ended": result.stats.never_ended}
+
+
+def name_of(draw: int, policy: str, gpus: int) -> str:
+    return f"fig12 {draw} {policy} {gpus}"
+
+
+def tables(pieces: Pieces, draws: tuple[int, ...], policies: tuple[str, ...], fleets: tuple[int, ...]) -> None:
+    raw, cells = {}, []
+    for metric, title in METRICS.items():
+        print(f"\n| {title}, GPUs | " + " | ".join(map(str, fleets)) + " | 99% from (draws) | never ended |")
+        print("|---" * (len(fleets) + 3) + "|")
+        bands = {}
+        for policy in policies:
+            found = {draw: [pieces.get(name_of(draw, policy, gpus)) for gpus in fleets] for draw in draws}
+            whole = {draw: [p for p in ps if p is not None] for draw, ps in found.items() if None not in ps}
+            if not whole:
+                continue
+            curves = [[(float(g), p[metric]) for g, p in zip(fleets, ps, strict=True)] for ps in whole.values()]
+            raw[policy] = {str(draw): ps for draw, ps in whole.items()}
+            bands[policy] = band(curves)
+            shares = [median(curve[i][1] for curve in curves) for i in range(len(fleets))]
+            ends = ", ".join(show(crossing(curve)) for curve in curves)
+            stuck = sum(p["never_ended"] for ps in whole.values() for p in ps)
+            print(f"| {policy} | " + " | ".join(f"{share:.3f}" for share in shares) + f" | {ends} | {stuck} |")
+        cells.append(Panel(title, "GPUs", bands))
+    OUT.mkdir(parents=True, exist_ok=True)
+    (OUT / "fig12.json").write_text(json.dumps({"gpus": fleets, "policies": raw}, indent=0) + "\n", "utf-8")
+    print(panels("fig12", [cells], "58 models (simulated H100s)"))
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser()
+    parser = harness.parser(__doc__)
     parser.add_argument("--seconds", type=float, default=90.0)
     parser.add_argument("--rate", type=float, default=60.0)
-    parser.add_argument("--processes", type=int, default=2)
+    parser.add_argument("--gpus", default="8,12,16,20,24,32")
+    parser.add_argument("--policies", default="+".join(variants.POLICIES), help="separated by +")
     args = parser.parse_args()
-    shared = bench(args.seconds, args.rate)
-    ttft_ms = sorted(round(1e3 * b[0]) for b in shared.base.values())
-    tpot_ms = sorted(round(1e3 * b[1], 1) for b in shared.base.values())
-    print(f"{len(shared.rows)} requests; base TTFT {ttft_ms[0]}-{ttft_ms[-1]} ms (paper 40-130)")
-    print(f"base TPOT {tpot_ms[0]}-{tpot_ms[-1]} ms (paper 5.2-50.9)", flush=True)
-    points = [Point(scale, policy, gpus) for scale in SCALES for policy in POLICIES for gpus in GPUS]
-    jobs = [(point, args.seconds, args.rate) for point in points]
-    with multiprocessing.get_context("spawn").Pool(args.processes) as pool:
-        found = dict(zip(points, pool.map(run_point, jobs, chunksize=1), strict=True))
-    cells = []
-    for scale in SCALES:
-        curves = {p: [(float(g), found[Point(scale, p, g)].ttft) for g in GPUS] for p in POLICIES}
-        cells.append(Panel(f"TTFT, scale {scale:g}", "GPUs", {p: single(c) for p, c in curves.items()}))
-        for policy, line in curves.items():
-            text = " ".join(f"{int(x)}:{y:.3f}" for x, y in line)
-            print(f"TTFT scale {scale:g} {policy:9s} {text}  99% from {show(crossing(line))} GPUs")
-    tpot = {p: [(float(g), found[Point(SCALES[0], p, g)].tpot) for g in GPUS] for p in POLICIES}
-    for policy, line in tpot.items():
-        print(f"TPOT scale 2 {policy:9s} " + " ".join(f"{int(x)}:{y:.3f}" for x, y in line))
-    cells.append(Panel("TPOT, scale 2", "GPUs", {p: single(c) for p, c in tpot.items()}))
-    print(panels("fig12", [cells], "58 models (simulated H100s)"))
+    pieces, draws = Pieces(args.work), harness.chosen_draws(args)
+    fleets, policies = tuple(map(int, args.gpus.split(","))), tuple(args.policies.split("+"))
+    if not args.write:
+        wanted = (
+            (name_of(draw, policy, gpus), partial(run, pieces, draw, policy, gpus, args.seconds, args.rate))
+            for draw in draws
+            for gpus in fleets
+            for policy in policies
+        )
+        harness.make(args, pieces, wanted)
+        return
+    tables(pieces, draws, policies, fleets)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Figure 7: how do attainments of Prism and its rivals change with request rate, objectives and number of GPUs?
+"""Figure 7: how do goodput and attainments of Prism and its rivals change with request rate, objectives and GPUs?
 
 Two traces (Hyperbolic-like and Arena-like, generated), policies over the same modelled H100s. Rows:
 
@@ -8,15 +8,12 @@ Two traces (Hyperbolic-like and Arena-like, generated), policies over the same m
 - ``slo``: 8 models on 2 GPUs over SLO scales, at 40 requests/s;
 - ``gpus``: 18 models on 2 to 8 GPUs, at 40 requests/s.
 
-Objectives: P95 of each model alone on a GPU, times the scale (TTFT 5, TPOT 2 unless swept). Medians of several draws.
+Objectives: P95 of each model alone on a GPU, times the scale (TTFT 5, TPOT 2 unless swept). Everybody starts warm. Draws
+are those of one split (``splits.py``): results are judged on draws that nothing was tuned on.
 
-    python -m benchmarks.sim.fig7 [--row rate] [--setup prototype] [--draws 3] [--seconds 150] [--processes 2]
-    python -m benchmarks.sim.fig7 --row gpus --points 5 --policies prism --draws 1      # one point in seconds
-    python -m benchmarks.sim.fig7 --plot                                    # from docs/results/sim/fig7.json
-
-Everything takes about half an hour of one core. With ``--points`` or ``--policies`` nothing is written (but see
-``--write``); otherwise the lines that were run replace those in docs/results/sim/fig7.json, and the figure is drawn
-from it.
+    python -m benchmarks.sim.fig7 --work DIR [--row rate] [--setup prototype] [--draws 3]     # in as many processes as you like
+    python -m benchmarks.sim.fig7 --work DIR --write                       # tables and figure of what is done
+    python -m benchmarks.sim.fig7 --work DIR --set tuning --row gpus --points 5 --policies prism --draws 1
 
 The last result and what to think of it is in docs/results/sim.md.
 """
@@ -25,151 +22,152 @@ from __future__ import annotations
 
 import argparse
 import json
-import multiprocessing
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict
-from pathlib import Path
+from functools import partial
+from statistics import median
 
-from benchmarks.sim.falling import falls_at, spread
-from benchmarks.sim.fig7_runs import FREE, LABELS, POLICIES, TRACES, XS, Found, Line, Task, run_task
+from benchmarks.sim import harness, variants
+from benchmarks.sim.falling import Rate, falls_at, spread
+from benchmarks.sim.fig7_runs import FREE, LABELS, TRACES, XS, Bench, Found, Line
+from benchmarks.sim.pieces import Pieces, Work
 from benchmarks.sim.plots import OUT, Panel, band, crossing, panels, show
 from benchmarks.sim.workloads import SETUPS
 
-TARGETS = (0.99, 0.95, 0.9)
-STORE = OUT / "fig7.json"
+TARGETS = (0.99, 0.9)
+METRICS = {"both": "goodput", "ttft": "TTFT"}
+"""What the tables are made of: the figure of merit, and the papers' row."""
 Lines = dict[Line, list[Found]]
+Curve = list[tuple[float, float]]
 
 
-def tasks(args: argparse.Namespace) -> Iterator[Task]:
-    """What the command line asks for, smallest first."""
-    policies = tuple(args.policies.split(",")) if args.policies else None
-    points = tuple(map(float, args.points.split(","))) if args.points else None
-    for row in args.row.split(","):
-        setups = args.setup.split(",") if row == "rate" else [""]
-        for setup in setups:
-            for draw in range(args.first, args.draws + 1):
+def lines(args: argparse.Namespace) -> Iterator[Line]:
+    """What the command line asks for: draw after draw, so that what is done at any time covers everything."""
+    policies = tuple(args.policies.split("+")) if args.policies else variants.POLICIES
+    for draw in harness.chosen_draws(args):
+        for row in args.row.split(","):
+            for setup in args.setup.split(",") if row == "rate" else [""]:
                 for trace in args.trace.split(","):
-                    chosen = policies or (POLICIES + ((FREE,) if row == "rate" else ()))
-                    xs = points or XS[row] or SETUPS[setup].rates
-                    yield Task(row, setup, trace, draw, chosen, xs, args.seconds)
+                    free = (FREE,) if row == "rate" and not args.policies else ()
+                    yield from (Line(row, setup, trace, draw, policy) for policy in (*policies, *free))
 
 
-def run(args: argparse.Namespace) -> Lines:
-    """All lines, printed as they come."""
-    found: Lines = {}
-    wanted = list(tasks(args))
-    if args.processes < 2:
-        results = map(run_task, wanted)
-        return {line: points for lines in results for line, points in told(lines)}
-    with multiprocessing.get_context("spawn").Pool(args.processes) as pool:
-        for lines in pool.imap_unordered(run_task, wanted):
-            found.update(told(lines))
-    return found
+def done(pieces: Pieces, wanted: Sequence[Line]) -> Lines:
+    """Those that are there."""
+    found = {line: pieces.get(line.name) for line in wanted}
+    return {line: [Found(**p) for p in piece["points"]] for line, piece in found.items() if piece is not None}
 
 
-def told(lines: list[tuple[Line, list[Found]]]) -> list[tuple[Line, list[Found]]]:
-    for line, points in lines:
-        text = "  ".join(f"{p.x:g}: {p.ttft:.3f}/{p.tpot:.3f}" for p in points)
-        print(
-            f"{line.row} {line.setup or '-'} {line.trace} draw {line.draw} {line.policy:11s} TTFT/TPOT met  {text}",
-            flush=True,
-        )
-    return lines
+def told(found: Lines) -> None:
+    for line, points in found.items():
+        text = "  ".join(f"{p.x:g}: {p.both:.3f} ({p.ttft:.3f}/{p.tpot:.3f})" for p in points)
+        print(f"{line.row} {line.setup or '-'} {line.trace} {line.draw} {line.policy:21s} both (TTFT/TPOT)  {text}")
 
 
-def stored(path: Path) -> Lines:
-    """The lines in ``path``, if it exists."""
-    if not path.exists():
-        return {}
-    return {
-        Line(**{k: v for k, v in entry.items() if k != "points"}): [Found(*point) for point in entry["points"]]
-        for entry in json.loads(path.read_text("utf-8"))
-    }
-
-
-def store(path: Path, lines: Lines) -> None:
-    """Write ``lines``, one to a text line."""
-    entries = [
-        {**asdict(line), "points": [[p.x, round(p.ttft, 5), round(p.tpot, 5)] for p in points]}
-        for line, points in sorted(lines.items(), key=lambda item: tuple(asdict(item[0]).values()))
-    ]
-    path.write_text("[\n" + ",\n".join(map(json.dumps, entries)) + "\n]\n", "utf-8")
-
-
-def group(lines: Lines, row: str, setup: str, trace: str, metric: str) -> dict[str, list[list[tuple[float, float]]]]:
-    """Policy -> one curve for each draw."""
-    curves: dict[str, list[list[tuple[float, float]]]] = {}
-    for line, points in lines.items():
+def curves(found: Lines, row: str, setup: str, trace: str, metric: str) -> dict[str, dict[int, Curve]]:
+    """Policy -> draw -> curve."""
+    result: dict[str, dict[int, Curve]] = {}
+    for line, points in found.items():
         if (line.row, line.setup, line.trace) == (row, setup, trace):
-            curves.setdefault(line.policy, []).append([(p.x, getattr(p, metric)) for p in points])
-    return {p: curves[p] for p in (*POLICIES, FREE) if p in curves}
+            result.setdefault(line.policy, {})[line.draw] = [(p.x, getattr(p, metric)) for p in points]
+    return {policy: result[policy] for policy in (*variants.POLICIES, FREE) if policy in result}
 
 
-def draw(lines: Lines) -> None:
-    """The figure, and for the rate row the table of rates."""
-    grid = []
-    order = {name: i for i, name in enumerate((*XS, *SETUPS))}
-    keys = dict.fromkeys((line.row, line.setup) for line in lines)
-    for row, setup in sorted(keys, key=lambda key: (order[key[0]], order.get(key[1], 0))):
-        cells = []
-        for trace in TRACES:
-            for metric in ("ttft", "tpot"):
-                curves = group(lines, row, setup, trace, metric)
-                title = f"{setup + ', ' if setup else ''}{trace}-like, {metric.upper()}"
-                cells.append(Panel(title, LABELS[row], {p: band(c) for p, c in curves.items()}, row == "rate"))
-                if row != "rate":
-                    least(f"{row}, {trace}-like, {metric.upper()}", curves)
-        grid.append(cells)
-    for metric in ("ttft", "tpot"):
-        rates(lines, metric)
-    print(panels("fig7", grid, "Attainment over rate, objectives and GPUs (simulated H100s)"))
-
-
-def rates(lines: Lines, metric: str) -> None:
-    """Rates at the targets: median and range over draws, and Prism's over each rival's, draw by draw."""
-    shown = ("prism", "muxserve", "static", FREE)
-    print(f"\n| {metric.upper()} | met | " + " | ".join((*shown, *(f"prism / {rival}" for rival in shown[1:]))) + " |")
-    print("|---" * (2 + 2 * len(shown) - 1) + "|")
+def rates(found: Lines, metric: str) -> None:
+    """Rates at the targets: median and range over draws, and Prism's over the best rival's, draw by draw."""
+    who = (*variants.POLICIES, FREE)
+    over = ("prism / best rival", "one instance / best rival", "prism / free memory")
+    print(f"\n| {METRICS[metric]} | met | draws | " + " | ".join((*who, *over)) + " |")
+    print("|---" * (3 + len(who) + len(over)) + "|")
     for setup in SETUPS:
         for trace in TRACES:
-            curves = group(lines, "rate", setup, trace, metric)
-            for target in TARGETS if set(shown) <= set(curves) else ():
-                at = {p: [falls_at(curve, target) for curve in curves[p]] for p in shown}
-                over = [[a.over(b) for a, b in zip(at["prism"], at[p], strict=True)] for p in shown[1:]]
-                cells = [spread(found) for found in (*at.values(), *over)]
+            by_policy = curves(found, "rate", setup, trace, metric)
+            common = set.intersection(*map(set, by_policy.values())) if set(who) <= set(by_policy) else set()
+            for target in TARGETS if common else ():
+                at = {p: [falls_at(by_policy[p][draw], target) for draw in sorted(common)] for p in who}
+                best = [max(options, key=_size) for options in zip(*(at[p] for p in variants.RIVALS), strict=True)]
+                pairs = ((variants.PRISM, best), (variants.ALONE, best), (variants.PRISM, at[FREE]))
+                ratios = [[a.over(b) for a, b in zip(at[p], other, strict=True)] for p, other in pairs]
+                cells = [str(len(common)), *(spread(values) for values in (*at.values(), *ratios))]
                 print(f"| {setup}, {trace}-like | {target:.0%} | " + " | ".join(cells) + " |")
 
 
-def least(title: str, curves: dict[str, list[list[tuple[float, float]]]]) -> None:
-    """The median curves, and from which x on each is at 99%."""
-    print(f"\n{title}")
-    for policy, draws in curves.items():
-        points = [(x, mid) for x, _, mid, _ in band(draws)]
-        ends = [show(crossing(c)) for c in draws]
-        text = " ".join(f"{x:g}:{y:.3f}" for x, y in points)
-        print(f"  {policy:11s} {text}  99% from {show(crossing(points))} (draws: {', '.join(ends)})")
+def _size(rate: Rate) -> tuple[float, int]:
+    return rate.value, rate.side
+
+
+def least(found: Lines, row: str, metric: str) -> None:
+    """Median shares over draws at each x, and from which x on each draw is at 99%."""
+    for trace in TRACES:
+        by_policy = curves(found, row, "", trace, metric)
+        if not by_policy:
+            continue
+        xs = XS[row]
+        print(f"\n| {trace}-like, {METRICS[metric]}, {LABELS[row]} | " + " | ".join(f"{x:g}" for x in xs) + " | 99% from |")
+        print("|---" * (len(xs) + 2) + "|")
+        for policy, by_draw in by_policy.items():
+            shares = [median(dict(curve).get(x, 0.0) for curve in by_draw.values()) for x in xs]
+            ends = ", ".join(show(crossing(curve)) for curve in by_draw.values())
+            print(f"| {policy} | " + " | ".join(f"{share:.3f}" for share in shares) + f" | {ends} |")
+
+
+def never_ended(found: Lines) -> None:
+    """How many requests of each policy never ended, over all runs."""
+    sums: dict[str, int] = {}
+    for line, points in found.items():
+        sums[line.policy] = sums.get(line.policy, 0) + sum(p.never_ended for p in points)
+    print("\nnever ended, over all points: " + ", ".join(f"{policy} {count}" for policy, count in sums.items()))
+
+
+def draw_figure(found: Lines) -> None:
+    grid = []
+    for row, setups in (("rate", tuple(SETUPS)), ("slo", ("",)), ("gpus", ("",))):
+        for setup in setups:
+            cells = []
+            for trace in TRACES:
+                for metric, title in METRICS.items():
+                    by_policy = curves(found, row, setup, trace, metric)
+                    bands = {p: band(list(by_draw.values())) for p, by_draw in by_policy.items()}
+                    heading = f"{setup + ', ' if setup else ''}{trace}-like, {title}"
+                    cells.append(Panel(heading, LABELS[row], bands, row == "rate"))
+            if all(cell.bands for cell in cells):
+                grid.append(cells)
+    if grid:
+        print(panels("fig7", grid, "Goodput and TTFT attainment over rate, objectives and GPUs (simulated H100s)"))
+
+
+def write(found: Lines) -> None:
+    """The raw numbers, the tables and the figure."""
+    entries = [{**asdict(line), "points": [list(asdict(p).values()) for p in points]} for line, points in found.items()]
+    OUT.mkdir(parents=True, exist_ok=True)
+    (OUT / "fig7.json").write_text("[\n" + ",\n".join(map(json.dumps, entries)) + "\n]\n", "utf-8")
+    for metric in METRICS:
+        rates(found, metric)
+        least(found, "gpus", metric)
+        least(found, "slo", metric)
+    never_ended(found)
+    draw_figure(found)
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser()
+    parser = harness.parser(__doc__)
     parser.add_argument("--row", default=",".join(XS))
     parser.add_argument("--setup", default=",".join(SETUPS), help="of the rate row")
     parser.add_argument("--trace", default=",".join(TRACES))
-    parser.add_argument("--draws", type=int, default=3)
-    parser.add_argument("--first", type=int, default=1, help="draw to begin with")
-    parser.add_argument("--policies", default="", help="only these, and write nothing")
-    parser.add_argument("--write", action="store_true", help="even with --policies")
-    parser.add_argument("--points", default="", help="only these x, and write nothing")
+    parser.add_argument("--policies", default="", help="only these, separated by +")
+    parser.add_argument("--points", default="", help="only these x")
     parser.add_argument("--seconds", type=float, default=150.0)
-    parser.add_argument("--processes", type=int, default=1)
-    parser.add_argument("--plot", action="store_true", help="run nothing")
     args = parser.parse_args()
-    found = {} if args.plot else run(args)
-    if args.points or (args.policies and not args.write):
-        return
-    lines = stored(STORE) | found
-    store(STORE, lines)
-    draw(lines)
+    pieces = Pieces(args.work)
+    bench = Bench(pieces, tuple(map(float, args.points.split(","))) if args.points else (), args.seconds)
+    wanted = list(lines(args))
+    if not args.write:
+        tasks: Iterator[tuple[str, Work]] = ((line.name, partial(bench.run, line)) for line in wanted)
+        harness.make(args, pieces, tasks)
+    found = done(pieces, wanted)
+    told(found)
+    if args.write:
+        write(found)
 
 
 if __name__ == "__main__":

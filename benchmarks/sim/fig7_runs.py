@@ -3,39 +3,36 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass
+from typing import Any, Final
 
+from benchmarks.sim import variants
+from benchmarks.sim.pieces import Pieces
 from benchmarks.sim.workloads import (
     SETUPS,
     SMALL_8,
     SMALL_18,
+    Mix,
     arena,
     catalog,
     h100_cluster,
     hyperbolic,
-    preload,
     requests,
     scaled,
 )
-from prism.core.settings import PolicySettings
 from prism.core.specs import ModelSpec
 from prism.sim.cluster_sections import Cluster
 from prism.sim.objectives import dedicated_objectives, with_objectives
-from prism.sim.run import SimSpec, mean_rates, simulate
-from prism.trace.report import Attainment
+from prism.sim.run import SimResult
 from prism.trace.row import TraceRow
 
-POLICIES = ("prism", "muxserve", "static", "qlm")
-FREE = "free memory"
+FREE: Final = "free memory"
 """The line of a system whose memory never binds: the better of ``prism`` and ``muxserve`` on devices of FREE_BYTES."""
-FREE_BYTES = "2000GiB"
-TOLD = "prism told"
-"""The line of ``prism`` that places models by the trace's mean rates until it has seen a minute, as ``muxserve`` does
-for good; run when it is asked for (``--policies``), and not drawn."""
+FREE_BYTES: Final = "2000GiB"
 TTFT_SCALE, TPOT_SCALE = 5.0, 2.0
 BASE_RATE = 40.0
-FOLLOWED = 0.88
-"""A line is not followed to higher rates once a smaller share meets TTFT."""
+FOLLOWED: Final = 0.88
+"""A line is not followed to higher rates once a smaller share meets TTFT, or less than half of it both."""
 XS: dict[str, tuple[float, ...]] = {
     "rate": (),  # a set-up's own
     "slo": (1.0, 2.0, 3.0, 5.0, 10.0, 20.0),
@@ -56,94 +53,85 @@ class Line:
     draw: int
     policy: str
 
+    @property
+    def name(self) -> str:
+        return f"fig7 {self.row} {self.setup} {self.trace} {self.draw} {self.policy}"
+
 
 @dataclass(frozen=True)
 class Found:
-    """One point of a line."""
+    """One point of a line: shares that met TTFT, TPOT and both, and how many requests never ended."""
 
     x: float
     ttft: float
     tpot: float
+    both: float
+    never_ended: int = 0
+
+    @staticmethod
+    def of(x: float, result: SimResult) -> Found:
+        met = result.report.all.attainment
+        return Found(x, round(met.ttft, 5), round(met.tpot, 5), round(met.both, 5), result.stats.never_ended)
 
 
 @dataclass(frozen=True)
-class Task:
-    """All lines of one draw."""
+class Bench:
+    """Makes lines; objectives of a draw are kept among the pieces, since all its lines have them."""
 
-    row: str
-    setup: str
-    trace: str
-    draw: int
-    policies: tuple[str, ...]
+    pieces: Pieces
     xs: tuple[float, ...]
+    """In place of a row's own."""
     seconds: float
 
-    def run(self) -> Iterator[tuple[Line, list[Found]]]:
-        points = {"rate": self._rates, "slo": self._scales, "gpus": self._gpus}[self.row]
-        for policy in self.policies:
-            line = Line(self.row, self.setup, self.trace, self.draw, policy)
-            yield line, [Found(x, a.ttft, a.tpot) for x, a in points(policy)]
+    def run(self, line: Line) -> dict[str, Any]:
+        """All points of ``line``, as the piece of it."""
+        points = {"rate": self._rates, "slo": self._scales, "gpus": self._gpus}[line.row]
+        return {**asdict(line), "points": [asdict(found) for found in points(line)]}
 
-    def _rates(self, policy: str) -> Iterator[tuple[float, Attainment]]:
+    def _rates(self, line: Line) -> Iterator[Found]:
         """One base trace at all rates; objectives are those of the base trace, whatever the rate."""
-        setup = SETUPS[self.setup]
-        rows, models = _base(self)
-        for rate in self.xs:
-            more = scaled(rows, rate / setup.base_rps, self.draw)
-            free = setup.cluster(2, FREE_BYTES)
-            found = (
-                max((_run("prism", free, models, more), _run("muxserve", free, models, more)), key=lambda a: a.ttft)
-                if policy == FREE
-                else _run(policy, setup.cluster(2), models, more)
-            )
-            yield rate, found
-            if found.ttft < FOLLOWED:
+        setup = SETUPS[line.setup]
+        rows = setup.base_rows(TRACES[line.trace](setup.base_rps, self.seconds), line.draw)
+        models = self._with_objectives(line, setup.models(), rows, setup.cluster(1), TTFT_SCALE, TPOT_SCALE)
+        for rate in self.xs or setup.rates:
+            more = scaled(rows, rate / setup.base_rps, line.draw)
+            found = Found.of(rate, _best(line.policy, setup.cluster(2), setup.cluster(2, FREE_BYTES), models, more))
+            yield found
+            if found.ttft < FOLLOWED or found.both < FOLLOWED / 2:
                 return
 
-    def _scales(self, policy: str) -> Iterator[tuple[float, Attainment]]:
-        for scale in self.xs:
-            yield scale, self._small(policy, SMALL_8, 2, scale, scale)
+    def _scales(self, line: Line) -> Iterator[Found]:
+        for scale in self.xs or XS["slo"]:
+            yield self._small(line, scale, SMALL_8, 2, scale, scale)
 
-    def _gpus(self, policy: str) -> Iterator[tuple[float, Attainment]]:
-        for gpus in self.xs:
-            yield gpus, self._small(policy, SMALL_18, int(gpus), TTFT_SCALE, TPOT_SCALE)
+    def _gpus(self, line: Line) -> Iterator[Found]:
+        for gpus in self.xs or XS["gpus"]:
+            yield self._small(line, gpus, SMALL_18, int(gpus), TTFT_SCALE, TPOT_SCALE)
 
-    def _small(
-        self, policy: str, mix: tuple[tuple[str, int, int], ...], gpus: int, ttft: float, tpot: float
-    ) -> Attainment:
+    def _small(self, line: Line, x: float, mix: Mix, gpus: int, ttft: float, tpot: float) -> Found:
         plain = catalog(mix)
-        rows = requests(TRACES[self.trace](BASE_RATE, self.seconds).spec, plain, self.draw)
-        key = (mix, self.trace, self.draw, self.seconds)
-        if key not in _OBJECTIVES:
-            _OBJECTIVES[key] = dedicated_objectives(plain, rows, h100_cluster(1))
-        models = with_objectives(plain, _OBJECTIVES[key], ttft, tpot)
-        return _run(policy, h100_cluster(gpus), models, rows)
+        rows = requests(TRACES[line.trace](BASE_RATE, self.seconds).spec, plain, line.draw)
+        models = self._with_objectives(line, plain, rows, h100_cluster(1), ttft, tpot)
+        return Found.of(x, variants.run(line.policy, h100_cluster(gpus), models, rows))
+
+    def _with_objectives(
+        self,
+        line: Line,
+        models: tuple[ModelSpec, ...],
+        rows: list[TraceRow],
+        alone: Cluster,
+        ttft: float,
+        tpot: float,
+    ) -> tuple[ModelSpec, ...]:
+        name = f"objectives {line.row} {line.setup} {line.trace} {line.draw} {self.seconds:g}"
+        base = self.pieces.kept(name, lambda: dict(dedicated_objectives(models, rows, alone)))
+        return with_objectives(models, {key: (value[0], value[1]) for key, value in base.items()}, ttft, tpot)
 
 
-_OBJECTIVES: dict[object, dict[str, tuple[float, float]]] = {}
-"""Base objectives that this process has found."""
-
-
-def _base(task: Task) -> tuple[list[TraceRow], tuple[ModelSpec, ...]]:
-    """The base trace of ``task`` and its models with their objectives."""
-    setup = SETUPS[task.setup]
-    rows = setup.base_rows(TRACES[task.trace](setup.base_rps, task.seconds), task.draw)
-    key = replace(task, policies=(), xs=())
-    if key not in _OBJECTIVES:
-        _OBJECTIVES[key] = dedicated_objectives(setup.models(), rows, setup.cluster(1))
-    return rows, with_objectives(setup.models(), _OBJECTIVES[key], TTFT_SCALE, TPOT_SCALE)
-
-
-def _run(policy: str, cluster: Cluster, models: tuple[ModelSpec, ...], rows: list[TraceRow]) -> Attainment:
-    settings = PolicySettings.named(policy.removesuffix(" told"))
-    if policy == TOLD:
-        expected = tuple(sorted(mean_rates(rows).items()))
-        settings = replace(settings, cluster=replace(settings.cluster, expected_rates=expected))
-    return simulate(
-        SimSpec(cluster, models, settings, lambda: rows, preload_share=preload(settings.cluster.policy))
-    ).report.all.attainment
-
-
-def run_task(task: Task) -> list[tuple[Line, list[Found]]]:
-    """All lines of ``task``."""
-    return list(task.run())
+def _best(
+    policy: str, cluster: Cluster, free: Cluster, models: tuple[ModelSpec, ...], rows: list[TraceRow]
+) -> SimResult:
+    if policy != FREE:
+        return variants.run(policy, cluster, models, rows)
+    found = [variants.run(who, free, models, rows) for who in (variants.PRISM, "muxserve")]
+    return max(found, key=lambda result: result.report.all.attainment.both)

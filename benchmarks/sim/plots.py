@@ -18,6 +18,8 @@ STYLE = {
     "muxserve": ("#2980b9", "s"),
     "static": ("#27ae60", "^"),
     "qlm": ("#8e44ad", "D"),
+    "serverlessllm": ("#d68910", "v"),
+    "prism, one instance": ("#e59866", "o"),
     "free memory": ("#222222", "."),
 }
 

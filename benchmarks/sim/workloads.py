@@ -3,6 +3,7 @@ outside the repository."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from prism.core.specs import ModelSpec
@@ -84,12 +85,13 @@ def catalog(
     return tuple(specs)
 
 
-def h100_cluster(gpus: int, **sections: object) -> Cluster:
-    """``gpus`` H100s, eight to a node (fewer when there are fewer), linked as in the paper's test bed."""
-    per_node = min(8, gpus)
-    groups = [{"gpu": "H100", "nodes": gpus // per_node, "gpus_per_node": per_node}]
+def h100_cluster(gpus: int, rates: Mapping[str, float] | None = None, **sections: object) -> Cluster:
+    """``gpus`` H100s, eight to a node (fewer when there are fewer), linked as in the paper's test bed; ``rates`` in place
+    of the modelled GPU's."""
+    per_node, kind = min(8, gpus), {"gpu": "H100", "rates": dict(rates or {})}
+    groups = [{**kind, "nodes": gpus // per_node, "gpus_per_node": per_node}]
     if gpus % per_node:
-        groups.append({"gpu": "H100", "nodes": 1, "gpus_per_node": gpus % per_node})
+        groups.append({**kind, "nodes": 1, "gpus_per_node": gpus % per_node})
     return parse_cluster({"groups": groups, "network": {"nic_gbit": 100}, **sections}, "h100_cluster")
 
 
@@ -130,15 +132,19 @@ class Setup:
     max_running: int = 256
     base_rps: float = 4.0
     """Of the base trace, from which the objectives come and which is scaled to every rate."""
-    rates: tuple[float, ...] = (4.0, 8.0, 12.0, 16.0, 24.0, 32.0, 48.0, 64.0, 96.0, 128.0, 192.0)
+    rates: tuple[float, ...] = (6.0, 12.0, 18.0, 24.0, 32.0, 48.0, 72.0, 108.0)
 
     def models(self) -> tuple[ModelSpec, ...]:
         return catalog(self.mix, in_order=self.in_order)
 
-    def cluster(self, gpus: int, memory: str | None = None) -> Cluster:
-        """``gpus`` H100s on one node with these engines; ``memory`` of each instead of its own."""
-        group = {"gpu": "H100", "gpus_per_node": gpus, **({} if memory is None else {"memory": memory})}
-        return parse_cluster({"groups": [group], "engine": {"max_running": self.max_running}}, self.name)
+    def cluster(
+        self, gpus: int, memory: str | None = None, rates: Mapping[str, float] | None = None, **sections: object
+    ) -> Cluster:
+        """``gpus`` H100s on one node with these engines; ``memory`` of each, and ``rates``, instead of its own."""
+        group = {"gpu": "H100", "gpus_per_node": gpus, "rates": dict(rates or {})}
+        group |= {} if memory is None else {"memory": memory}
+        engine = {"max_running": self.max_running}
+        return parse_cluster({"groups": [group], "engine": engine, **sections}, self.name)
 
     def base_rows(self, work: Workload, draw: int) -> list[TraceRow]:
         """The base trace: draw number ``draw`` of ``work`` with these models and lengths."""
@@ -159,7 +165,7 @@ SETUPS = {
             lengths="sharegpt",
             max_running=2048,
             base_rps=1.0,
-            rates=(0.5, 0.75, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, 8.0, 12.0, 16.0),
+            rates=(0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, 9.0),
         ),
     )
 }
@@ -168,9 +174,3 @@ SETUPS = {
 def scaled(rows: list[TraceRow], factor: float, seed: int) -> list[TraceRow]:
     """``factor`` times the requests of ``rows`` with the same pattern over time and models (the ``rate`` step)."""
     return rows if factor == 1.0 else list(apply_steps(rows, [{"step": "rate", "factor": factor, "seed": seed}]))
-
-
-def preload(policy: str) -> float:
-    """Prism starts as a system that has run for a while, with all that fits; so do fixed maps by themselves, and qlm
-    holds one model per device."""
-    return 1.0 if policy == "prism" else 0.0

@@ -1,0 +1,39 @@
+"""Which traces policies are tuned on, and which they are judged on. Nothing else may choose.
+
+A generated trace is its preset and its draw (the generator's seed). Draws 1 to 99 are for tuning: whoever changes a policy
+or a rival's setting looks at these, as often as he likes. Draws from 101 on are for judging: results in docs/results are
+of these, a policy is not changed because of one, and a look at single decisions in one of them uses it up (name it in
+:data:`SPENT` and take the next). Recorded traces are split by file.
+"""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import Final
+
+
+class Split(StrEnum):
+    TUNING = "tuning"
+    JUDGING = "judging"
+
+
+_FIRST: Final = {Split.TUNING: 1, Split.JUDGING: 101}
+_LAST: Final = {Split.TUNING: 99, Split.JUDGING: 999}
+SPENT: Final = frozenset[int]()
+"""Draws for judging that somebody has looked into; they are tuning draws from then on."""
+RECORDED: Final = {
+    Split.TUNING: ("arena_prism_e2e_8m.parquet", "arena_vtc_27m.parquet", "hyperbolic_fig_7m_digitised.parquet"),
+    Split.JUDGING: ("azure2023_conv.parquet", "mooncake_conversation.parquet", "semisynth_servegen_multi_2h.parquet"),
+}
+"""By name, as traces/README.md has them. The samples in ``traces/`` of the repository are for tuning."""
+
+
+def draws(split: Split, count: int) -> tuple[int, ...]:
+    """The first ``count`` draws of ``split`` that nobody has used up."""
+    found = [draw for draw in range(_FIRST[split], _LAST[split] + 1) if draw not in SPENT]
+    return tuple(found[:count])
+
+
+def split_of(draw: int) -> Split:
+    """Where a draw belongs."""
+    return Split.JUDGING if draw >= _FIRST[Split.JUDGING] and draw not in SPENT else Split.TUNING

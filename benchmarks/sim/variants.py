@@ -1,0 +1,55 @@
+"""Who is compared: Prism, its ablations and its rivals, each with the settings its paper has."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Final
+
+from prism.core.settings import EvictionOrder, KvprMode, MigrationTest, PolicySettings
+from prism.core.specs import ModelSpec
+from prism.sim.cluster_sections import Cluster
+from prism.sim.expected import expect, expecting
+from prism.sim.run import SimResult, SimSpec, simulate
+from prism.trace.row import TraceRow
+
+PRISM: Final = "prism"
+ALONE: Final = "prism, one instance"
+"""Prism as its paper has it in this: no model has more than one instance."""
+TOLD: Final = "prism told"
+"""Prism that is told the trace's mean rates and lengths, as the fixed maps are."""
+RIVALS: Final = ("muxserve", "static", "serverlessllm", "qlm")
+POLICIES: Final = (PRISM, ALONE, *RIVALS)
+PAPER: Final[dict[str, dict[str, object]]] = {
+    "paper's KVPR": {"kvpr": KvprMode.PAPER},
+    "paper's migration": {"migration": MigrationTest.PAPER},
+    "paper's eviction": {"eviction": EvictionOrder.PAPER},
+    "paper's three": {
+        "kvpr": KvprMode.PAPER,
+        "migration": MigrationTest.PAPER,
+        "eviction": EvictionOrder.PAPER,
+    },
+}
+"""Prism with the paper's rules in place of ours."""
+
+
+def settings(who: str, rows: list[TraceRow]) -> PolicySettings:
+    """The settings of one of the names in this module, or of a policy."""
+    if who in PAPER:
+        return _changed(PolicySettings.named(PRISM), PAPER[who])
+    if who == ALONE:
+        return _changed(PolicySettings.named(PRISM), {"max_replicas": 1})
+    if who == TOLD:
+        return expecting(PolicySettings.named(PRISM), expect(rows))
+    return PolicySettings.named(who)
+
+
+def _changed(base: PolicySettings, changes: dict[str, object]) -> PolicySettings:
+    return replace(base, cluster=replace(base.cluster, **changes))  # type: ignore[arg-type]
+
+
+def run(
+    who: str, cluster: Cluster, models: tuple[ModelSpec, ...], rows: list[TraceRow], *, cold: bool = False
+) -> SimResult:
+    """One simulation; all start alike, with what fits loaded or (``cold``) with nothing."""
+    spec = SimSpec(cluster, models, settings(who, rows), lambda: rows, preload_share=1.0, cold=cold)
+    return simulate(spec)
