@@ -150,7 +150,7 @@ def policy_section(spec: RunSpec, trace: Path, setup: Setup) -> dict[str, Any]:
     models. The rivals' offline inputs (expected rates) are the means of the trace they will serve windows of."""
     longest = setup.most_prompt + setup.most_output
     section: dict[str, Any] = {"name": spec.policy, "min_kv_tokens": longest, **spec.switches}
-    if spec.policy == "muxserve":
+    if spec.policy in ("muxserve", "static"):
         rows = list(open_trace(trace).rows())
         counts, span_s = count_models(rows), rows[-1].arrival_s
         section["expected_rates"] = {name: round(count / span_s, 4) for name, count in counts.items()}

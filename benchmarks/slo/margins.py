@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from itertools import product
 
-from benchmarks.slo.summary import Curve, CurveKey, highest_rate
+from benchmarks.slo.summary import GOODPUT, Curve, CurveKey, highest_rate
 
 TARGETS = (0.99, 0.95, 0.9)
+METRICS = {GOODPUT: "goodput", "ttft": "TTFT"}
 OURS = "prism"
 
 
@@ -24,12 +26,12 @@ class Reach:
         return f"{'< ' if self.below else '>= ' if self.beyond else ''}x{self.rate:.2f}"
 
 
-def reach(curve: Curve, target: float) -> Reach:
+def reach(curve: Curve, target: float, metric: str = GOODPUT) -> Reach:
     """The reach of a curve over rates, which must not be empty."""
-    rate = highest_rate(curve, target)
+    rate = highest_rate(curve, target, metric)
     if rate is None:
         return Reach(curve[0].x, below=True)
-    return Reach(rate, beyond=all(point.ttft[0] >= target for point in curve))
+    return Reach(rate, beyond=all(getattr(point, metric)[0] >= target for point in curve))
 
 
 def ratio(ours: Reach, theirs: Reach) -> str:
@@ -47,16 +49,16 @@ def margins(found: Mapping[CurveKey, Curve]) -> str:
     rivals = [label for label in dict.fromkeys(label for _, label in curves) if label != OURS]
     if not traces or not rivals:
         return ""
-    lines = ["| trace | TTFT met | prism up to | " + " | ".join(f"over {rival}" for rival in rivals) + " |"]
+    lines = ["| trace | met | prism up to | " + " | ".join(f"over {rival}" for rival in rivals) + " |"]
     lines.append("|---" * (3 + len(rivals)) + "|")
     for trace in traces:
-        for target in TARGETS:
-            ours = reach(curves[trace, OURS], target)
-            reaches = [reach(curves[trace, r], target) if curves.get((trace, r)) else None for r in rivals]
+        for metric, target in product(METRICS, TARGETS):
+            ours = reach(curves[trace, OURS], target, metric)
+            reaches = [reach(curves[trace, r], target, metric) if curves.get((trace, r)) else None for r in rivals]
             cells = ["-" if theirs is None else f"{ratio(ours, theirs)} ({theirs})" for theirs in reaches]
-            lines.append(f"| {trace} | {100 * target:.0f}% | {ours} | " + " | ".join(cells) + " |")
+            lines.append(f"| {trace} | {METRICS[metric]} {100 * target:.0f}% | {ours} | " + " | ".join(cells) + " |")
     note = (
-        "Highest rate at which the median TTFT attainment holds, interpolated between measured rates, and how many "
+        "Highest rate at which the median share holds, interpolated between measured rates, and how many "
         "times each rival's that is (the rival's in brackets). `>=`: held at the highest rate measured; `<`: missed at "
         "the lowest; `-`: nothing to compare, both do the same."
     )

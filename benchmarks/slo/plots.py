@@ -33,7 +33,7 @@ def figure_7(found: Mapping[CurveKey, Curve], path: Path) -> None:
                 high = [100 * getattr(p, metric)[2] - mid for mid, p in zip(mids, curve, strict=True)]
                 xs = [p.x for p in curve]
                 axis.errorbar(xs, mids, yerr=[low, high], color=colour(index), marker="o", ms=3.5, lw=1.3, label=label)
-                if experiment == "rate" and metric == "ttft" and (edge := highest_rate(curve)):
+                if experiment == "rate" and metric == "ttft" and (edge := highest_rate(curve, metric="ttft")):
                     axis.axvline(edge, color=colour(index), ls="--", lw=0.8)
             axis.axhline(100 * TARGET, color="grey", ls=":", lw=0.8)
             axis.set(xlabel=_AXES[experiment], ylabel=f"{metric.upper()} met (%)", ylim=(-3, 103))

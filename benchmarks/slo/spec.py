@@ -82,7 +82,7 @@ class RunSpec:
     @property
     def server(self) -> tuple[object, ...]:
         """Runs with the same value share a server: load and objectives can change under it, its map and devices not."""
-        return (self.trace if self.policy == "muxserve" else "", self.label, self.devices)
+        return (self.trace if self.policy in ("muxserve", "static") else "", self.label, self.devices)
 
     def measured(self, base_scale: float) -> RunSpec:
         """The run that this one is judged from: itself, or the one at the base scale where the policy does not look at

@@ -13,6 +13,8 @@ from benchmarks.slo.spec import RunSpec
 from prism.trace.report import Report
 
 TARGET = 0.99
+GOODPUT = "both"
+"""The figure of merit; ``ttft`` alone is the papers'."""
 Results = Iterable[tuple[RunSpec, Report]]
 
 
@@ -24,6 +26,8 @@ class Point:
     ttft: tuple[float, float, float]
     """Median, least, most attainment."""
     tpot: tuple[float, float, float]
+    both: tuple[float, float, float]
+    """Goodput: the share that met TTFT and TPOT."""
     failed: float
     tokens_per_s: float
     repeats: int
@@ -57,6 +61,7 @@ def _point(x: float, reports: list[Report]) -> Point:
         x=x,
         ttft=_spread([g.attainment.ttft for g in groups]),
         tpot=_spread([g.attainment.tpot for g in groups]),
+        both=_spread([g.attainment.both for g in groups]),
         failed=median(sum(g.errors.values()) for g in groups),
         tokens_per_s=median(r.output_tokens_per_s for r in reports),
         repeats=len(reports),
@@ -67,24 +72,25 @@ def _spread(values: list[float]) -> tuple[float, float, float]:
     return median(values), min(values), max(values)
 
 
-def highest_rate(curve: Curve, target: float = TARGET) -> float | None:
-    """The highest rate at which the median TTFT attainment is at least ``target``, interpolated between the last point
-    that holds it and the first after it that does not; None when the lowest rate already misses it."""
-    last: Point | None = None
+def highest_rate(curve: Curve, target: float = TARGET, metric: str = GOODPUT) -> float | None:
+    """The highest rate at which the median of ``metric`` is at least ``target``, interpolated between the last point that
+    holds it and the first after it that does not; None when the lowest rate already misses it."""
+    last: tuple[float, float] | None = None
     for point in curve:
-        if point.ttft[0] < target:
+        share: float = getattr(point, metric)[0]
+        if share < target:
             if last is None:
                 return None
-            return last.x + (point.x - last.x) * (last.ttft[0] - target) / (last.ttft[0] - point.ttft[0])
-        last = point
-    return last.x if last else None
+            return last[0] + (point.x - last[0]) * (last[1] - target) / (last[1] - share)
+        last = point.x, share
+    return last[0] if last else None
 
 
-def lowest_scale(curve: Curve, target: float = TARGET) -> float | None:
-    """The least x (SLO scale, number of devices) from which on the median TTFT attainment is at least ``target``."""
+def lowest_scale(curve: Curve, target: float = TARGET, metric: str = GOODPUT) -> float | None:
+    """The least x (SLO scale, number of devices) from which on the median of ``metric`` is at least ``target``."""
     found = None
     for point in reversed(curve):
-        if point.ttft[0] < target:
+        if getattr(point, metric)[0] < target:
             break
         found = point.x
     return found
@@ -112,22 +118,30 @@ _TITLES = {
 def _table(experiment: str, chosen: Mapping[str, Curve]) -> str:
     xs = sorted({point.x for curve in chosen.values() for point in curve})
     ablation = experiment == "ablation"
-    heads = ["TTFT met", "TPOT met", "failed", "tokens/s"] if ablation else [f"x{x:g}" for x in xs]
-    last = {"rate": "99% TTFT up to", "scale": "99% TTFT from", "devices": "99% TTFT from"}.get(experiment)
-    lines = ["| policy | " + " | ".join([*heads, *([last] if last else [])]) + " |"]
-    lines.append("|---" * (len(heads) + (2 if last else 1)) + "|")
+    heads = ["goodput", "TTFT met", "TPOT met", "failed", "tokens/s"] if ablation else [f"x{x:g}" for x in xs]
+    edges = [] if ablation else [f"99% {what} {'up to' if experiment == 'rate' else 'from'}" for what in _EDGES.values()]
+    lines = ["| policy | " + " | ".join([*heads, *edges]) + " |"]
+    lines.append("|---" * (1 + len(heads) + len(edges)) + "|")
     for label, curve in chosen.items():
         if ablation:
             p = curve[0]
-            cells = [_share(p.ttft), _share(p.tpot), f"{p.failed:g}", f"{p.tokens_per_s:.0f}"]
+            cells = [_share(p.both), _share(p.ttft), _share(p.tpot), f"{p.failed:g}", f"{p.tokens_per_s:.0f}"]
         else:
             by_x = {p.x: p for p in curve}
-            cells = [f"{_share(by_x[x].ttft)} / {_share(by_x[x].tpot)}" if x in by_x else "-" for x in xs]
-            edge = highest_rate(curve) if experiment == "rate" else lowest_scale(curve)
-            cells.append("-" if edge is None else f"x{edge:.2f}")
+            cells = [_shares(by_x[x]) if x in by_x else "-" for x in xs]
+            find = highest_rate if experiment == "rate" else lowest_scale
+            found = [find(curve, TARGET, metric) for metric in _EDGES]
+            cells += ["-" if edge is None else f"x{edge:.2f}" for edge in found]
         lines.append(f"| {label} | " + " | ".join(cells) + " |")
-    note = "" if ablation else "\nCells: TTFT met / TPOT met, median (least-most) over repeats, in percent."
+    note = "" if ablation else "\nCells: goodput; TTFT met / TPOT met, median (least-most) over repeats, in percent."
     return "\n".join(lines) + "\n" + note
+
+
+_EDGES = {GOODPUT: "goodput", "ttft": "TTFT"}
+
+
+def _shares(point: Point) -> str:
+    return f"{_share(point.both)}; {_share(point.ttft)} / {_share(point.tpot)}"
 
 
 def _share(values: tuple[float, float, float]) -> str:

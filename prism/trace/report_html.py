@@ -52,9 +52,9 @@ def html_page(report: Report) -> str:
 def _tiles(report: Report) -> str:
     met = report.all.attainment
     tiles = [
+        (_percent(met.both), "goodput: met TTFT and TPOT"),
         (_percent(met.ttft), "met the TTFT objective"),
         (_percent(met.tpot), "met the TPOT objective"),
-        (_percent(met.both), "met both"),
         (f"{met.requests:,}", "requests"),
         (f"{sum(report.all.errors.values()):,}", "failed"),
         (f"{report.requests_per_s:.2f}/s", "requests"),
@@ -72,7 +72,7 @@ def _tiles(report: Report) -> str:
 
 def _models(report: Report) -> str:
     head = (
-        "model", "requests", "failed", "TTFT met", "TPOT met", "both", "TTFT SLO", "P50", "P95", "P99",
+        "model", "requests", "failed", "goodput", "TTFT met", "TPOT met", "TTFT SLO", "P50", "P95", "P99",
         "TPOT SLO", "P50", "P95", "P99", "tokens in", "tokens out",
     )  # fmt: skip
     rows = [_row(group) for group in (report.all, *report.models)]
@@ -86,7 +86,7 @@ def _row(group: Group) -> str:
         escape(group.name) or "(unnamed)",
         f"{met.requests:,}",
         f"{sum(group.errors.values()):,}",
-        *(_percent(value) for value in (met.ttft, met.tpot, met.both)),
+        *(_percent(value) for value in (met.both, met.ttft, met.tpot)),
         _seconds(group.slo_ttft_s),
         *_three(group.ttft_s),
         _seconds(group.slo_tpot_s),

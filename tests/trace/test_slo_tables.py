@@ -57,14 +57,15 @@ def report(records: list[RequestRecord]) -> Report:
 
 
 def curve(*shares: float) -> list[Point]:
-    return [Point(float(x), (share,) * 3, (1.0,) * 3, 0.0, 1.0, 1) for x, share in enumerate(shares, start=1)]
+    return [Point(float(x), (share,) * 3, (1.0,) * 3, (share - 0.01,) * 3, 0.0, 1.0, 1) for x, share in enumerate(shares, start=1)]
 
 
 def test_how_far_a_policy_holds_a_target() -> None:
-    assert reach(curve(1.0, 0.99, 0.97), 0.98) == Reach(2.5)
-    assert reach(curve(1.0, 0.99), 0.99) == Reach(2.0, beyond=True)
-    assert reach(curve(0.9, 1.0), 0.99) == Reach(1.0, below=True)
-    assert reach(curve(1.0, 0.9, 1.0), 0.9) == Reach(3.0, beyond=True)
+    assert reach(curve(1.0, 0.99, 0.97), 0.98, "ttft") == Reach(2.5)
+    assert reach(curve(1.0, 0.99), 0.99, "ttft") == Reach(2.0, beyond=True)
+    assert reach(curve(0.9, 1.0), 0.99, "ttft") == Reach(1.0, below=True)
+    assert reach(curve(1.0, 0.9, 1.0), 0.9, "ttft") == Reach(3.0, beyond=True)
+    assert reach(curve(1.0, 0.9), 0.9) == Reach(1.9), "goodput, which is less, unless another is asked for"
     assert [str(Reach(1.5)), str(Reach(1.0, below=True)), str(Reach(2.0, beyond=True))] == [
         "x1.50",
         "< x1.00",
@@ -91,7 +92,7 @@ def test_ratios_say_when_they_are_bounds(ours: Reach, theirs: Reach, said: str) 
 
 def test_the_table_of_rates_has_a_column_for_each_rival() -> None:
     found = {("rate", "arena", "prism"): curve(1.0, 1.0), ("rate", "arena", "static"): curve(0.5, 0.4)}
-    assert "| arena | 99% | >= x2.00 | > 2.00x (< x1.00) |" in margins(found)
+    assert "| arena | TTFT 99% | >= x2.00 | > 2.00x (< x1.00) |" in margins(found)
     assert margins({("rate", "arena", "prism"): curve(1.0)}) == ""
 
 
