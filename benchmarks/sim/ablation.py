@@ -2,8 +2,8 @@
 
 Lookahead against the paper's KVPR (``kvpr``), cost-aware against the paper's migration (``migration``), expected idle
 time against the paper's eviction order (``eviction``): each switched back alone, then all three; and no second instance
-of a model. Fleets of 58 models (``workloads.MIX_58``) on too few, barely enough and enough H100s; every variant gets the
-same requests and objectives (P95 alone; TTFT x5, TPOT x2).
+of a model. Fleets of 58 models (``workloads.MIX_58``) on too few, barely enough and enough H100s; every variant gets
+the same requests and objectives (P95 alone; TTFT x5, TPOT x2).
 
     python -m benchmarks.sim.ablation --work DIR [--seconds 400] [--draws 3] [--gpus 10,12,16] [--rate 15]
     python -m benchmarks.sim.ablation --work DIR --write

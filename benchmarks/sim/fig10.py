@@ -1,7 +1,7 @@
 """Figure 10: what is the global scheduler (placement by KV pressure, migration) worth, for TTFT, TPOT and both?
 
-Eight models on two H100s, the Hyperbolic-like trace. With the global scheduler against without it (each model goes to the
-next GPU in turn where it fits and stays), both starting warm. Our own rules against the paper's are in ablation.py.
+Eight models on two H100s, the Hyperbolic-like trace. With the global scheduler against without it (each model goes to
+the next GPU in turn where it fits and stays), both starting warm. Our own rules against the paper's are in ablation.py.
 
     python -m benchmarks.sim.fig10 --work DIR [--draws 6] [--seconds 180]
     python -m benchmarks.sim.fig10 --work DIR --draws 6 --write

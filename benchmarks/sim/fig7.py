@@ -8,10 +8,10 @@ Two traces (Hyperbolic-like and Arena-like, generated), policies over the same m
 - ``slo``: 8 models on 2 GPUs over SLO scales, at 40 requests/s;
 - ``gpus``: 18 models on 2 to 8 GPUs, at 40 requests/s.
 
-Objectives: P95 of each model alone on a GPU, times the scale (TTFT 5, TPOT 2 unless swept). Everybody starts warm. Draws
-are those of one split (``splits.py``): results are judged on draws that nothing was tuned on.
+Objectives: P95 of each model alone on a GPU, times the scale (TTFT 5, TPOT 2 unless swept). Everybody starts warm.
+Draws are those of one split (``splits.py``): results are judged on draws that nothing was tuned on.
 
-    python -m benchmarks.sim.fig7 --work DIR [--row rate] [--setup prototype] [--draws 3]     # in as many processes as you like
+    python -m benchmarks.sim.fig7 --work DIR [--row rate] [--setup prototype] [--draws 3]     # several may run at once
     python -m benchmarks.sim.fig7 --work DIR --write                       # tables and figure of what is done
     python -m benchmarks.sim.fig7 --work DIR --set tuning --row gpus --points 5 --policies prism --draws 1
 
@@ -103,7 +103,8 @@ def least(found: Lines, row: str, metric: str) -> None:
         if not by_policy:
             continue
         xs = XS[row]
-        print(f"\n| {trace}-like, {METRICS[metric]}, {LABELS[row]} | " + " | ".join(f"{x:g}" for x in xs) + " | 99% from |")
+        heads = [f"{trace}-like, {METRICS[metric]}, {LABELS[row]}", *(f"{x:g}" for x in xs), "99% from"]
+        print("\n| " + " | ".join(heads) + " |")
         print("|---" * (len(xs) + 2) + "|")
         for policy, by_draw in by_policy.items():
             shares = [median(dict(curve).get(x, 0.0) for curve in by_draw.values()) for x in xs]

@@ -1,5 +1,6 @@
-"""Long comparisons in pieces: each piece is a file of its own, so that runs go on where they were interrupted and several
-processes share the work. Pieces of one folder belong to one commit; the results' files are made of them at the end."""
+"""Long comparisons in pieces: each piece is a file of its own, so that runs go on where they were interrupted and
+several processes share the work. Pieces of one folder belong to one commit; the results' files are made of them at the
+end."""
 
 from __future__ import annotations
 
@@ -43,7 +44,7 @@ class Pieces:
                     yield name, time.process_time() - started_s
 
     def kept(self, name: str, work: Work) -> dict[str, Any]:
-        """The piece ``name``, made now if it is not there (twice, when two processes want it at once: both are equal)."""
+        """The piece ``name``, made now if it is not there (twice, when two processes want it at once: they are equal)."""
         found = self.get(name)
         if found is None:
             found = work()

@@ -1,8 +1,8 @@
 """How much do the results hang on what is assumed of the modelled GPU?
 
 Eight models of 7B and 8B on two H100s (figure 7's memory-bound set-up) at two rates, Prism and ``muxserve``, with one
-assumption changed at a time to a value that public figures leave possible (docs/sim.md). Objectives are found anew under
-each assumption, as whoever measures them on such a GPU would find them.
+assumption changed at a time to a value that public figures leave possible (docs/sim.md). Objectives are found anew
+under each assumption, as whoever measures them on such a GPU would find them.
 
     python -m benchmarks.sim.sensitivity --work DIR [--draws 2]
     python -m benchmarks.sim.sensitivity --work DIR --draws 2 --write

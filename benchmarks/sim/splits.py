@@ -1,9 +1,9 @@
 """Which traces policies are tuned on, and which they are judged on. Nothing else may choose.
 
-A generated trace is its preset and its draw (the generator's seed). Draws 1 to 99 are for tuning: whoever changes a policy
-or a rival's setting looks at these, as often as he likes. Draws from 101 on are for judging: results in docs/results are
-of these, a policy is not changed because of one, and a look at single decisions in one of them uses it up (name it in
-:data:`SPENT` and take the next). Recorded traces are split by file.
+A generated trace is its preset and its draw (the generator's seed). Draws 1 to 99 are for tuning: whoever changes a
+policy or a rival's setting looks at these, as often as wanted. Draws from 101 on are for judging: results in
+docs/results are of these, a policy is not changed because of one, and a look at single decisions in one of them uses it
+up (name it in :data:`SPENT` and take the next). Recorded traces are split by file.
 """
 
 from __future__ import annotations

@@ -3,8 +3,8 @@
 On this machine's virtual devices (real SGLang engines, real memory caps): one calibration run, then two traces at three
 rates under ``prism`` and one rival. Every run is made twice: live (prism-serve + prism replay) and simulated (same
 trace, same catalog, the calibrated CPU devices). Goals: TTFT attainment and goodput within 5 points, median TTFT and
-median TPOT within 15%, P99 of TTFT within 35%, activations within 10% or one. KV memory and tokens are compared with what
-the engines themselves count.
+median TPOT within 15%, P99 of TTFT within 35%, activations within 10% or one. KV memory and tokens are compared with
+what the engines themselves count.
 
     python -m benchmarks.sim.validate --work DIR --seed 23               # about 29 minutes
     python -m benchmarks.sim.validate --work DIR --seed 23 --simulate-only  # the same live runs against a changed model

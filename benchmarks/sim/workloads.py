@@ -86,8 +86,8 @@ def catalog(
 
 
 def h100_cluster(gpus: int, rates: Mapping[str, float] | None = None, **sections: object) -> Cluster:
-    """``gpus`` H100s, eight to a node (fewer when there are fewer), linked as in the paper's test bed; ``rates`` in place
-    of the modelled GPU's."""
+    """``gpus`` H100s, eight to a node (fewer when there are fewer), linked as in the paper's test bed; ``rates`` in
+    place of the modelled GPU's."""
     per_node, kind = min(8, gpus), {"gpu": "H100", "rates": dict(rates or {})}
     groups = [{**kind, "nodes": gpus // per_node, "gpus_per_node": per_node}]
     if gpus % per_node:

@@ -73,8 +73,8 @@ def _spread(values: list[float]) -> tuple[float, float, float]:
 
 
 def highest_rate(curve: Curve, target: float = TARGET, metric: str = GOODPUT) -> float | None:
-    """The highest rate at which the median of ``metric`` is at least ``target``, interpolated between the last point that
-    holds it and the first after it that does not; None when the lowest rate already misses it."""
+    """The highest rate at which the median of ``metric`` is at least ``target``, interpolated between the last point
+    that holds it and the first after it that does not; None when the lowest rate already misses it."""
     last: tuple[float, float] | None = None
     for point in curve:
         share: float = getattr(point, metric)[0]
@@ -119,7 +119,8 @@ def _table(experiment: str, chosen: Mapping[str, Curve]) -> str:
     xs = sorted({point.x for curve in chosen.values() for point in curve})
     ablation = experiment == "ablation"
     heads = ["goodput", "TTFT met", "TPOT met", "failed", "tokens/s"] if ablation else [f"x{x:g}" for x in xs]
-    edges = [] if ablation else [f"99% {what} {'up to' if experiment == 'rate' else 'from'}" for what in _EDGES.values()]
+    side = "up to" if experiment == "rate" else "from"
+    edges = [] if ablation else [f"99% {what} {side}" for what in _EDGES.values()]
     lines = ["| policy | " + " | ".join([*heads, *edges]) + " |"]
     lines.append("|---" * (1 + len(heads) + len(edges)) + "|")
     for label, curve in chosen.items():

@@ -110,8 +110,8 @@ class ClusterSettings:
     max_waiting: int = 20_000
     """More requests than this waiting for one inactive model are refused."""
     expected_rates: tuple[tuple[str, float], ...] = ()
-    """Requests/s by model. ``muxserve`` and ``static`` make their fixed map for them (a model that is not named is asked
-    nothing, unless none is); ``prism`` counts them until it has seen one ``rate_window_s`` of requests."""
+    """Requests/s by model. ``muxserve`` and ``static`` make their fixed map for them (a model that is not named is
+    asked nothing, unless none is); ``prism`` counts them until it has seen one ``rate_window_s`` of requests."""
     expected_prompt_tokens: tuple[tuple[str, float], ...] = ()
     """Mean prompt of each model, for fixed maps."""
     expected_output_tokens: tuple[tuple[str, float], ...] = ()

@@ -2,9 +2,10 @@
 
 For every way to cut the devices into meshes: models in the order of the computation they are asked, each onto the mesh
 whose estimated throughput gains most by it. Adapted: a model's tensor parallelism is given (Algorithm 2, which chooses
-it with a share of the multiprocessors, falls away), so that meshes of more than one device are for models of that width;
-models of one device share them or not, which is one more thing to enumerate. Of meshes that gain alike (all that is asked,
-mostly) the one with the least computation so far is taken, then that with the most memory, as the authors' code does.
+it with a share of the multiprocessors, falls away), so that meshes of more than one device are for models of that
+width; models of one device share them or not, which is one more thing to enumerate. Of meshes that gain alike (all that
+is asked, mostly) the one with the least computation so far is taken, then that with the most memory, as the authors'
+code does.
 """
 
 from __future__ import annotations

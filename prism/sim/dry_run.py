@@ -176,7 +176,9 @@ def _notes(snapshot: Snapshot, world: World) -> tuple[str, ...]:
     unknown = [str(m.name) for m in snapshot.models if m.name not in world.specs]
     stuck = len(world.front.open)
     notes = [f"left out, because the catalog does not have them: {', '.join(unknown)}"] if unknown else []
-    return (*notes, f"{stuck} requests never ended: nothing in the fleet could take them; they count as missed") if stuck else tuple(notes)
+    if stuck:
+        notes.append(f"{stuck} requests never ended: nothing in the fleet could take them; they count as missed")
+    return tuple(notes)
 
 
 def _by_node(snapshot: Snapshot) -> list[list[SnapshotDevice]]:

@@ -19,8 +19,8 @@ from prism.sim.roofline import StepCost, step_cost
 
 
 class EngineMaker:
-    """Of one world: the same limits for all engines, prefixes cached in blocks of ``block_tokens``. ``weights_stay``: no
-    model ever leaves, so that a request that does not fit beside the weights of all never will."""
+    """Of one world: the same limits for all engines, prefixes cached in blocks of ``block_tokens``. ``weights_stay``:
+    no model ever leaves, so that a request that does not fit beside the weights of all never will."""
 
     def __init__(
         self,

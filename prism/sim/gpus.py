@@ -12,9 +12,9 @@ H200    NVIDIA H200 data sheet (2024), SXM: 141 GB, 4.8 TB/s, otherwise as H100
 B200    NVIDIA HGX B200 data sheet (2024), one of eight: 180 GB, 2.25 PFLOPS BF16, 7.7 TB/s, NVLink 1.8 TB/s both ways
 ======= ============================================================================================================
 
-What serving reaches of the peaks is on no data sheet. ``docs/sim.md`` ("What the modelled GPU is checked against") has the
-public figures behind each default of :class:`GpuKind`, ``docs/results/sim.md`` what each changes; a cluster file may set
-any of them (``groups: rates:``), and a measured table replaces them (:mod:`prism.sim.calibration`).
+What serving reaches of the peaks is on no data sheet. ``docs/sim.md`` ("What the modelled GPU is checked against") has
+the public figures behind each default of :class:`GpuKind`, ``docs/results/sim.md`` what each changes; a cluster file
+may set any of them (``groups: rates:``), and a measured table replaces them (:mod:`prism.sim.calibration`).
 
 To add a GPU: add an entry to :data:`GPUS` and its source to the table above. Nothing else knows the names. A GPU
 without NVLink has 0 for it.

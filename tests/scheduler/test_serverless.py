@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from prism.core.effects import Activate, Deactivate
 from prism.core.ids import ModelName
 from prism.core.reasons import ReasonCode
-from prism.core.settings import ClusterSettings, PolicySettings
+from prism.core.settings import PolicySettings
 from tests.scheduler.cluster_world import World, model_spec
 from tests.scheduler.exchange import node_devices
 from tests.scheduler.small_world import GB0, GB1, A, B, on, reasons, serve
 
-SETTINGS = ClusterSettings(
-    policy=PolicySettings.named("serverlessllm").cluster.policy, rebalance_every_s=0.0, concurrency_target=2, max_replicas=3
-)
+SETTINGS = replace(PolicySettings.named("serverlessllm").cluster, concurrency_target=2, max_replicas=3)
 
 
 def world(*names: str, devices: int) -> World:
