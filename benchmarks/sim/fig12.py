@@ -1,8 +1,8 @@
 """Figure 12: how many H100s do 58 models need under each policy?
 
 58 models, 1B to 70B (``workloads.MIX_58``; the paper's own list is not in the copy at hand), 8 to 32 GPUs, 90 s of
-the Hyperbolic-like trace at 60 requests/s. Goodput, TTFT and TPOT over the number of GPUs at TTFT scale 5, TPOT scale 2, and
-GPUs for 99% of each draw. Everybody starts warm.
+the Hyperbolic-like trace at 60 requests/s. Goodput, TTFT and TPOT over the number of GPUs at TTFT scale 5, TPOT scale
+2, and GPUs for 99% of each draw. Everybody starts warm.
 
     python -m benchmarks.sim.fig12 --work DIR [--draws 3] [--gpus 8,12,16,20,24,32]
     python -m benchmarks.sim.fig12 --work DIR --write

@@ -44,7 +44,7 @@ class Pieces:
                     yield name, time.process_time() - started_s
 
     def kept(self, name: str, work: Work) -> dict[str, Any]:
-        """The piece ``name``, made now if it is not there (twice, when two processes want it at once: they are equal)."""
+        """The piece ``name``, made now if it is not there (twice, when two processes want it at once: alike)."""
         found = self.get(name)
         if found is None:
             found = work()

@@ -108,9 +108,7 @@ def margin(device: DeviceSpec, residents: Sequence[Resident], *, equal_shares: b
 
     def carries(factor: float) -> bool:
         found = throughputs(device, residents, factor, equal_shares=equal_shares)
-        return all(
-            t >= _CARRIED * factor * load.rate_per_s for t, (_, load) in zip(found, residents, strict=True)
-        )
+        return all(t >= _CARRIED * factor * load.rate_per_s for t, (_, load) in zip(found, residents, strict=True))
 
     if not any(load.rate_per_s > 0.0 for _, load in residents) or carries(_MOST_FACTOR):
         return _MOST_FACTOR

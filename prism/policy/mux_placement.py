@@ -54,9 +54,9 @@ def mesh_groups(models: Sequence[ModelSpec], devices: Sequence[DeviceSpec]) -> I
         meshes: dict[int, list[Mesh]] = {}
         for width, count in zip(sorted(widths, reverse=True), chosen, strict=True):
             meshes[width] = [mesh for _ in range(count) if (mesh := _cut(left, width)) is not None]
-        every = [(d.id,) for d in devices]
+        every: list[Mesh] = [(d.id,) for d in devices]
         yield {**meshes, 1: every}
-        rest = [(id,) for ids in left for id in ids]
+        rest: list[Mesh] = [(id,) for ids in left for id in ids]
         if widths and rest:
             yield {**meshes, 1: rest}
 

@@ -4,8 +4,8 @@ Weights of all models stand in host memory; an instance is loaded when its model
 itself. A model should have one instance for every ``concurrency_target`` of its requests, waiting ones included (the
 authors' autoscaler); they are started at once, each on a free seat, or on one whose model has nothing to do: of these
 first a model with more instances than it should have, then the one idle longest (an instance is kept alive until
-somebody needs its place, which is never worse than giving it back after a time). Nobody in use is driven out. Left out: its locality
-(all nodes have all weights here) and live migration, which serves it.
+somebody needs its place, which is never worse than giving it back after a time). Nobody in use is driven out. Left out:
+its locality (all nodes have all weights here) and live migration, which serves it.
 """
 
 from __future__ import annotations

@@ -92,8 +92,23 @@ GPUS: Final[dict[str, GpuKind]] = {
         _gpu("B200", 180, 2250.0, 7700, 900, 64),
         # Two cores of host memory playing a device (host:N); the numbers are a first guess for calibration.
         GpuKind(
-            "cpu", 1 * GIB, 6e10, 1.5e10, 0.0, 3e9, 1.0, 0.8, 1.0, 0.004, 0.0005, 0.5, True, 1.0,
-            kv_efficiency=0.8, process_bytes=0.0, parked_bytes=0.0,
+            "cpu",
+            1 * GIB,
+            6e10,
+            1.5e10,
+            0.0,
+            3e9,
+            1.0,
+            0.8,
+            1.0,
+            0.004,
+            0.0005,
+            0.5,
+            True,
+            1.0,
+            kv_efficiency=0.8,
+            process_bytes=0.0,
+            parked_bytes=0.0,
         ),
     )
 }

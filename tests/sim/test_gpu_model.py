@@ -90,5 +90,5 @@ def test_every_rate_is_a_setting_of_the_cluster() -> None:
         result, _ = run(cluster, (spec,), rows, preload_share=1.0)
         times.append(result.world.recorder.records[0].ttft_s or 0.0)
     assert times[1] > 1.8 * times[0]
-    with pytest.raises(CatalogError, match="speed.*is no rate of a GPU.*compute_efficiency"):
+    with pytest.raises(CatalogError, match=r"speed.*is no rate of a GPU.*compute_efficiency"):
         parse_cluster({"groups": [{"gpu": "H100", "rates": {"speed": 2.0}}]}, "test")

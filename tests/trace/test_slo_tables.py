@@ -57,7 +57,10 @@ def report(records: list[RequestRecord]) -> Report:
 
 
 def curve(*shares: float) -> list[Point]:
-    return [Point(float(x), (share,) * 3, (1.0,) * 3, (share - 0.01,) * 3, 0.0, 1.0, 1) for x, share in enumerate(shares, start=1)]
+    return [
+        Point(float(x), (share,) * 3, (1.0,) * 3, (share - 0.01,) * 3, 0.0, 1.0, 1)
+        for x, share in enumerate(shares, start=1)
+    ]
 
 
 def test_how_far_a_policy_holds_a_target() -> None:
