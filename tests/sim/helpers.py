@@ -23,10 +23,11 @@ def tiny_spec(name: str, weight_mb: int = 200, slo_ttft_s: float = 0.5, **more: 
 
 
 def h100s(gpus: int = 2, nodes: int = 1, **sections: object) -> Cluster:
+    """With ``memory``: so much for weights and KV, engines' processes take none of it."""
     memory = sections.pop("memory", None)
     group: dict[str, object] = {"gpu": "H100", "nodes": nodes, "gpus_per_node": gpus}
     if memory:
-        group["memory"] = memory
+        group |= {"memory": memory, "rates": {"process_bytes": 0.0, "parked_bytes": 0.0}}
     return parse_cluster({"groups": [group], **sections}, "test")
 
 

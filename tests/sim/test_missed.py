@@ -16,7 +16,7 @@ LLAMA = "meta-llama/Llama-3.1-8B-Instruct"
 
 def test_requests_that_never_end_are_missed_and_counted() -> None:
     """The only device is lost, so that nothing ever takes the second request; a bound on waiting does not end it."""
-    models = (replace(tiny_spec("m"), max_wait_s=1e9),)
+    models = (replace(tiny_spec("m", slo_ttft_s=5.0), max_wait_s=1e9),)
     rows = [TraceRow(0.0, "m", 100, 5), TraceRow(20.0, "m", 100, 5)]
     faults = [{"at": "10s", "kind": "gpu_fails", "target": "node0/cuda:0"}]
     result, _ = run(h100s(1, faults=faults), models, rows)
@@ -32,7 +32,7 @@ def test_a_prompt_too_large_for_what_fixed_weights_leave_does_not_block_its_mode
     """Two models on one device for good: beside both there is no room for the first prompt, which the weights of its
     own model alone would leave."""
     models = tuple(known_spec(f"m{i}", LLAMA, 5.0, 1.0) for i in range(2))
-    rows = [TraceRow(0.0, "m0", 80_000, 5), TraceRow(0.5, "m0", 100, 5), TraceRow(0.6, "m1", 100, 5)]
+    rows = [TraceRow(0.0, "m0", 100_000, 5), TraceRow(0.5, "m0", 100, 5), TraceRow(0.6, "m1", 100, 5)]
     result, _ = run(h100s(1, memory="41GiB"), models, rows, policy)
     errors = {r.row: r.error for r in result.world.recorder.records}
     assert errors == {0: "too_large", 1: "", 2: ""}
@@ -40,6 +40,6 @@ def test_a_prompt_too_large_for_what_fixed_weights_leave_does_not_block_its_mode
 
 def test_where_weights_may_leave_the_same_prompt_is_served() -> None:
     models = tuple(known_spec(f"m{i}", LLAMA, 5.0, 1.0) for i in range(2))
-    rows = [TraceRow(0.0, "m1", 100, 5), TraceRow(5.0, "m0", 80_000, 5)]
+    rows = [TraceRow(0.0, "m1", 100, 5), TraceRow(5.0, "m0", 100_000, 5)]
     result, _ = run(h100s(1, memory="41GiB"), models, rows, "prism")
     assert not [r.error for r in result.world.recorder.records if r.error]
