@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import ctypes
+import sys
 import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from prism.weights.errors import CorruptBlock, LoadCancelled
+from prism.weights.loading import cuda_lanes, gpu_loader, loader
 from prism.weights.loading.gpu_loader import CHUNK_BYTES, load_gpu
 from prism.weights.loading.loader import load
 from prism.weights.packs.pack_files import pack_name
@@ -40,16 +43,16 @@ class FakeLane:
         target, nbytes = self._flying.pop(buffer)
         ctypes.memmove(target, self.buffers[buffer], nbytes)
 
-    def close(self) -> None:
-        assert not self._flying
+    def settle(self) -> None:
+        for buffer in list(self._flying):
+            self.wait(buffer)
 
 
 def over_lanes(packed: ResidentPack, destination: bytearray, *args: object) -> None:
     lanes = [FakeLane(), FakeLane()]
     target = ctypes.addressof(ctypes.c_char.from_buffer(destination))
-    load_gpu(packed, target, lanes, *args)  # type: ignore[arg-type]
-    for lane in lanes:
-        lane.close()
+    load_gpu(packed, target, lanes, *args, verify=True)  # type: ignore[arg-type]
+    assert not any(lane._flying for lane in lanes)
 
 
 @pytest.fixture(params=[load, over_lanes], ids=["host", "lanes"])
@@ -153,6 +156,92 @@ def test_memory_damage_is_repaired_from_disk(packed_store: tuple[WeightStore, Co
         loading(packed, destination)
         assert bytes(destination) == whole
         copy.close()
+
+
+def test_on_the_way_to_a_gpu_nothing_is_verified_twice(
+    packed_store: tuple[WeightStore, Contents], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What arrived was verified then; the checksum of every byte would be most of what an activation costs."""
+
+    def forbidden(data: object) -> int:
+        raise AssertionError("a leaf was verified again")
+
+    with opened(packed_store[0]) as packed:
+        for leaf in range(packed.header.leaves):
+            packed.wait_leaf(leaf)
+        monkeypatch.setattr(gpu_loader.xxhash, "xxh3_64_intdigest", forbidden)
+        destination = bytearray(packed.header.data_bytes)
+        lanes = [FakeLane() for _ in range(3)]
+        load_gpu(packed, ctypes.addressof(ctypes.c_char.from_buffer(destination)), lanes)
+        assert bytes(destination) == bytes(packed.data)
+
+
+class RecordingCuda:
+    """As much of CuPy as lanes use, with CUDA's rule: a stream that does not wait for others may copy only once the
+    device has done what it was given."""
+
+    def __init__(self) -> None:
+        self.calls: list[str] = []
+        self.torch_writes = True
+        self.keep: list[ctypes.Array[ctypes.c_char]] = []
+        self.runtime = SimpleNamespace(memcpyAsync=self._copy, memcpyHostToDevice=1)
+        cuda = self
+
+        class Device:
+            def __init__(self, gpu: int) -> None: ...
+            def __enter__(self) -> None: ...
+            def __exit__(self, *_: object) -> None: ...
+            def synchronize(self) -> None:
+                cuda.torch_writes = False
+
+        class Stream:
+            ptr = 7
+
+            def __init__(self, non_blocking: bool) -> None:
+                assert non_blocking
+
+            def synchronize(self) -> None:
+                cuda.calls.append("settle")
+
+        class Event:
+            def __init__(self, disable_timing: bool) -> None: ...
+            def record(self, stream: Stream) -> None: ...
+            def synchronize(self) -> None: ...
+
+        self.Device, self.Stream, self.Event = Device, Stream, Event
+
+    def alloc_pinned_memory(self, nbytes: int) -> SimpleNamespace:
+        self.calls.append("pin")
+        self.keep.append(ctypes.create_string_buffer(nbytes))
+        return SimpleNamespace(ptr=ctypes.addressof(self.keep[-1]))
+
+    def _copy(self, target: int, source: int, nbytes: int, kind: int, stream: int) -> None:
+        assert not self.torch_writes, "copied over what torch still writes"
+        ctypes.memmove(target, source, nbytes)
+
+
+def test_lanes_are_opened_once_and_wait_for_what_torch_still_does(
+    packed_store: tuple[WeightStore, Contents], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cuda = RecordingCuda()
+    monkeypatch.setitem(sys.modules, "cupy", SimpleNamespace(cuda=cuda))
+    monkeypatch.setattr(cuda_lanes, "_OPEN", {})
+    monkeypatch.setattr(loader, "gpu_of", lambda destination: 0)
+    lanes = cuda_lanes.warm_lanes(0)
+    assert len(lanes) == cuda_lanes.LANES and cuda.calls.count("pin") == 2 * len(lanes)
+    with opened(packed_store[0]) as packed:
+        for _ in range(2):
+            cuda.torch_writes = True
+            destination = bytearray(packed.header.data_bytes)
+            load(packed, destination)
+            assert bytes(destination) == bytes(packed.data)
+        assert cuda.calls.count("pin") == 2 * len(lanes), "nothing is pinned during an activation"
+        cancel = threading.Event()
+        cancel.set()
+        before = cuda.calls.count("settle")
+        with pytest.raises(LoadCancelled):
+            load(packed, bytearray(packed.header.data_bytes), None, cancel)
+        assert cuda.calls.count("settle") == before + len(lanes), "buffers of a load that failed may still be read"
 
 
 def test_blocks_are_used_while_others_arrive(packed_store: tuple[WeightStore, Contents], loading: Load) -> None:

@@ -1,15 +1,23 @@
-"""The lane of :mod:`prism.weights.loading.gpu_loader` on a real GPU, through CuPy. Imported only where there is one."""
+"""The lanes of :mod:`prism.weights.loading.gpu_loader` on a real GPU, through CuPy. Imported only where there is one.
+
+Importing CuPy and pinning memory take longer than a small model's load, so a process opens its lanes once, best while
+it has nothing else to do (:func:`warm_lanes`), and keeps them.
+"""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Final
 
 from prism.weights.loading.gpu_loader import CHUNK_BYTES
 
+LANES: Final = max(2, min(6, (os.cpu_count() or 2) // 2))
+"""Threads that fill pinned buffers: one copies some 10 GB/s, a PCIe 5 link takes 55."""
+
 
 class CudaLane:
-    """Host memory to GPU ``gpu`` over its own link. Close it after use."""
+    """Host memory to GPU ``gpu`` over its own link."""
 
     def __init__(self, gpu: int) -> None:
         import cupy
@@ -31,6 +39,25 @@ class CudaLane:
     def wait(self, buffer: int) -> None:
         self._events[buffer].synchronize()
 
-    def close(self) -> None:
+    def settle(self) -> None:
+        """Returns when nothing is on its way, however the load ended: the buffers may be filled again."""
         self._stream.synchronize()
-        self._pinned.clear()
+
+
+_OPEN: Final[dict[int, list[CudaLane]]] = {}
+
+
+def warm_lanes(gpu: int, count: int = LANES) -> Sequence[CudaLane]:
+    """This process's lanes to the GPU, opened when they are first asked for. One load at a time uses them."""
+    lanes = _OPEN.setdefault(gpu, [])
+    while len(lanes) < count:
+        lanes.append(CudaLane(gpu))
+    return lanes[:count]
+
+
+def finish_other_work(gpu: int) -> None:
+    """Returns when the GPU has done what this process gave it. Lanes have streams of their own, which do not wait for
+    what another library still writes into the target (a model's parameters are initialised by torch)."""
+    import cupy
+
+    cupy.cuda.Device(gpu).synchronize()

@@ -2,12 +2,16 @@
 
 ::
 
-    host copy --verify + copy--> pinned buffer 0 --DMA--> target
-                                 pinned buffer 1              the processor fills one while the other is on its way
+    host copy --copy--> pinned buffer 0 --DMA--> target
+                        pinned buffer 1              the lane's thread fills one while the other is on its way
 
-A *lane* is one way into the target: its own link (:mod:`prism.weights.loading.cuda_lanes`). Lanes take chunks in order
-from one queue, so that a slow one takes fewer. The driver behind a lane is CuPy; everything else here is host code and
-tested without a GPU.
+A *lane* is a thread with two buffers and a stream (:mod:`prism.weights.loading.cuda_lanes`). One thread copies slower
+than the link takes, so there are several; they take chunks in order from one queue. The driver behind a lane is CuPy;
+everything else here is host code and tested without a GPU.
+
+Leaves were verified when they arrived in host memory, which is what their mark says
+(:mod:`prism.weights.store.host_copy`). They are not verified again unless asked for: the checksum of every byte would
+be most of what an activation costs.
 """
 
 from __future__ import annotations
@@ -24,8 +28,8 @@ from prism.weights.errors import CorruptBlock, LoadCancelled
 from prism.weights.loading.watching import CancelFlag, Never, OnBlock
 from prism.weights.store.resident import ResidentPack
 
-CHUNK_BYTES: Final = 16 << 20
-"""Two of these per lane, rounded down to whole leaves."""
+CHUNK_BYTES: Final = 8 << 20
+"""Two of these per lane, rounded down to whole leaves. Smaller ones cost Python's time, larger ones pinned memory."""
 
 
 class Lane(Protocol):
@@ -42,7 +46,9 @@ class Lane(Protocol):
         """Returns when what was sent from that buffer is in the target's memory."""
         ...
 
-    def close(self) -> None: ...
+    def settle(self) -> None:
+        """Returns when nothing is on its way any more, whatever became of it."""
+        ...
 
 
 def load_gpu(
@@ -51,25 +57,32 @@ def load_gpu(
     lanes: Sequence[Lane],
     on_block: OnBlock | None = None,
     cancel: CancelFlag | None = None,
+    *,
+    verify: bool = False,
 ) -> None:
     """Copies the data area of ``packed`` to device address ``target`` over ``lanes``. ``on_block`` and errors as in
-    :func:`prism.weights.loading.loader.load`."""
-    job = _GpuLoad(packed, target, cancel or Never())
-    with ThreadPoolExecutor(len(lanes), thread_name_prefix="weights-gpu") as pool:
-        futures = [pool.submit(job.run, lane) for lane in lanes]
-        try:
-            _report(job, futures, on_block)
-        finally:
-            job.stopped = True
-    for future in futures:
-        future.result()
+    :func:`prism.weights.loading.loader.load`; without ``verify`` no :class:`CorruptBlock` for what was right when it
+    arrived."""
+    job = _GpuLoad(packed, target, cancel or Never(), verify)
+    try:
+        with ThreadPoolExecutor(len(lanes), thread_name_prefix="weights-gpu") as pool:
+            futures = [pool.submit(job.run, lane) for lane in lanes]
+            try:
+                _report(job, futures, on_block)
+            finally:
+                job.stopped = True
+        for future in futures:
+            future.result()
+    finally:
+        for lane in lanes:  # the target may be unmapped after a failure, and buffers are used again
+            lane.settle()
 
 
 class _GpuLoad:
     """Chunks still to be taken and leaves already in the target, shared by the lanes."""
 
-    def __init__(self, packed: ResidentPack, target: int, cancel: CancelFlag) -> None:
-        self.packed, self.target, self.cancel = packed, target, cancel
+    def __init__(self, packed: ResidentPack, target: int, cancel: CancelFlag, verify: bool) -> None:
+        self.packed, self.target, self.cancel, self._verify = packed, target, cancel, verify
         self.stopped = False
         self.changed = threading.Condition()
         self.done: set[int] = set()
@@ -123,9 +136,12 @@ class _GpuLoad:
                 self.changed.notify_all()
 
     def _fill(self, chunk: range, buffer: int) -> None:
-        """Verifies and copies a chunk into a pinned buffer."""
+        """Copies a chunk into a pinned buffer, verified if asked for."""
         header, packed = self.packed.header, self.packed
-        base = header.leaf_range(chunk[0])[0]
+        base, last = header.leaf_range(chunk[0])[0], header.leaf_range(chunk[-1])[1]
+        if not self._verify:
+            stream_copy(buffer, packed.address + base, last - base)
+            return
         for leaf in chunk:
             first, end = header.leaf_range(leaf)
             found = xxhash.xxh3_64_intdigest(packed.data[first:end])

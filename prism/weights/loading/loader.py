@@ -1,7 +1,8 @@
-"""Copying a pack into the memory of a device, block after block, every byte verified before the block is handed out.
+"""Copying a pack into the memory of a device, block after block.
 
 The unit of work is a leaf: a worker checksums it (which brings it into its core's cache) and copies it from there with
-stores that bypass the cache, so that checking costs little beside the copy. Leaves are taken in order by all workers;
+stores that bypass the cache, so that checking costs little beside the copy (on the way to a GPU it does not:
+:mod:`prism.weights.loading.gpu_loader`). Leaves are taken in order by all workers;
 a block is reported once all its leaves are in place and every earlier block was reported.
 """
 
@@ -33,6 +34,7 @@ def load(
     cancel: CancelFlag | None = None,
     *,
     workers: int = _WORKERS,
+    verify: bool | None = None,
 ) -> None:
     """Copies the data area of ``packed`` to the start of ``destination``, memory of the host or of a GPU, mapped.
 
@@ -40,6 +42,9 @@ def load(
     that have not arrived in host memory yet are waited for, so reading from disk overlaps copying. Raises
     :class:`CorruptBlock` (naming the block; no later block was reported), :class:`LoadCancelled` when ``cancel`` was
     set, :class:`SourceLost` when missing leaves stopped coming, and ``ValueError`` for a destination that is too small.
+
+    Every leaf was verified when it arrived in host memory. ``verify``: again now; None: where it costs little beside
+    the copy, which is so on the host and not on the way to a GPU.
     """
     header = packed.header
     target, nbytes = address_of(destination)
@@ -47,9 +52,9 @@ def load(
         raise ValueError(f"destination has {nbytes} bytes, {header.key} needs {header.data_bytes}")
     gpu = gpu_of(destination)
     if gpu is not None:
-        _load_into_gpu(packed, target, gpu, on_block, cancel)
+        _load_into_gpu(packed, target, gpu, on_block, cancel, bool(verify))
         return
-    job = _HostLoad(packed, target, cancel or Never())
+    job = _HostLoad(packed, target, cancel or Never(), verify is not False)
     with ThreadPoolExecutor(workers, thread_name_prefix="weights-load") as pool:
         try:
             futures = [pool.submit(job.work) for _ in range(workers)]
@@ -59,17 +64,15 @@ def load(
 
 
 def _load_into_gpu(
-    packed: ResidentPack, target: int, gpu: int, on_block: OnBlock | None, cancel: CancelFlag | None
+    packed: ResidentPack, target: int, gpu: int, on_block: OnBlock | None, cancel: CancelFlag | None, verify: bool
 ) -> None:
     # imported here: CuPy is slow to import where no GPU will ever be
-    from prism.weights.loading.cuda_lanes import CudaLane
+    from prism.weights.loading.cuda_lanes import finish_other_work, warm_lanes
     from prism.weights.loading.gpu_loader import load_gpu
 
-    lane = CudaLane(gpu)
-    try:
-        load_gpu(packed, target, [lane], on_block, cancel)
-    finally:
-        lane.close()
+    lanes = warm_lanes(gpu)
+    finish_other_work(gpu)
+    load_gpu(packed, target, lanes, on_block, cancel, verify=verify)
 
 
 @dataclass
@@ -79,6 +82,7 @@ class _HostLoad:
     packed: ResidentPack
     target: int
     cancel: CancelFlag
+    verify: bool
     next: int = 0
     done: set[int] = field(default_factory=set)
     stopped: bool = False
@@ -102,9 +106,10 @@ class _HostLoad:
     def _copy(self, leaf: int) -> None:
         header, packed = self.packed.header, self.packed
         first, end = header.leaf_range(leaf)
-        found = xxhash.xxh3_64_intdigest(packed.data[first:end])
-        if found != header.leaf_sum(leaf) and not packed.repair(leaf):
-            raise CorruptBlock(packed.path, header.blocks_in_leaf(leaf), leaf, header.leaf_sum(leaf), found)
+        if self.verify:
+            found = xxhash.xxh3_64_intdigest(packed.data[first:end])
+            if found != header.leaf_sum(leaf) and not packed.repair(leaf):
+                raise CorruptBlock(packed.path, header.blocks_in_leaf(leaf), leaf, header.leaf_sum(leaf), found)
         stream_copy(self.target + first, packed.address + first, end - first)
 
 
