@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from types import MappingProxyType
 from typing import Final
 
@@ -11,10 +12,10 @@ from prism.config.catalog import Catalog
 from prism.config.sections import DeviceConfig
 from prism.config.units import parse_size_bytes
 from prism.core.errors import InvalidValue
-from prism.core.ids import NodeId, device_id
+from prism.core.ids import DeviceId, NodeId, device_id, kind_and_index, local_name
 from prism.core.specs import DeviceKind, DeviceSpec
 
-DEFAULT_GPU_FRACTION: Final = 0.9
+DEFAULT_GPU_FRACTION: Final = 0.95
 _WRITTEN: Final = re.compile(r"(?P<kind>cuda|host):(?P<index>\d+)(?:=(?P<memory>.+))?")
 
 
@@ -68,17 +69,38 @@ def _parsed(
 
 
 def resolve_devices(
-    catalog: Catalog, node: NodeId, gpu_bytes: Mapping[int, int], refused: Mapping[int, str] = MappingProxyType({})
+    catalog: Catalog,
+    node: NodeId,
+    gpu_bytes: Mapping[int, int],
+    refused: Mapping[int, str] = MappingProxyType({}),
+    islands: Sequence[frozenset[int]] = (),
 ) -> tuple[DeviceSpec, ...]:
     """The devices of this machine in catalog order. ``gpu_bytes``: memory by GPU index, empty without any; ``refused``:
-    why other GPUs of the machine cannot be shared.
+    why other GPUs of the machine cannot be shared; ``islands``: those that NVLink joins, which become domains
+    (:func:`domains_of`) where the catalog names none.
 
     ``auto`` takes every GPU that can be shared, and on a machine without GPUs the virtual devices. Raises
     :class:`InvalidValue` for a GPU that is not there or cannot be shared.
     """
     if isinstance(catalog.devices, str):
         _check_usable("devices", gpu_bytes, refused, str(catalog.file))
-    return tuple(_spec(device, catalog, node, gpu_bytes, refused) for device in _configured(catalog, gpu_bytes))
+    found = [_spec(device, catalog, node, gpu_bytes, refused) for device in _configured(catalog, gpu_bytes)]
+    domains = domains_of(found, islands, max((model.tp for model in catalog.models), default=1))
+    return tuple(replace(spec, domain=spec.domain or domains.get(spec.id, "")) for spec in found)
+
+
+def domains_of(specs: Sequence[DeviceSpec], islands: Sequence[frozenset[int]], largest_tp: int) -> dict[DeviceId, str]:
+    """Domain by device: shards of a model stay in one domain, so that they talk over NVLink. None of them, and so the
+    machine is one domain, if it has one island only, or if a model is spread over more GPUs than the largest has."""
+    members = [
+        [spec for spec in specs if spec.kind is DeviceKind.CUDA and kind_and_index(local_name(spec.id))[1] in island]
+        for island in islands
+    ]
+    members = [found for found in members if found]
+    whole = len(members) == 1 and len(members[0]) == len(specs)
+    if not members or whole or largest_tp > max(map(len, members)):
+        return {}
+    return {spec.id: f"{spec.node} nvlink {number}" for number, island in enumerate(members) for spec in island}
 
 
 def _configured(catalog: Catalog, gpu_bytes: Mapping[int, int]) -> tuple[DeviceConfig, ...]:

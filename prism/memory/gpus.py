@@ -21,6 +21,8 @@ from prism.core.errors import PrismError
 ORDER: Final = {"CUDA_DEVICE_ORDER": "PCI_BUS_ID"}
 """Environment of every process that uses CUDA, so that its numbers mean what :func:`read_gpus` says."""
 _VISIBLE: Final = "CUDA_VISIBLE_DEVICES"
+_MPS: Final = "nvidia-cuda-mps"
+"""What the names of its control daemons and servers begin with."""
 
 
 class NoDriver(PrismError):
@@ -63,6 +65,17 @@ class GpuSet:
         """Why the others cannot be."""
         return {gpu.index: gpu.problem for gpu in self.gpus if gpu.problem}
 
+    @property
+    def islands(self) -> tuple[frozenset[int], ...]:
+        """Groups of GPUs that reach each other over NVLink, directly or over others; a GPU without links is in none."""
+        found: list[frozenset[int]] = []
+        for gpu in self.gpus:
+            group = frozenset({gpu.index, *gpu.nvlinks})
+            touching = [island for island in found if island & group]
+            if gpu.nvlinks:
+                found = [island for island in found if island not in touching] + [group.union(*touching)]
+        return tuple(sorted(found, key=min))
+
 
 def read_gpus(environ: Mapping[str, str] = os.environ, *, mps: bool | None = None) -> GpuSet:
     """Raises :class:`NoDriver`. ``mps``: a control daemon runs (None: look), which may own GPUs in exclusive mode."""
@@ -91,10 +104,21 @@ def gpus_if_any() -> GpuSet:
         return GpuSet((0, 0), ())
 
 
+def numa_node_of(index: int) -> int | None:
+    """The host memory that ``cuda:index`` is near to; None where nobody says."""
+    return next((gpu.numa_node for gpu in gpus_if_any().gpus if gpu.index == index), None)
+
+
+def mps_daemons() -> int:
+    """How many MPS control daemons run. A pipe alone proves nothing: it may be a dead one's."""
+    names = [str(process.info["name"]) for process in psutil.process_iter(["name"])]
+    daemons = sum(name.startswith(f"{_MPS}-control") for name in names)
+    return daemons or int(any(name.startswith(_MPS) for name in names))  # names may be cut: then it is one at least
+
+
 def mps_runs() -> bool:
-    """Whether an MPS control daemon of this user (or root) is running. Its pipe alone may be a dead one's."""
-    names = (process.info["name"] for process in psutil.process_iter(["name"]))
-    return any(str(name).startswith("nvidia-cuda-mps") for name in names)
+    """Whether an MPS control daemon of this user (or root) is running."""
+    return mps_daemons() > 0
 
 
 def visible_order(listed: str | None, uuids: Sequence[str]) -> list[int]:

@@ -66,7 +66,7 @@ class Machine(Supervisor):
 
     def __init__(self, catalog: Catalog, options: Options, say: Callable[[str], None]) -> None:
         gpus = gpus_if_any()
-        devices = resolve_devices(catalog, LOCAL_NODE, gpus.memory_bytes, gpus.refused)
+        devices = resolve_devices(catalog, LOCAL_NODE, gpus.memory_bytes, gpus.refused, gpus.islands)
         secret_file = options.secret_file if options.fleet else None
         super().__init__(options.state, devices, options.redis_url or "", secret_file, options.log_level, say)
         self.catalog, self.options = catalog, options

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import sys
 from dataclasses import dataclass
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from prism.memory.gpus import NoDriver, gpus_if_any, read_gpus, visible_order
+from prism.memory import gpus
+from prism.memory.gpus import Gpu, GpuSet, NoDriver, gpus_if_any, read_gpus, visible_order
 
 UUIDS = ["GPU-aa00", "GPU-aa11", "GPU-bb22", "GPU-cc33"]
 
@@ -127,6 +129,42 @@ def test_what_cannot_be_shared_is_refused_with_words(nvml: FakeNvml) -> None:
     assert 2 in read_gpus({}, mps=True).memory_bytes, "the daemon is that one process"
     nvml.mode = 2
     assert "prohibits" in read_gpus({}, mps=True).refused[2]
+
+
+def test_islands_of_nvlink(nvml: FakeNvml) -> None:
+    assert read_gpus({}, mps=False).islands == (frozenset({0, 1}),)
+    assert read_gpus({"CUDA_VISIBLE_DEVICES": "0,2"}, mps=False).islands == ()
+
+
+def test_islands_reach_over_others() -> None:
+    def gpu(index: int, *links: int) -> Gpu:
+        return Gpu(index, f"GPU-{index}", "a GPU", 1, 0, (9, 0), None, links, "")
+
+    chain = GpuSet((13, 0), (gpu(0, 4), gpu(1, 3), gpu(2), gpu(3, 1, 4), gpu(4, 0, 3), gpu(5, 6), gpu(6, 5)))
+    assert chain.islands == (frozenset({0, 1, 3, 4}), frozenset({5, 6}))
+
+
+@pytest.mark.parametrize(
+    ("names", "daemons"),
+    [
+        (["bash"], 0),
+        (["nvidia-cuda-mps-control", "nvidia-cuda-mps-server"], 1),
+        (["nvidia-cuda-mps-control"] * 2 + ["nvidia-cuda-mps-server"] * 5, 2),
+        (["nvidia-cuda-mps"] * 3, 1),  # cut, as the kernel keeps them
+    ],
+)
+def test_daemons_of_mps_are_processes_not_pipes(
+    names: list[str], daemons: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CUDA_MPS_PIPE_DIRECTORY", "/tmp/nvidia-mps-of-a-dead-daemon")
+    processes = [SimpleNamespace(info={"name": name}) for name in names]
+    monkeypatch.setattr(gpus.psutil, "process_iter", lambda attrs: iter(processes))
+    assert gpus.mps_daemons() == daemons and gpus.mps_runs() == bool(daemons)
+
+
+def test_the_node_near_a_gpu(nvml: FakeNvml, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(gpus, "_numa_node", lambda nvml, handle: handle % 2)
+    assert gpus.numa_node_of(1) == 1 and gpus.numa_node_of(9) is None
 
 
 def test_without_a_driver(nvml: FakeNvml, monkeypatch: pytest.MonkeyPatch) -> None:
