@@ -63,6 +63,7 @@ class KvLease:
             self.pool.ensure(self._within_size(running // _LOOKAHEAD_STEPS))
         else:
             self._grow(running, admissions, int(scheduler.tree_cache.evictable_size()))
+        self._back(scheduler, running + (admissions[-1] if admissions else 0))
         self._wish(scheduler, running, admissions)
         self._map_ahead(running)
         self._agree_on_available(scheduler)
@@ -139,6 +140,13 @@ class KvLease:
         for tokens in (base, base - cached, running):  # the last: sequences share blocks
             if self.pool.ensure(self._within_size(max(tokens, 0))):
                 return
+
+    def _back(self, scheduler: Any, tokens: int) -> None:
+        """Have pages behind all that the step may take of ``tokens``. A device that is full in spite of its account
+        (others use it too) then says so here: the lease shrinks and SGLang retracts; within the step it would crash."""
+        block = self.pool.block_slots if self._own else 1
+        chunk = int(scheduler.chunked_prefill_size or scheduler.max_prefill_tokens)
+        self.pool.back(min(tokens, chunk + int(scheduler.max_running_requests) * block), self._own)
 
     def _try_ensure(self, tokens: int) -> bool:
         return self.pool.ensure(self._within_size(max(tokens, 0)), yielding=True)

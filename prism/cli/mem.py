@@ -22,7 +22,7 @@ from prism.memory.errors import AccountMismatch
 SUFFIX = ".account"
 REFRESH_S = 0.5
 COLUMNS = (
-    "OWNER", "PID>", "FLOOR>?3", "LIMIT>?7", "WEIGHTS>", "KV>", "STAGING>?2", "MAPPED>", "IN USE>?8",
+    "OWNER", "PID>", "FLOOR>?3", "LIMIT>?7", "WEIGHTS>", "KV>", "STAGING>?2", "OUTSIDE>", "MAPPED>", "IN USE>?8",
     "AHEAD>?5", "SPARE>?4", "DEFERRED>?6", "WANTS>?9", "VIRTUAL>?1",
 )  # fmt: skip
 
@@ -51,7 +51,8 @@ def command(
     """Show who holds the memory of every device (or of DEVICES, as host:0): owners, classes, limits, page states.
 
     MAPPED is physical memory with an address, IN USE the part that holds tokens or weights, AHEAD mapped without use,
-    SPARE physical without an address, DEFERRED waits for work in flight; WANTS is what an owner waits for.
+    SPARE physical without an address, DEFERRED waits for work in flight; WANTS is what an owner waits for. OUTSIDE is
+    what its process takes of a GPU beside all that: the driver's context, torch, graphs.
     """
     directory = accounts or StateDir.at(state_dir).accounts
     if watch:
@@ -101,7 +102,11 @@ def show_live(directory: Path, devices: tuple[str, ...]) -> None:
 def render(name: str, stats: memory.DeviceStats) -> list[RenderableType]:
     """A headline and the table of owners."""
     size = output.size
-    head = f"{name}  {size(stats.capacity_bytes)}, {size(stats.free_bytes)} free"
+    head = f"{name}  {size(stats.capacity_bytes)}, {size(max(0, stats.free_bytes))} free"
+    if stats.foreign_bytes:
+        head += f", {size(stats.foreign_bytes)} held by other programs"
+    if stats.free_bytes < 0:
+        head += f", overdrawn by {size(-stats.free_bytes)}"
     if stats.wanted_bytes:
         head += f", {size(stats.wanted_bytes)} waited for"
     if stats.reaped_owners:
@@ -113,7 +118,7 @@ def render(name: str, stats: memory.DeviceStats) -> list[RenderableType]:
 def row(o: memory.OwnerStats) -> tuple[str, ...]:
     """One owner's line."""
     sizes = (
-        o.weights_bytes, o.kv_bytes, o.staging_bytes, o.mapped_bytes, o.used_bytes,
+        o.weights_bytes, o.kv_bytes, o.staging_bytes, o.outside_bytes, o.mapped_bytes, o.used_bytes,
         o.ahead_bytes, o.spare_bytes, o.deferred_bytes, o.wanted_bytes, o.virtual_bytes,
     )  # fmt: skip
     limit = "-" if o.limit_bytes is None else output.size(o.limit_bytes)

@@ -4,6 +4,7 @@ from prism.memory._kvcached import Fence, Pool, stream_copy
 from prism.memory.arena import Arena
 from prism.memory.device import Device, default_account_dir, open_device
 from prism.memory.layout import KvLayout
+from prism.memory.outside import MemoryWatch, NvmlMeter
 from prism.memory.owner import Owner
 from prism.memory.region import ImportedRegion, WeightRegion
 from prism.memory.stats import Audit, DeviceStats, OwnerStats
@@ -18,6 +19,8 @@ __all__ = [
     "Fence",
     "ImportedRegion",
     "KvLayout",
+    "MemoryWatch",
+    "NvmlMeter",
     "Owner",
     "OwnerStats",
     "Pool",

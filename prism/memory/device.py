@@ -73,12 +73,30 @@ class Device:
         return self._core.reap()
 
     def free_bytes(self) -> int:
-        """Not charged to anyone. One read of shared memory; reserving is the only way to be sure of them."""
+        """Not charged to anyone, 0 at least. Reads shared memory; reserving is the only way to be sure of them."""
         return self._core.free_bytes()
 
     def wanted_bytes(self) -> int:
         """What waiting reservations and wishes ask for, over all owners. Two reads of shared memory."""
         return self._core.wanted_bytes()
+
+    def foreign_bytes(self) -> int:
+        """Of the capacity, what programs that are no owners were last found to hold."""
+        return self._core.foreign_bytes()
+
+    def outside_bytes(self) -> int:
+        """What all owners take beside their pages: granted or measured, whichever is more. Reads shared memory."""
+        return self._core.outside_bytes()
+
+    def note_outside(self, owner_id: int, nbytes: int) -> None:
+        """An owner's process was found to take so much outside its pages. A fact: it counts, granted or not. Raises
+        ``UnknownOwner``."""
+        self._core.note_outside(owner_id, nbytes)
+
+    def note_foreign(self, nbytes: int) -> None:
+        """Programs that are no owners were found to hold so much of the capacity. A fact: where it overdraws the
+        device nothing more is granted and owners feel ``pressure()``."""
+        self._core.note_foreign(nbytes)
 
     def set_limit(self, owner_id: int, limit_bytes: int | None) -> None:
         """Change any owner's limit; below what it holds, the owner feels ``pressure()`` and gets nothing more."""

@@ -9,7 +9,8 @@ from prism.memory import _kvcached
 from prism.memory.arena import Arena
 from prism.memory.region import GPU_REGION_PAGE_BYTES, ImportedRegion, WeightRegion
 
-Klass = Literal["weights", "kv", "staging"]
+Klass = Literal["weights", "kv", "staging", "outside"]
+"""``outside``: what the process takes of the device beside its pages; no limit and no floor is about it."""
 
 
 class Owner:
@@ -30,7 +31,7 @@ class Owner:
 
     @property
     def leased_bytes(self) -> int:
-        """Held in the books, over all classes."""
+        """Held in the books, over all classes but ``outside``."""
         return self._core.held_bytes
 
     @property
@@ -98,14 +99,15 @@ class Owner:
         """The device's granule: 2 MiB on a GPU."""
         return self._core.page_bytes
 
-    def weight_region(self, nbytes: int, *, page_bytes: int | None = None) -> WeightRegion:
+    def weight_region(self, nbytes: int, *, page_bytes: int | None = None, exportable: bool = False) -> WeightRegion:
         """Reserve address space for weights; ``commit()`` puts memory behind it, in pages of ``page_bytes``.
 
         By default these are the granule on a host device and 32 MiB on a GPU, where every page costs driver calls.
+        ``exportable``: for ``export_pages()``; on a GPU such pages cost more.
         """
         if page_bytes is None:
             page_bytes = self.page_bytes if self._core.device.startswith("host:") else GPU_REGION_PAGE_BYTES
-        return WeightRegion(_kvcached.CoreWeightRegion(self._core, nbytes, min(page_bytes, nbytes)))
+        return WeightRegion(_kvcached.CoreWeightRegion(self._core, nbytes, min(page_bytes, nbytes), exportable))
 
     def import_region(self, pages: list[tuple[int, int, int]]) -> ImportedRegion:
         """Map pages that another process exported (``WeightRegion.export_pages``; descriptors sent over a socket)."""

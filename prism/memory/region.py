@@ -65,7 +65,8 @@ class WeightRegion:
         return torch_tensor(self.memory(), self.nbytes, offset_bytes, shape, dtype)
 
     def export_pages(self) -> list[tuple[int, int, int]]:
-        """``(descriptor, offset_bytes, bytes)`` of every page, to send to another process; the caller closes them."""
+        """``(descriptor, offset_bytes, bytes)`` of every page of an exportable region, to send to another process; the
+        caller closes them."""
         return self._core.export_pages()
 
     def close(self) -> None:

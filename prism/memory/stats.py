@@ -13,6 +13,8 @@ class OwnerStats:
 
     ``weights_bytes + kv_bytes + staging_bytes`` is what it holds in the books; ``physical_bytes`` of that exist as
     pages, ``mapped_bytes`` have an address, ``ahead_bytes`` of these no slot in use; ``deferred_bytes`` await a fence.
+    ``outside_bytes`` is what its process is charged for beside: ``granted_bytes``, or ``measured_bytes`` (0 if not
+    known) if that is more.
     """
 
     id: int
@@ -23,6 +25,9 @@ class OwnerStats:
     weights_bytes: int
     kv_bytes: int
     staging_bytes: int
+    outside_bytes: int
+    granted_bytes: int
+    measured_bytes: int
     wanted_bytes: int
     physical_bytes: int
     mapped_bytes: int
@@ -34,7 +39,7 @@ class OwnerStats:
 
     @property
     def leased_bytes(self) -> int:
-        """Held in the books, over all classes."""
+        """Held in the books, over all classes but what is outside of pages."""
         return self.weights_bytes + self.kv_bytes + self.staging_bytes
 
     @property
@@ -45,9 +50,12 @@ class OwnerStats:
 
 @dataclass(frozen=True, kw_only=True)
 class DeviceStats:
-    """The account at one instant. ``charged_bytes`` counts each owner's floor or what it holds, whichever is more."""
+    """The account at one instant. ``charged_bytes`` counts each owner's floor or what it holds, whichever is more, and
+    what it takes outside. ``free_bytes`` is capacity - foreign - charged: below 0 when facts overtook the books."""
 
     capacity_bytes: int
+    foreign_bytes: int
+    """Held by programs that are no owners."""
     charged_bytes: int
     free_bytes: int
     wanted_bytes: int

@@ -40,6 +40,7 @@ class FakeCuda:
         self._lib.fake_physical_bytes.restype = ctypes.c_long
         self._lib.fake_calls.restype = ctypes.c_long
         self._lib.fake_last_broken_rule.restype = ctypes.c_char_p
+        self._lib.fake_set_foreign.argtypes = [ctypes.c_size_t]
         self._lib.fake_reset.argtypes = [ctypes.c_size_t, ctypes.c_size_t]
         self._lib.fake_inject.argtypes = [ctypes.c_char_p, ctypes.c_long, ctypes.c_int, ctypes.c_int]
 
@@ -56,6 +57,14 @@ class FakeCuda:
     def pending(self) -> bool:
         """Whether an injected error has not happened yet."""
         return bool(self._lib.fake_pending_injection())
+
+    def set_foreign(self, nbytes: int) -> None:
+        """So much of the device is held by programs that are no owners."""
+        self._lib.fake_set_foreign(nbytes)
+
+    def set_capturing(self, on: bool) -> None:
+        """While some thread captures a graph, calls of threads that have not relaxed their mode are errors."""
+        self._lib.fake_set_capturing(int(on))
 
     def calls(self) -> int:
         return int(self._lib.fake_calls())

@@ -20,7 +20,7 @@
 enum { SUCCESS = 0, INVALID_VALUE = 1, OUT_OF_MEMORY = 2, NOT_INITIALIZED = 3, INVALID_CONTEXT = 201, INVALID_HANDLE = 400, NOT_READY = 600 };
 enum { MOST = 65536, RANGES = 4096 };
 
-typedef struct { int live, fd, maps; size_t bytes; } Handle;
+typedef struct { int live, fd, maps, exportable; size_t bytes; } Handle;
 typedef struct { uintptr_t at; size_t bytes; } Range;
 typedef struct { uintptr_t at; size_t bytes; int handle, access; } Mapping;
 typedef struct { int recorded; long ticket; } Event;
@@ -30,11 +30,13 @@ static Handle handles[MOST];
 static Range ranges[RANGES];
 static Mapping mappings[MOST];
 static int n_ranges, n_mappings, initialised, violations, noop, held;
-static size_t granularity = 65536, total = (size_t)1 << 30, physical;
+static size_t granularity = 65536, total = (size_t)1 << 30, physical, foreign;
 static long calls, tickets, done_tickets, fail_at = -1;
 static int fail_result, fail_forever, live_events, contexts;
 static char fail_call[64], last_broken[128];
 static __thread void *current;
+static __thread int capture_mode; /* 0 global, 1 of the thread, 2 relaxed */
+static int capturing;
 
 /* ---- controls for the tests ---- */
 
@@ -42,7 +44,8 @@ void fake_reset(size_t granularity_bytes, size_t total_bytes) {
   pthread_mutex_lock(&lock);
   granularity = granularity_bytes;
   total = total_bytes;
-  violations = noop = held = 0;
+  violations = noop = held = capturing = 0;
+  foreign = 0;
   done_tickets = tickets;
   fail_at = -1;
   fail_forever = 0;
@@ -58,6 +61,9 @@ void fake_inject(const char *call, long nth, int result, int forever) {
   fail_forever = forever;
   pthread_mutex_unlock(&lock);
 }
+/* So much is somebody else's: no handle of ours, not free. */
+void fake_set_foreign(size_t bytes) { pthread_mutex_lock(&lock); foreign = bytes; pthread_mutex_unlock(&lock); }
+static size_t left(void) { return total > physical + foreign ? total - physical - foreign : 0; }
 long fake_calls(void) { return calls; }
 int fake_violations(void) { return violations; }
 const char *fake_last_broken_rule(void) { return last_broken; }
@@ -66,6 +72,8 @@ int fake_mappings(void) { return n_mappings; }
 int fake_ranges(void) { return n_ranges; }
 int fake_events(void) { return live_events; }
 int fake_contexts(void) { return contexts; }
+/* While some thread captures a graph in global mode, calls of threads that are not relaxed are errors and end the capture. */
+void fake_set_capturing(int on) { capturing = on; }
 int fake_pending_injection(void) { return fail_at >= 0; }
 /* While streams are held, work given to them is in flight; letting go finishes it. */
 void fake_hold_streams(int on) { pthread_mutex_lock(&lock); held = on; if (!on) done_tickets = tickets; pthread_mutex_unlock(&lock); }
@@ -85,6 +93,9 @@ static int enter(const char *call) {
     return fail_result;
   }
   if (!initialised && strcmp(call, "cuInit") != 0) return broken("used before cuInit", NOT_INITIALIZED);
+  if (capturing && capture_mode != 2 && (strncmp(call, "cuMem", 5) == 0 || strcmp(call, "cuEventQuery") == 0)) {
+    return broken("an unsafe call while a graph is captured", 900);
+  }
   return SUCCESS;
 }
 #define ENTER(name) \
@@ -116,9 +127,17 @@ int cuCtxGetCurrent(void **context) { ENTER("cuCtxGetCurrent"); *context = curre
 int cuCtxSetCurrent(void *context) { ENTER("cuCtxSetCurrent"); current = context; LEAVE(SUCCESS); }
 int cuCtxPushCurrent_v2(void *context) { ENTER("cuCtxPushCurrent"); current = context; LEAVE(SUCCESS); }
 int cuCtxPopCurrent_v2(void **context) { ENTER("cuCtxPopCurrent"); *context = current; LEAVE(SUCCESS); }
+int cuThreadExchangeStreamCaptureMode(int *mode) {
+  ENTER("cuThreadExchangeStreamCaptureMode");
+  RULE(*mode >= 0 && *mode <= 2, "capture mode");
+  int before = capture_mode;
+  capture_mode = *mode;
+  *mode = before;
+  LEAVE(SUCCESS);
+}
 int cuMemGetInfo_v2(size_t *free_bytes, size_t *total_bytes) {
   ENTER("cuMemGetInfo");
-  *free_bytes = total - physical;
+  *free_bytes = left();
   *total_bytes = total;
   LEAVE(SUCCESS);
 }
@@ -166,7 +185,7 @@ int cuMemCreate(unsigned long long *handle, size_t bytes, const Prop *prop, unsi
   ENTER("cuMemCreate");
   RULE(flags == 0 && prop->type == 1 && prop->location.type == 1, "create properties");
   RULE(bytes > 0 && bytes % granularity == 0, "size is not a multiple of the granularity");
-  if (physical + bytes > total) LEAVE(OUT_OF_MEMORY);
+  if (bytes > left()) LEAVE(OUT_OF_MEMORY);
   int i = 1;
   while (i < MOST && (handles[i].live || handles[i].maps)) i++;
   if (i == MOST) LEAVE(OUT_OF_MEMORY);
@@ -175,7 +194,7 @@ int cuMemCreate(unsigned long long *handle, size_t bytes, const Prop *prop, unsi
     fd = memfd_create("fake cuda memory", MFD_CLOEXEC);
     if (fd < 0 || ftruncate(fd, bytes) != 0) LEAVE(OUT_OF_MEMORY);
   }
-  handles[i] = (Handle){1, fd, 0, bytes};
+  handles[i] = (Handle){1, fd, 0, prop->requested == 1, bytes};
   physical += bytes;
   *handle = i;
   LEAVE(SUCCESS);
@@ -248,6 +267,7 @@ int cuMemSetAccess(unsigned long long at, size_t bytes, const Access *access, si
 int cuMemExportToShareableHandle(void *out, unsigned long long handle, int type, unsigned long long flags) {
   ENTER("cuMemExportToShareableHandle");
   RULE(type == 1 && flags == 0 && handle > 0 && handle < MOST && handles[handle].live, "export");
+  RULE(handles[handle].exportable, "export of a page that was not created for it");
   *(int *)out = fcntl(handles[handle].fd, F_DUPFD_CLOEXEC, 0);
   LEAVE(SUCCESS);
 }
@@ -258,7 +278,7 @@ int cuMemImportFromShareableHandle(unsigned long long *handle, void *fd, int typ
   int i = 1;
   while (i < MOST && (handles[i].live || handles[i].maps)) i++;
   if (i == MOST) LEAVE(OUT_OF_MEMORY);
-  handles[i] = (Handle){1, fcntl((int)(intptr_t)fd, F_DUPFD_CLOEXEC, 0), 0, (size_t)info.st_size};
+  handles[i] = (Handle){1, fcntl((int)(intptr_t)fd, F_DUPFD_CLOEXEC, 0), 0, 0, (size_t)info.st_size};
   physical += handles[i].bytes; /* counted twice: the fake knows nothing of other processes */
   *handle = i;
   LEAVE(SUCCESS);

@@ -48,6 +48,7 @@ class PoolMachine(RuleBasedStateMachine):
         if hasattr(self, "pool"):
             self.owner.close()
             self.rival.close()
+            self.bed.device.note_foreign(0)
             books = self.bed.device.stats()
             assert books.charged_bytes == 0 and not books.owners
 
@@ -170,6 +171,16 @@ class PoolMachine(RuleBasedStateMachine):
         else:
             assert (self.pool.lease_bytes, self.pool.available()) == (before, available)
 
+    @rule(count=SIZES, fresh=st.booleans())
+    def back(self, count: int, fresh: bool) -> None:
+        available, maps = self.pool.available(), self.pool.stats()["maps"]
+        assert self.pool.back(count, fresh), "the device has what the account has"
+        assert self.pool.available() == available
+        if available:
+            self._write(self.pool.alloc(min(count, available), fresh=fresh).tolist())
+            blocks = -(-count // self.pool.block_slots)
+            assert self.pool.stats()["maps"] <= maps + blocks + 1, "no more than asked for"
+
     @rule(keep=st.integers(0, 50))
     def give_back(self, keep: int) -> None:
         available = self.pool.available()
@@ -223,6 +234,10 @@ class PoolMachine(RuleBasedStateMachine):
     @rule()
     def rival_releases(self) -> None:
         self.rival.release(self.rival.held("staging"), "staging")
+
+    @rule(pages=st.integers(0, 64))
+    def strangers_hold(self, pages: int) -> None:
+        self.bed.device.note_foreign(pages * self.bed.page_bytes)
 
     @rule(pages=st.none() | st.integers(0, 64))
     def limit(self, pages: int | None) -> None:

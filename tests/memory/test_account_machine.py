@@ -14,7 +14,7 @@ from prism.memory.owner import Klass
 
 CAPACITY = 1 << 20
 BYTES = st.integers(0, CAPACITY + 1)
-KLASSES = st.sampled_from(["weights", "kv", "staging"])
+KLASSES = st.sampled_from(["weights", "kv", "staging", "outside"])
 
 
 @dataclass
@@ -24,15 +24,16 @@ class Entry:
     owner: memory.Owner
     floor: int
     limit: int | None
-    held: dict[str, int] = field(default_factory=lambda: {"weights": 0, "kv": 0, "staging": 0})
+    held: dict[str, int] = field(default_factory=lambda: {"weights": 0, "kv": 0, "staging": 0, "outside": 0})
+    measured: int = 0
 
     @property
     def total(self) -> int:
-        return sum(self.held.values())
+        return sum(self.held.values()) - self.held["outside"]
 
     @property
     def charged(self) -> int:
-        return max(self.total, self.floor)
+        return max(self.total, self.floor) + max(self.held["outside"], self.measured)
 
 
 class AccountMachine(RuleBasedStateMachine):
@@ -44,15 +45,17 @@ class AccountMachine(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         self.entries: list[Entry] = []
+        self.foreign = 0
 
     def teardown(self) -> None:
         for entry in self.entries:
             entry.owner.close()
+        self.device.note_foreign(0)
         assert self.device.free_bytes() == CAPACITY
 
     @property
     def free(self) -> int:
-        return CAPACITY - sum(entry.charged for entry in self.entries)
+        return CAPACITY - self.foreign - sum(entry.charged for entry in self.entries)
 
     @rule(target=owners, floor=st.just(0) | BYTES, limit=st.none() | BYTES)
     def enter(self, floor: int, limit: int | None) -> Entry | None:
@@ -61,7 +64,7 @@ class AccountMachine(RuleBasedStateMachine):
         except errors.FloorUnavailable as error:
             assert floor > self.free == error.numbers["free_bytes"]
             return None
-        assert floor <= self.free
+        assert floor <= max(0, self.free)
         self.entries.append(entry)
         return entry
 
@@ -76,8 +79,12 @@ class AccountMachine(RuleBasedStateMachine):
     def reserve(self, entry: Entry | None, nbytes: int, klass: Klass) -> None:
         if entry is None:
             return
-        over = entry.limit is not None and entry.total + nbytes > entry.limit
-        short = max(entry.total + nbytes, entry.floor) - entry.charged > self.free
+        over = entry.limit is not None and klass != "outside" and entry.total + nbytes > entry.limit
+        before = entry.charged
+        entry.held[klass] += nbytes
+        more = entry.charged - before
+        entry.held[klass] -= nbytes
+        short = more > 0 and more > self.free
         try:
             entry.owner.reserve(nbytes, klass)
         except errors.LimitExceeded as error:
@@ -99,6 +106,18 @@ class AccountMachine(RuleBasedStateMachine):
         else:
             entry.held[klass] -= nbytes
 
+    @rule(entry=owners, nbytes=BYTES)
+    def measure(self, entry: Entry | None, nbytes: int) -> None:
+        """What is found counts, whether there is room or not."""
+        if entry is not None:
+            self.device.note_outside(entry.owner.id, nbytes)
+            entry.measured = nbytes
+
+    @rule(nbytes=BYTES)
+    def strangers(self, nbytes: int) -> None:
+        self.device.note_foreign(nbytes)
+        self.foreign = nbytes
+
     @rule(entry=owners, limit=st.none() | BYTES)
     def set_limit(self, entry: Entry | None, limit: int | None) -> None:
         if entry is not None:
@@ -109,15 +128,23 @@ class AccountMachine(RuleBasedStateMachine):
     def books_agree(self) -> None:
         audit = self.device.audit()
         assert not audit.problems
-        assert audit.books.free_bytes == self.device.free_bytes() == self.free >= 0
+        assert audit.books.free_bytes == self.free and self.device.free_bytes() == max(0, self.free)
+        assert self.device.foreign_bytes() == self.foreign
+        assert self.device.outside_bytes() == sum(max(e.held["outside"], e.measured) for e in self.entries)
         seen = {o.id: o for o in audit.books.owners}
         assert len(seen) == len(self.entries)
         for entry in self.entries:
             o = seen[entry.owner.id]
-            held = {"weights": o.weights_bytes, "kv": o.kv_bytes, "staging": o.staging_bytes}
+            held = {
+                "weights": o.weights_bytes,
+                "kv": o.kv_bytes,
+                "staging": o.staging_bytes,
+                "outside": o.granted_bytes,
+            }
             assert (held, o.floor_bytes, o.limit_bytes) == (entry.held, entry.floor, entry.limit)
             over = max(0, entry.total - entry.limit) if entry.limit is not None else 0
-            assert entry.owner.pressure() == entry.owner.excess() == over
+            overdrawn = max(0, min(-self.free, entry.total - entry.floor))
+            assert entry.owner.excess() == over and entry.owner.pressure() == max(over, overdrawn)
 
 
 def test_account_agrees_with_the_model(device: memory.Device) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import threading
 from collections.abc import Callable
 from pathlib import Path
 
@@ -111,6 +112,26 @@ def test_errors_after_which_a_process_cannot_go_on(tmp_path: Path, fake: FakeCud
         life(bed)
     assert dead.value.numbers["cuda_result"] == result
     fake.reset_injection()
+
+
+def test_a_graph_can_be_captured_while_pages_come_and_go(tmp_path: Path, fake: FakeCuda) -> None:
+    """In this thread, in others and in the helper thread, which looks whether work in flight has passed."""
+    bed = open_bed(tmp_path, fake)
+    with bed.device.register("engine") as owner:
+        pool = owner.arena(64 * bed.page_bytes).divide(bed.layout(), 600, 30 * bed.page_bytes)
+        pool.set_ahead(0, 0)
+        pool.defer_on_stream(0)
+        slots = pool.alloc(200)
+        fake.hold_streams(True)
+        fake.set_capturing(True)
+        pool.free(slots)
+        worker = threading.Thread(target=lambda: pool.free(pool.alloc(100)))
+        worker.start()
+        worker.join()
+        fake.hold_streams(False)
+        pool.quiesce()
+        fake.set_capturing(False)
+        assert pool.stats()["deferred_bytes"] == 0
 
 
 def count_calls(action: Callable[[], object], fake: FakeCuda) -> int:

@@ -16,14 +16,19 @@ def test_every_owner_and_class_is_shown(tmp_path: Path) -> None:
     device = memory.open_device("host:3", 64 << 20, account_dir=tmp_path, page_bytes=65536)
     with device.register("llama", floor_bytes=1 << 20, limit_bytes=32 << 20) as owner:
         owner.reserve(3 << 20, "staging")
+        owner.reserve(5 << 20, "outside")
+        device.note_foreign(7 << 20)
         owner.arena(64 << 20).divide(memory.KvLayout(layers=2, kv_heads=2, head_dim=64), 1000, 2 << 20)
         shown = CliRunner().invoke(command, ["--accounts", str(tmp_path), "--audit"])
         assert shown.exit_code == 0, shown.output
-        for word in ("host:3", "llama", "64.0 MiB", "3.0 MiB", "the books agree"):
+        for word in ("host:3", "llama", "64.0 MiB", "OUTSIDE", "5.0 MiB", "7.0 MiB held by other", "the books agree"):
             assert word in shown.output, shown.output
         asked = CliRunner().invoke(command, ["host:3", "--accounts", str(tmp_path), "--json"])
         (data,) = json.loads(asked.output)
         assert data["device"] == "host:3" and data["owners"][0]["staging_bytes"] == 3 << 20
+        device.note_outside(owner.id, 80 << 20)
+        shown = CliRunner().invoke(command, ["--accounts", str(tmp_path), "--audit"])
+        assert shown.exit_code == 0 and "overdrawn by" in shown.output, shown.output
 
 
 def test_devices_without_accounts(tmp_path: Path) -> None:

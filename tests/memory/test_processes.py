@@ -208,7 +208,9 @@ def import_and_answer(directory: Path, pages: list[tuple[int, int, int]], done: 
 
 def test_weights_are_shared_between_processes(tmp_path: Path) -> None:
     owner = open_device(tmp_path).register("exporter")
-    region = owner.weight_region(3 * PAGE, page_bytes=PAGE)
+    with pytest.raises(errors.BadRequest, match="not made to be exported"):
+        owner.weight_region(3 * PAGE, page_bytes=PAGE).export_pages()
+    region = owner.weight_region(3 * PAGE, page_bytes=PAGE, exportable=True)
     with pytest.raises(errors.BadRequest, match="wholly committed"):
         region.export_pages()
     region.commit()

@@ -47,7 +47,7 @@ class Engine:
         self.tree_cache = SimpleNamespace(evictable_size=lambda: sum(map(len, self.cache)))
         self.running_batch = SimpleNamespace(reqs=[], batch_is_full=False)
         self.last_batch = self.chunked_req = None
-        self.max_running_requests = 32
+        self.max_running_requests, self.chunked_prefill_size = 32, 512
         self.waiting_queue: list[Any] = []
         self.new_token_ratio_tracker = SimpleNamespace(current=1.0)
 

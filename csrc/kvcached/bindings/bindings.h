@@ -14,7 +14,7 @@ void bind_pool(nanobind::module_& m);
 void bind_device(nanobind::module_& m);
 void bind_region(nanobind::module_& m);
 
-Klass klass_of(const char* name);  // "weights", "kv", "staging"; BadRequest otherwise
+Klass klass_of(const char* name);  // "weights", "kv", "staging", "outside"; BadRequest otherwise
 
 // A one-dimensional int64 array of slots, read or written where it lies: anything with a buffer (numpy, array, memoryview),
 // a torch CPU tensor, or for reading any sequence of ints (copied).

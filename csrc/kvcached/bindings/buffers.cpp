@@ -76,7 +76,8 @@ Klass klass_of(const char* name) {
   if (std::strcmp(name, "weights") == 0) return Klass::Weights;
   if (std::strcmp(name, "kv") == 0) return Klass::Kv;
   if (std::strcmp(name, "staging") == 0) return Klass::Staging;
-  throw Error(ErrorKind::BadRequest, std::string("class ") + name + ": choices are weights, kv, staging");
+  if (std::strcmp(name, "outside") == 0) return Klass::Outside;
+  throw Error(ErrorKind::BadRequest, std::string("class ") + name + ": choices are weights, kv, staging, outside");
 }
 
 }  // namespace kvcached::bindings

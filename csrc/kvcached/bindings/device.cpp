@@ -1,5 +1,7 @@
 #include "kvcached/device.h"
 
+#include <algorithm>
+
 #include <nanobind/stl/shared_ptr.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
@@ -24,6 +26,9 @@ nb::dict owner_dict(const OwnerStats& o) {
   d["weights_bytes"] = o.held_bytes[static_cast<int>(Klass::Weights)];
   d["kv_bytes"] = o.held_bytes[static_cast<int>(Klass::Kv)];
   d["staging_bytes"] = o.held_bytes[static_cast<int>(Klass::Staging)];
+  d["outside_bytes"] = o.outside_bytes;
+  d["granted_bytes"] = o.held_bytes[static_cast<int>(Klass::Outside)];
+  d["measured_bytes"] = o.measured_bytes;
   d["wanted_bytes"] = o.wanted_bytes;
   d["physical_bytes"] = o.physical_bytes;
   d["mapped_bytes"] = o.mapped_bytes;
@@ -38,6 +43,7 @@ nb::dict owner_dict(const OwnerStats& o) {
 nb::dict account_dict(const AccountStats& s) {
   nb::dict d;
   d["capacity_bytes"] = s.capacity_bytes;
+  d["foreign_bytes"] = s.foreign_bytes;
   d["charged_bytes"] = s.charged_bytes;
   d["free_bytes"] = s.free_bytes;
   d["wanted_bytes"] = s.wanted_bytes;
@@ -132,7 +138,11 @@ void bind_device(nb::module_& m) {
       .def("stats", [](Device& d) { return account_dict(read_stats(d)); })
       .def("audit", &audit)
       .def("reap", [](Device& d) { return d.account().reap(); }, NoGil())
-      .def("free_bytes", [](Device& d) { return d.account().free_bytes(); })
+      .def("free_bytes", [](Device& d) { return std::max<std::int64_t>(0, d.account().free_bytes()); })
+      .def("foreign_bytes", [](Device& d) { return d.account().foreign_bytes(); })
+      .def("outside_bytes", [](Device& d) { return d.account().outside_bytes(); })
+      .def("note_outside", [](Device& d, OwnerId o, std::int64_t bytes) { d.account().note_outside(o, bytes); }, NoGil())
+      .def("note_foreign", [](Device& d, std::int64_t bytes) { d.account().note_foreign(bytes); }, NoGil())
       .def("wanted_bytes", [](Device& d) { return d.account().wanted_bytes(); })
       .def("set_limit", [](Device& d, OwnerId o, std::int64_t bytes) { d.account().set_limit(o, bytes); }, NoGil())
       .def_prop_ro("capacity_bytes", [](Device& d) { return d.account().capacity_bytes(); })

@@ -51,6 +51,12 @@ void alloc_into(Pool& pool, nb::handle buffer, bool fresh) {
   alloc_to(pool, slots.data(), slots.count(), fresh);
 }
 
+bool back(Pool& pool, std::int64_t slots, bool fresh) {
+  if (pool.is_backed(slots, fresh)) return true;
+  nb::gil_scoped_release release;
+  return pool.back(slots, fresh);
+}
+
 void reset(Pool& pool) {
   if (pool.reset()) pool.settle();
 }
@@ -163,6 +169,8 @@ void bind_changes(nb::class_<Pool>& pool) {
       .def("set_lease", &Pool::set_lease, "lease_bytes"_a, NoGil(),
            "Holds this much from now on. Growing raises OutOfMemory or LimitExceeded; shrinking is a target worked down to.")
       .def("ensure", &Pool::ensure, "slots"_a, "yielding"_a = false, NoGil(), "Grows the lease until `slots` are available; False, and no change, if refused.")
+      .def("back", &back, "slots"_a, "fresh"_a = false,
+           "Puts pages behind the next `slots` slots of the lease. False: the device is full in spite of the account; the lease went back.")
       .def("give_back", &Pool::give_back, "keep_slots"_a = 0, "most_bytes"_a = INT64_MAX, NoGil(),
            "Shrinks the lease by what is not in use, keeping `keep_slots` available. Returns bytes given to the account by now.")
       .def("trim", &Pool::trim, NoGil(), "Gives back the whole unused lease and destroys spare pages. Returns bytes given to the account.")

@@ -124,8 +124,8 @@ OwnerId Account::enter(const std::string& name, std::int64_t floor_bytes, std::i
   if (index == kMaxOwners) {
     throw Error(ErrorKind::TooManyOwners, path_ + " has no place for another owner", {{"owners", kMaxOwners}});
   }
-  const std::int64_t free = capacity_bytes() - header_->charged_bytes.load(std::memory_order_relaxed);
-  if (floor_bytes > free) {
+  const std::int64_t free = free_bytes();
+  if (floor_bytes > 0 && floor_bytes > free) {
     throw Error(ErrorKind::FloorUnavailable, "the floor of " + name + " cannot be guaranteed",
                 {{"floor_bytes", floor_bytes}, {"free_bytes", free}, {"capacity_bytes", capacity_bytes()}});
   }
@@ -149,6 +149,7 @@ void Account::clear(OwnerSlot& s) {
   s.wanted_bytes.store(0, std::memory_order_relaxed);
   s.wish_bytes.store(0, std::memory_order_relaxed);
   s.floor_bytes.store(0, std::memory_order_relaxed);
+  s.measured_bytes.store(0, std::memory_order_relaxed);
   Published& p = s.published;
   for (auto* word : {&p.physical_bytes, &p.mapped_bytes, &p.ahead_bytes, &p.deferred_bytes, &p.used_bytes, &p.virtual_bytes}) {
     word->store(0, std::memory_order_relaxed);

@@ -2,6 +2,8 @@
 #include <signal.h>
 #include <unistd.h>
 
+#include <algorithm>
+
 #include "account_locked.h"
 #include "kvcached/futex.h"
 
@@ -22,14 +24,16 @@ void Account::charge(OwnerSlot& s, std::int64_t before) {
 
 void Account::reserve_locked(OwnerId owner, std::int64_t bytes, Klass klass, bool yielding, std::int64_t waited) {
   OwnerSlot& s = live_slot(owner);
+  const bool outside = klass == Klass::Outside;
   const std::int64_t held = s.held(), before = s.charged();
   const std::int64_t limit = s.limit_bytes.load(std::memory_order_relaxed);
-  if (bytes > limit - held) {
+  if (!outside && bytes > limit - held) {
     throw Error(ErrorKind::LimitExceeded, std::string(s.name) + " would exceed its limit",
                 {{"requested_bytes", bytes}, {"held_bytes", held}, {"limit_bytes", limit}});
   }
   const std::int64_t floor = s.floor_bytes.load(std::memory_order_relaxed);
-  const std::int64_t after = held + bytes > floor ? held + bytes : floor;
+  const std::int64_t after = outside ? before - s.outside() + std::max(s.outside(), s.held_as(klass) + bytes)
+                                     : std::max(held + bytes, floor) + s.outside();
   const std::int64_t free = free_bytes() - (yielding ? owed(s) : 0);
   if (after > before && after - before > free) {  // what lies within the floor is granted whatever else happened
     throw Error(ErrorKind::OutOfMemory, path_ + ": not enough device memory for " + s.name,
@@ -120,7 +124,7 @@ void Account::set_limit(OwnerId owner, std::int64_t bytes) {
 }
 
 std::int64_t Account::free_bytes() const {
-  return capacity_bytes() - header_->charged_bytes.load(std::memory_order_relaxed);
+  return capacity_bytes() - foreign_bytes() - header_->charged_bytes.load(std::memory_order_relaxed);
 }
 
 std::int64_t Account::held(OwnerId owner, Klass klass) const {
@@ -144,10 +148,10 @@ std::int64_t Account::pressure(OwnerId owner) const {
   // Below its floor nothing it gives back would reach anyone else.
   const std::int64_t above_floor = held - s.floor_bytes.load(std::memory_order_relaxed);
   // Read before what is wanted: see reserve_locked().
-  const std::int64_t free = capacity_bytes() - header_->charged_bytes.load(std::memory_order_acquire);
+  const std::int64_t free = capacity_bytes() - foreign_bytes() - header_->charged_bytes.load(std::memory_order_acquire);
   const std::int64_t waited = header_->wanted_bytes.load(std::memory_order_relaxed) - s.wanted_bytes.load(std::memory_order_relaxed);
   const std::int64_t others = (waited > 0 ? waited : 0) + owed(s);
-  std::int64_t missing = others > 0 ? others - free : 0;
+  std::int64_t missing = others > 0 || free < 0 ? others - free : 0;
   if (missing > above_floor) missing = above_floor;
   const std::int64_t most = over_limit > missing ? over_limit : missing;
   return most > 0 ? most : 0;

@@ -103,7 +103,8 @@ AccountStats Account::stats() {
   AccountStats all{};
   all.capacity_bytes = capacity_bytes();
   all.charged_bytes = header_->charged_bytes.load(std::memory_order_relaxed);
-  all.free_bytes = all.capacity_bytes - all.charged_bytes;
+  all.foreign_bytes = foreign_bytes();
+  all.free_bytes = free_bytes();
   all.wanted_bytes = wanted_bytes();
   all.page_bytes = page_bytes();
   all.recoveries = header_->recoveries.load(std::memory_order_relaxed);
@@ -118,6 +119,8 @@ AccountStats Account::stats() {
     o.floor_bytes = s.floor_bytes.load(std::memory_order_relaxed);
     o.limit_bytes = s.limit_bytes.load(std::memory_order_relaxed);
     for (int k = 0; k < kKlasses; ++k) o.held_bytes[k] = s.held_bytes[k].load(std::memory_order_relaxed);
+    o.outside_bytes = s.outside();
+    o.measured_bytes = s.measured_bytes.load(std::memory_order_relaxed);
     o.wanted_bytes = s.wanted_bytes.load(std::memory_order_relaxed) + s.wish_bytes.load(std::memory_order_relaxed);
     const Published& p = s.published;
     o.kernel_bytes = kernel_bytes(s);

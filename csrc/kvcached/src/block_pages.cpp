@@ -32,16 +32,21 @@ void BlockPages::unmap_regions(std::int32_t block, std::size_t count, std::size_
   }
 }
 
-void BlockPages::map(std::int32_t block) {
-  Handle* handles = &handles_[block * geometry_.block_pages];
-  owner_.pages().take(handles, geometry_.block_pages, geometry_.page_bytes);
+void BlockPages::map(BlockRun run) {
+  Handle* handles = &handles_[run.first * geometry_.block_pages];
+  const std::int64_t count = run.count * geometry_.block_pages;
+  owner_.pages().take(handles, count, geometry_.page_bytes);
   std::size_t mapped = 0, undone = 0;
   try {
-    map_regions(block, geometry_.regions.size(), &mapped);
+    if (run.count > 1) {
+      owner_.driver().map(place(geometry_.regions[0], run.first), handles, count, geometry_.page_bytes);
+    } else {
+      map_regions(run.first, geometry_.regions.size(), &mapped);
+    }
   } catch (...) {
     try {
-      unmap_regions(block, mapped, &undone);
-      owner_.pages().give(handles, geometry_.block_pages, geometry_.page_bytes);
+      unmap_regions(run.first, mapped, &undone);
+      owner_.pages().give(handles, count, geometry_.page_bytes);
     } catch (const Error&) {
       // Neither map nor unmap works: the pages stay counted as physical until the process ends.
     }

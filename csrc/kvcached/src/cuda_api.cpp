@@ -51,6 +51,7 @@ std::unique_ptr<Api> open_library(const std::string& path) {
   find(library, path, "cuEventRecord", &api->EventRecord);
   find(library, path, "cuEventQuery", &api->EventQuery);
   find(library, path, "cuEventDestroy_v2", &api->EventDestroy);
+  find(library, path, "cuThreadExchangeStreamCaptureMode", &api->ThreadExchangeStreamCaptureMode);
   find(library, path, "cuGetErrorName", &api->GetErrorName);
   return api;
 }

@@ -28,6 +28,15 @@ struct Library {
     }
   }
 
+  // A program that captures a graph in any of its threads forbids most calls in all others, and such a call ends the capture.
+  // None of ours goes to a stream, so this thread says that it knows what it does.
+  void ignore_captures() const {
+    static thread_local bool done = false;
+    if (done) return;
+    int mode = kCaptureRelaxed;
+    done = api.ThreadExchangeStreamCaptureMode(&mode) == kSuccess;
+  }
+
   [[noreturn]] void fail(Result result, const char* call, std::int64_t bytes) {
     const char* name = nullptr;
     if (api.GetErrorName(result, &name) != kSuccess || name == nullptr) name = "unknown result";
@@ -51,6 +60,7 @@ class EventFence final : public Fence {
   ~EventFence() override { library_->api.EventDestroy(event_); }
   bool passed() override {
     if (passed_.load(std::memory_order_relaxed)) return true;
+    library_->ignore_captures();
     const Result result = library_->api.EventQuery(event_);
     if (result == kNotReady) return false;
     library_->check(result, "cuEventQuery");
@@ -79,7 +89,7 @@ class CudaDriver final : public Driver {
     lib_->check(api.DevicePrimaryCtxRetain(&context_, device_), "cuDevicePrimaryCtxRetain");
     try {
       std::size_t bytes = 0;
-      const AllocationProp prop = properties();
+      const AllocationProp prop = properties(true);  // the coarser of the two
       lib_->check(api.MemGetAllocationGranularity(&bytes, &prop, kMinimumGranularity), "cuMemGetAllocationGranularity");
       granularity_ = static_cast<std::int64_t>(bytes);
     } catch (...) {
@@ -104,10 +114,10 @@ class CudaDriver final : public Driver {
     enter();
     lib_->check(lib_->api.MemAddressFree(address, bytes), "cuMemAddressFree", bytes);
   }
-  Handle create(std::int64_t bytes) override {
+  Handle create(std::int64_t bytes, bool exportable) override {
     enter();
     MemHandle handle = 0;
-    const AllocationProp prop = properties();
+    const AllocationProp prop = properties(exportable);
     lib_->check(lib_->api.MemCreate(&handle, bytes, &prop, 0), "cuMemCreate", bytes);
     return handle;
   }
@@ -181,6 +191,7 @@ class CudaDriver final : public Driver {
   // A thread that never used CUDA gets the device's context; one that did keeps its own: these calls name the device themselves.
   void enter() {
     lib_->check_alive();
+    lib_->ignore_captures();
     static thread_local bool ready = false;
     if (ready) return;
     Context current = nullptr;
@@ -189,10 +200,10 @@ class CudaDriver final : public Driver {
     ready = true;
   }
 
-  AllocationProp properties() const {
+  AllocationProp properties(bool exportable) const {
     AllocationProp prop{};
     prop.type = kPinned;
-    prop.requested_handle_types = kPosixFd;
+    prop.requested_handle_types = exportable ? kPosixFd : 0;
     prop.location = {kLocationDevice, device_};
     return prop;
   }

@@ -67,10 +67,11 @@ std::shared_ptr<Owner> Device::enter(const std::string& owner, std::int64_t floo
 
 std::vector<std::string> disagreements(const AccountStats& books) {
   std::vector<std::string> found;
-  std::int64_t charged = 0;
+  std::int64_t charged = 0, granted = 0;
   for (const OwnerStats& o : books.owners) {
-    const std::int64_t held = o.leased_bytes();
-    charged += held > o.floor_bytes ? held : o.floor_bytes;
+    const std::int64_t held = o.leased_bytes(), costs = held > o.floor_bytes ? held : o.floor_bytes;
+    charged += costs + o.outside_bytes;
+    granted += costs + o.held_bytes[static_cast<int>(Klass::Outside)];
     if (o.physical_bytes > held) found.push_back(mismatch(o, "has more physical memory than it holds in the books", o.physical_bytes, held));
     if (o.mapped_bytes > o.physical_bytes) found.push_back(mismatch(o, "has more mapped than there is", o.mapped_bytes, o.physical_bytes));
     if (o.kernel_bytes >= 0 && o.kernel_bytes != o.physical_bytes) {
@@ -80,8 +81,8 @@ std::vector<std::string> disagreements(const AccountStats& books) {
   if (charged != books.charged_bytes) {
     found.push_back("the total differs from its owners: " + std::to_string(books.charged_bytes) + " != " + std::to_string(charged));
   }
-  if (books.charged_bytes > books.capacity_bytes) {
-    found.push_back("overrun: " + std::to_string(books.charged_bytes) + " > capacity " + std::to_string(books.capacity_bytes));
+  if (granted > books.capacity_bytes) {  // what was only measured may lie above it
+    found.push_back("overrun: " + std::to_string(granted) + " > capacity " + std::to_string(books.capacity_bytes));
   }
   return found;
 }

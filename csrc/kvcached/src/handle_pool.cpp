@@ -39,7 +39,8 @@ void HandlePool::lower_budget(std::int64_t bytes) {
 
 std::vector<HandlePool::Spare> HandlePool::pick_over(std::int64_t most_bytes) {
   std::vector<Spare> picked;
-  for (auto& [bytes, handles] : spares_) {
+  for (auto& [kind, handles] : spares_) {
+    const std::int64_t bytes = kind.first;
     while (physical_ > most_bytes && !handles.empty()) {
       picked.push_back({handles.back(), bytes});
       handles.pop_back();
@@ -69,12 +70,21 @@ std::int64_t HandlePool::destroy_spares() {
   return bytes;
 }
 
-void HandlePool::take(Handle* out, std::int64_t count, std::int64_t bytes) {
+Handle HandlePool::create(std::int64_t bytes, bool exportable) {
+  try {
+    return driver_->create(bytes, exportable);
+  } catch (const Error& error) {
+    if (error.kind() != ErrorKind::OutOfMemory || destroy_spares() == 0) throw;
+  }
+  return driver_->create(bytes, exportable);
+}
+
+void HandlePool::take(Handle* out, std::int64_t count, std::int64_t bytes, bool exportable) {
   std::int64_t pooled = 0;
   std::vector<Spare> surplus;
   {
     std::lock_guard<std::mutex> guard(lock_);
-    auto& handles = spares_[bytes];
+    auto& handles = spares_[{bytes, exportable}];
     for (; pooled < count && !handles.empty(); ++pooled) {
       out[pooled] = handles.back();
       handles.pop_back();
@@ -89,7 +99,7 @@ void HandlePool::take(Handle* out, std::int64_t count, std::int64_t bytes) {
   try {
     for (; made < count; ++made) {
       published_.physical_bytes.fetch_add(bytes, std::memory_order_relaxed);  // before: the books never show less than there is
-      out[made] = driver_->create(bytes);
+      out[made] = create(bytes, exportable);
     }
   } catch (...) {
     published_.physical_bytes.fetch_sub(bytes, std::memory_order_relaxed);
@@ -97,14 +107,14 @@ void HandlePool::take(Handle* out, std::int64_t count, std::int64_t bytes) {
       std::lock_guard<std::mutex> guard(lock_);
       physical_ -= (count - made) * bytes;
     }
-    give(out, made, bytes);
+    give(out, made, bytes, exportable);
     throw;
   }
 }
 
-void HandlePool::give(const Handle* handles, std::int64_t count, std::int64_t bytes) {
+void HandlePool::give(const Handle* handles, std::int64_t count, std::int64_t bytes, bool exportable) {
   std::lock_guard<std::mutex> guard(lock_);
-  auto& spares = spares_[bytes];
+  auto& spares = spares_[{bytes, exportable}];
   spares.insert(spares.end(), handles, handles + count);
   spare_ += count * bytes;
 }

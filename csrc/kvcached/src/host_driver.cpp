@@ -95,7 +95,7 @@ class HostDriver final : public Driver {
     munmap(reinterpret_cast<void*>(address), bytes);
   }
 
-  Handle create(std::int64_t bytes) override {
+  Handle create(std::int64_t bytes, bool) override {
     const std::int64_t offset = take_range(bytes);
     int rc;
     do {

@@ -1,7 +1,5 @@
 #include "kvcached/mapping_ahead.h"
 
-#include <algorithm>
-
 namespace kvcached {
 namespace {
 constexpr std::int64_t kWatch_ns = 5000000;       // how often ready blocks are looked after while they are being used,
@@ -18,9 +16,8 @@ void MappingAhead::become_leased() {
 }
 
 bool MappingAhead::decide_refill(std::int64_t ready) {
-  const std::int64_t enough = high_ == INT64_MAX ? low_ : std::max(low_, high_);
   if (ready < low_) refilling_ = true;
-  if (ready >= enough) refilling_ = false;
+  if (ready >= enough()) refilling_ = false;
   return refilling_;
 }
 

@@ -105,6 +105,11 @@ void Owner::unlease(std::int64_t bytes, Klass klass) {
   account_->release(id_, bytes, klass);
 }
 
+void Owner::note_refusal() {
+  const std::int64_t free = driver_->memory().free_bytes;
+  if (free >= 0) account_->note_refusal(free);
+}
+
 void Owner::look_after(Tended* what) {
   check_usable();
   std::lock_guard<std::mutex> guard(lock_);

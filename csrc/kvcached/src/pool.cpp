@@ -25,7 +25,7 @@ Pool::Pool(std::shared_ptr<Owner> owner, std::shared_ptr<void> keep, Address are
       fences_(owner_->shared_driver()),
       pages_(*owner_, arena, geometry_),
       shown_(owner_->published()) {
-  pages_.map(0);
+  pages_.map({0, 1});
   blocks_.add_first();
   publish();
 }
@@ -73,19 +73,19 @@ void Pool::publish() {
   shown_.show({bytes(blocks_.settled()), bytes(now.ready), bytes(fences_.covered()), now.used_slots * slot_bytes});
 }
 
-void Pool::map_absent(Guard& lock) {
-  const std::int32_t block = blocks_.begin_mapping();
+void Pool::map_run(Guard& lock, std::int64_t most) {
+  const BlockRun run = blocks_.begin_mapping(pages_.are_contiguous() ? most : 1);
   lock.unlock();
   try {
-    pages_.map(block);
+    pages_.map(run);
   } catch (...) {
     lock.lock();
-    blocks_.end_mapping(block, false);
+    blocks_.end_mapping(run, false);
     changed_.notify_all();
     throw;
   }
   lock.lock();
-  blocks_.end_mapping(block, true);
+  blocks_.end_mapping(run, true);
   changed_.notify_all();
 }
 

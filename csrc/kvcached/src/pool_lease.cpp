@@ -10,6 +10,7 @@ namespace kvcached {
 namespace {
 constexpr std::int64_t kFencePoll_ns = 500000;
 constexpr std::int64_t kRefillRetry_ns = 20000000;  // the account was empty: memory may come back
+constexpr std::int64_t kRefillRun = 8;              // blocks that the helper maps with one call
 }  // namespace
 
 void Pool::lease_more(std::int64_t blocks) {
@@ -145,6 +146,52 @@ bool Pool::ensure(std::int64_t slots, bool yielding) {
   return true;
 }
 
+std::int64_t Pool::unbacked(std::int64_t slots, bool fresh) const {
+  const BlockCounts now = counts();
+  const std::int64_t wanted = books_.blocks_for((fresh ? slots : slots - now.partial_free) + books_.promised_slots());
+  return std::min(wanted, books_.unused(now)) - now.ready;
+}
+
+bool Pool::is_backed(std::int64_t slots, bool fresh) const {
+  Guard lock(lock_, std::try_to_lock);
+  return lock.owns_lock() && !closed_ && unbacked(slots, fresh) <= 0;
+}
+
+bool Pool::back(std::int64_t slots, bool fresh) {
+  Guard lock(lock_);
+  check_open();
+  std::int64_t most = INT64_MAX;
+  while (unbacked(slots, fresh) > 0) {
+    const std::int64_t missing = std::min({unbacked(slots, fresh), books_.held() - counts().mapped, blocks_.absent(), most});
+    if (missing <= 0 && !blocks_.in_transition()) break;
+    if (missing <= 0) {
+      changed_.wait(lock);
+      continue;
+    }
+    try {
+      map_run(lock, missing);
+    } catch (const Error& error) {
+      if (error.kind() != ErrorKind::OutOfMemory) throw;
+      most = missing / 2;  // pages that were made are spare now: fewer may do
+      if (most == 0) {
+        lower_to_mapped(lock);
+        return false;
+      }
+    }
+  }
+  publish();
+  return true;
+}
+
+void Pool::lower_to_mapped(Guard& lock) {
+  const BlockCounts now = counts();
+  books_.forget_ensured();
+  books_.shrink(std::max<std::int64_t>(0, books_.target() - std::max(now.mapped - now.unmapping, now.used_blocks)));
+  return_lease(lock);
+  publish();
+  owner_->note_refusal();
+}
+
 std::int64_t Pool::give_back(std::int64_t keep_slots, std::int64_t most_bytes) {
   Guard lock(lock_);
   check_open();
@@ -184,8 +231,9 @@ Pool::Refill Pool::refill_one(Guard& lock) {
     if (!books_.elastic()) return Refill::Nothing;
     if (!lease_free_block()) return Refill::Later;
   }
+  const std::int64_t more = std::min({kRefillRun, ahead_.lacking(counts().ready), books_.target() - counts().mapped});
   const Refilling refilling(books_);
-  map_absent(lock);
+  map_run(lock, std::max<std::int64_t>(1, more));
   return Refill::Mapped;
 }
 

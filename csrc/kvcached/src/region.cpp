@@ -1,16 +1,23 @@
 #include "kvcached/region.h"
 
+#include <time.h>
+
+#include <algorithm>
+
 #include "kvcached/error.h"
+#include "kvcached/futex.h"
 
 namespace kvcached {
 namespace {
+
+constexpr std::int64_t kRetry_ns = 5000000;
 
 std::int64_t round_up(std::int64_t value, std::int64_t unit) { return (value + unit - 1) / unit * unit; }
 
 }  // namespace
 
-WeightRegion::WeightRegion(std::shared_ptr<Owner> owner, std::int64_t bytes, std::int64_t page_bytes)
-    : owner_(std::move(owner)), bytes_(bytes) {
+WeightRegion::WeightRegion(std::shared_ptr<Owner> owner, std::int64_t bytes, std::int64_t page_bytes, bool exportable)
+    : owner_(std::move(owner)), bytes_(bytes), exportable_(exportable) {
   owner_->check_usable();
   if (bytes <= 0 || page_bytes <= 0) {
     throw Error(ErrorKind::BadRequest, "a region and its pages must have bytes", {{"bytes", bytes}, {"page_bytes", page_bytes}});
@@ -50,6 +57,20 @@ void WeightRegion::map_run(std::int64_t first, std::int64_t end) {
 std::int64_t WeightRegion::commit(std::int64_t offset, std::int64_t bytes, double timeout_s) {
   std::lock_guard<std::mutex> guard(lock_);
   check_range(offset, bytes);
+  const std::int64_t deadline_ns = now_ns() + static_cast<std::int64_t>(timeout_s * 1e9);
+  for (;;) {
+    const std::int64_t left_ns = std::max<std::int64_t>(0, deadline_ns - now_ns());
+    try {
+      return commit_locked(offset, bytes, static_cast<double>(left_ns) * 1e-9);
+    } catch (const Error& error) {
+      if (error.kind() != ErrorKind::OutOfMemory || now_ns() + kRetry_ns >= deadline_ns) throw;
+    }
+    const timespec pause{0, kRetry_ns};  // the driver refused; the account knows by now, and asks the others
+    nanosleep(&pause, nullptr);
+  }
+}
+
+std::int64_t WeightRegion::commit_locked(std::int64_t offset, std::int64_t bytes, double timeout_s) {
   if (bytes == 0) return 0;
   const std::int64_t first = offset / page_bytes_, end = (offset + bytes - 1) / page_bytes_ + 1;
   std::vector<std::int64_t> missing;
@@ -60,22 +81,29 @@ std::int64_t WeightRegion::commit(std::int64_t offset, std::int64_t bytes, doubl
   if (added == 0) return 0;
   owner_->lease(added, Klass::Weights, timeout_s);
   std::size_t taken = 0, mapped = 0;
+  const auto undo = [&] {
+    try {
+      for (std::size_t i = 0; i < mapped; ++i) owner_->driver().unmap(address_ + missing[i] * page_bytes_, 1, page_bytes_);
+      for (std::size_t i = 0; i < taken; ++i) owner_->pages().give(&handles_[missing[i]], 1, page_bytes_, exportable_);
+      owner_->unlease(added, Klass::Weights);
+    } catch (const Error&) {
+      // A driver that can neither map nor unmap: books and pages stay until the process ends.
+    }
+  };
   try {
-    for (; taken < missing.size(); ++taken) owner_->pages().take(&handles_[missing[taken]], 1, page_bytes_);
+    for (; taken < missing.size(); ++taken) owner_->pages().take(&handles_[missing[taken]], 1, page_bytes_, exportable_);
     while (mapped < missing.size()) {  // neighbours in one call
       std::size_t next = mapped + 1;
       while (next < missing.size() && missing[next] == missing[next - 1] + 1) ++next;
       map_run(missing[mapped], missing[next - 1] + 1);
       mapped = next;
     }
+  } catch (const Error& error) {
+    undo();
+    if (error.kind() == ErrorKind::OutOfMemory) owner_->note_refusal();
+    throw;
   } catch (...) {
-    try {
-      for (std::size_t i = 0; i < mapped; ++i) owner_->driver().unmap(address_ + missing[i] * page_bytes_, 1, page_bytes_);
-      for (std::size_t i = 0; i < taken; ++i) owner_->pages().give(&handles_[missing[i]], 1, page_bytes_);
-      owner_->unlease(added, Klass::Weights);
-    } catch (const Error&) {
-      // A driver that can neither map nor unmap: books and pages stay until the process ends.
-    }
+    undo();
     throw;
   }
   for (std::int64_t i : missing) committed_[i] = true;
@@ -95,7 +123,7 @@ std::int64_t WeightRegion::decommit_locked(std::int64_t first, std::int64_t end)
     std::int64_t next = first;
     while (next < end && committed_[next]) ++next;
     owner_->driver().unmap(address_ + first * page_bytes_, next - first, page_bytes_);
-    owner_->pages().give(&handles_[first], next - first, page_bytes_);
+    owner_->pages().give(&handles_[first], next - first, page_bytes_, exportable_);
     for (std::int64_t i = first; i < next; ++i) committed_[i] = false;
     const std::int64_t bytes = (next - first) * page_bytes_;
     pages_committed_ -= next - first;
@@ -128,6 +156,7 @@ void WeightRegion::close() {
 std::vector<ExportedPage> WeightRegion::export_pages() {
   std::lock_guard<std::mutex> guard(lock_);
   check_range(0, bytes_);
+  if (!exportable_) throw Error(ErrorKind::BadRequest, "this region was not made to be exported");
   if (pages_committed_ != static_cast<std::int64_t>(handles_.size())) {
     throw Error(ErrorKind::BadRequest, "only a wholly committed region can be exported",
                 {{"committed_bytes", pages_committed_ * page_bytes_}, {"region_bytes", bytes_}});

@@ -4,6 +4,10 @@
 // every other owner's floor and the owner's limit, or it changes nothing and throws. Nobody checks first and takes later.
 // Owners are processes' (pid, start time); whoever meets a dead one gives back what it held.
 //
+// Two things are facts, not reservations, and are noted whether there is room for them or not: what a process takes outside its
+// pages, and what programs take that are no owners. free_bytes() may become negative by them; then nothing more is granted and
+// every owner that can give feels pressure().
+//
 // A wish says that an owner has work for which the memory is missing. It stands until it is withdrawn or its owner is gone,
 // and it is felt as pressure() by the owners it goes before. Among owners with wishes the one that holds less KV goes before
 // (then the older wish, then the lower slot); any wish goes before owners without one. Why two wishes cannot block each
@@ -27,13 +31,14 @@ struct OwnerStats {
   std::string name;
   std::int32_t pid;
   std::int64_t floor_bytes, limit_bytes, held_bytes[kKlasses], wanted_bytes;
+  std::int64_t outside_bytes, measured_bytes;  // charged, and found, outside its pages
   std::int64_t physical_bytes, mapped_bytes, ahead_bytes, deferred_bytes, used_bytes, virtual_bytes;
   std::int64_t kernel_bytes;  // what the kernel says this process holds (host devices), -1 unknown
   std::int64_t leased_bytes() const { return held_bytes[0] + held_bytes[1] + held_bytes[2]; }
 };
 
 struct AccountStats {
-  std::int64_t capacity_bytes, charged_bytes, free_bytes, wanted_bytes, page_bytes;
+  std::int64_t capacity_bytes, foreign_bytes, charged_bytes, free_bytes, wanted_bytes, page_bytes;
   std::uint64_t recoveries, reaped_owners;
   std::vector<OwnerStats> owners;
 };
@@ -71,16 +76,24 @@ class Account {
 
   void set_limit(OwnerId owner, std::int64_t bytes);  // any process; below what is held: the owner feels pressure()
 
+  // Facts; any process may note them. `driver_free_bytes`: the driver has just refused a page and says that so much is free: what
+  // the books count as free beyond that is foreign from now on, until it is noted again.
+  void note_outside(OwnerId owner, std::int64_t bytes);
+  void note_foreign(std::int64_t bytes);
+  void note_refusal(std::int64_t driver_free_bytes);
+
   std::vector<OwnerId> reap();  // dead owners; anyone may call
   AccountStats stats();         // consistent: taken under the lock
 
   // Reads without the lock, for use in every scheduling step.
   std::int64_t capacity_bytes() const { return header_->capacity_bytes.load(std::memory_order_relaxed); }
   std::int64_t page_bytes() const { return header_->page_bytes; }
-  std::int64_t free_bytes() const;
+  std::int64_t free_bytes() const;  // below 0: facts overtook the books
+  std::int64_t foreign_bytes() const { return header_->foreign_bytes.load(std::memory_order_relaxed); }
+  std::int64_t outside_bytes() const;  // of all owners
   std::int64_t wanted_bytes() const;  // by waiting reservations and wishes
-  // Bytes this owner should give back now: it is over its limit, or others wait or wish before it and it holds more than
-  // its floor.
+  // Bytes this owner should give back now: it is over its limit, or it holds more than its floor and others wait or wish before
+  // it, or the device is overdrawn.
   std::int64_t pressure(OwnerId owner) const;
   std::int64_t excess(OwnerId owner) const;  // bytes above its limit
   std::int64_t held(OwnerId owner, Klass klass) const;
@@ -110,6 +123,7 @@ class Account {
   void want_locked(OwnerId owner, std::int64_t bytes);
   void ring_everyone_but(OwnerId owner);
   void memory_came_back();
+  void note(std::atomic<std::int64_t>& fact, OwnerSlot* slot, std::int64_t bytes);
   // `waited`: this much it no longer wants if it gets the bytes.
   void reserve_locked(OwnerId owner, std::int64_t bytes, Klass klass, bool yielding = false, std::int64_t waited = 0);
   void fulfil_locked(OwnerSlot& s, std::int64_t bytes);  // its wish has come true as far as this

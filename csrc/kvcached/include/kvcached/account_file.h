@@ -21,14 +21,15 @@
 namespace kvcached {
 
 inline constexpr std::uint64_t kAccountMagic = 0x31746363616d7270;  // "prmacct1"
-inline constexpr std::uint32_t kAccountVersion = 2;
+inline constexpr std::uint32_t kAccountVersion = 3;
 inline constexpr int kMaxOwners = 128;
 inline constexpr int kNameBytes = 64;
 inline constexpr std::int64_t kNoLimit = INT64_MAX;
 
-// What memory is held for.
-enum class Klass : int { Weights = 0, Kv = 1, Staging = 2 };
-inline constexpr int kKlasses = 3;
+// What memory is held for. Outside: what the process takes of the device beside its pages (the driver's context, a framework's
+// allocator, graphs), as far as it was granted.
+enum class Klass : int { Weights = 0, Kv = 1, Staging = 2, Outside = 3 };
+inline constexpr int kKlasses = 4;
 
 // Page states an owner publishes about itself; only the owner writes them, without the lock.
 struct Published {
@@ -51,6 +52,7 @@ struct alignas(64) OwnerSlot {
   std::atomic<std::int64_t> floor_bytes;
   std::atomic<std::int64_t> limit_bytes;  // kNoLimit: none
   std::atomic<std::int64_t> held_bytes[kKlasses];
+  std::atomic<std::int64_t> measured_bytes;  // what it was last found to take outside its pages, granted or not; 0: not known
   std::atomic<std::int64_t> wanted_bytes;  // what its waiters wait for
   std::atomic<std::int64_t> wish_bytes;    // what it would take now if it were free; stands until it is withdrawn
   std::atomic<std::int64_t> wish_since_ns;  // the older one goes first of owners that hold alike; written before wish_bytes
@@ -58,16 +60,21 @@ struct alignas(64) OwnerSlot {
   std::atomic<std::uint32_t> sleepers;
   alignas(64) Published published;
 
-  std::int64_t held() const {
+  std::int64_t held_as(Klass klass) const { return held_bytes[static_cast<int>(klass)].load(std::memory_order_relaxed); }
+  std::int64_t held() const {  // what floor and limit are about: all but Outside
     std::int64_t sum = 0;
     for (const auto& h : held_bytes) sum += h.load(std::memory_order_relaxed);
-    return sum;
+    return sum - held_as(Klass::Outside);
+  }
+  std::int64_t kv() const { return held_as(Klass::Kv); }
+  std::int64_t outside() const {
+    const std::int64_t granted = held_as(Klass::Outside), measured = measured_bytes.load(std::memory_order_relaxed);
+    return granted > measured ? granted : measured;
   }
   // What the owner costs the device: its floor is set aside even where it is not used.
-  std::int64_t kv() const { return held_bytes[static_cast<int>(Klass::Kv)].load(std::memory_order_relaxed); }
   std::int64_t charged() const {
     const std::int64_t h = held(), f = floor_bytes.load(std::memory_order_relaxed);
-    return h > f ? h : f;
+    return (h > f ? h : f) + outside();
   }
 };
 
@@ -81,6 +88,7 @@ struct AccountHeader {
   alignas(64) std::atomic<std::int64_t> charged_bytes;  // sum of charged() over live slots
   std::atomic<std::int64_t> wanted_bytes;               // sum of wanted_bytes over live slots
   std::atomic<std::int64_t> wish_bytes;                 // sum of wish_bytes over live slots
+  std::atomic<std::int64_t> foreign_bytes;              // of the capacity: what programs that are no owners were found to hold
   alignas(64) std::atomic<std::uint32_t> freed;         // futex: changes when memory comes back
   std::atomic<std::uint32_t> waiters;                   // at least the number of sleepers on `freed`
   std::atomic<std::int64_t> reaped_at_ns;

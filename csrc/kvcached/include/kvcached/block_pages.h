@@ -5,6 +5,7 @@
 #include <memory>
 #include <vector>
 
+#include "kvcached/blocks.h"
 #include "kvcached/layout.h"
 #include "kvcached/owner.h"
 
@@ -15,7 +16,8 @@ class BlockPages {
   // `arena` is where region offsets count from; `owner` and `geometry` must outlive it.
   BlockPages(Owner& owner, Address arena, const Geometry& geometry);
 
-  void map(std::int32_t block);    // all or nothing; throws as HandlePool::take and Driver::map do
+  bool are_contiguous() const { return geometry_.regions.size() == 1; }  // neighbouring blocks are one range of addresses
+  void map(BlockRun run);  // several only if they are; all or nothing; throws as HandlePool::take and Driver::map do
   void unmap(std::int32_t block);  // all or nothing; its pages are spare then
   bool are_brief(std::int64_t blocks) const;  // so many are mapped or unmapped in a moment, if their pages exist
   bool are_spare(std::int64_t blocks) const;  // the pages of so many exist: a new page is zeroed, which takes long

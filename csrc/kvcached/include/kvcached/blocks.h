@@ -15,6 +15,12 @@
 
 namespace kvcached {
 
+// Neighbours: first, first + 1, ...
+struct BlockRun {
+  std::int32_t first;
+  std::int32_t count;
+};
+
 class Blocks {
  public:
   explicit Blocks(const Geometry& geometry);  // which must outlive it
@@ -34,8 +40,8 @@ class Blocks {
   void check() const;  // every invariant; throws BadRequest
 
   void add_first();  // block 0, mapped by the caller and not counted among maps()
-  std::int32_t begin_mapping();  // an absent block; there must be one
-  void end_mapping(std::int32_t block, bool mapped);
+  BlockRun begin_mapping(std::int64_t most = 1);  // absent blocks, at least one; there must be one
+  void end_mapping(BlockRun run, bool mapped);
   void begin_unmapping(std::int32_t block);  // a ready block
   void end_unmapping(std::int32_t block, bool unmapped);
 
@@ -54,23 +60,23 @@ class Blocks {
   std::int64_t maps_ = 0, unmaps_ = 0;
 };
 
-inline std::int32_t Blocks::begin_mapping() {
-  const std::int32_t block = absent_.back();
-  absent_.pop_back();
-  ++mapped_;
-  ++mapping_;
-  return block;
+inline BlockRun Blocks::begin_mapping(std::int64_t most) {
+  BlockRun run{absent_.back(), 0};
+  do {
+    absent_.pop_back();
+    ++run.count;
+  } while (run.count < most && !absent_.empty() && absent_.back() == run.first + run.count);
+  mapped_ += run.count;
+  mapping_ += run.count;
+  return run;
 }
 
-inline void Blocks::end_mapping(std::int32_t block, bool mapped) {
-  --mapping_;
-  if (mapped) {
-    ++maps_;
-    table_.make_ready(block);
-  } else {
-    --mapped_;
-    absent_.push_back(block);
-  }
+inline void Blocks::end_mapping(BlockRun run, bool mapped) {
+  mapping_ -= run.count;
+  if (!mapped) mapped_ -= run.count;
+  for (std::int32_t i = run.count - 1; i >= 0 && !mapped; --i) absent_.push_back(run.first + i);
+  for (std::int32_t i = 0; i < run.count && mapped; ++i) table_.make_ready(run.first + i);
+  if (mapped) maps_ += run.count;
 }
 
 inline void Blocks::begin_unmapping(std::int32_t block) {

@@ -18,6 +18,7 @@ using MemHandle = unsigned long long;
 inline constexpr Result kSuccess = 0, kOutOfMemory = 2, kDeinitialized = 4, kNotReady = 600;
 inline constexpr int kPinned = 1, kLocationDevice = 1, kPosixFd = 1, kReadWrite = 3, kMinimumGranularity = 0;
 inline constexpr unsigned kEventDisableTiming = 2;
+inline constexpr int kCaptureRelaxed = 2;
 
 struct Location {
   int type;
@@ -68,6 +69,7 @@ struct Api {
   Result (*EventRecord)(Event, Stream);
   Result (*EventQuery)(Event);
   Result (*EventDestroy)(Event);
+  Result (*ThreadExchangeStreamCaptureMode)(int*);
   Result (*GetErrorName)(Result, const char**);
 };
 

@@ -48,7 +48,8 @@ class Driver {
 
   virtual Address reserve(std::int64_t bytes) = 0;
   virtual void unreserve(Address address, std::int64_t bytes) = 0;
-  virtual Handle create(std::int64_t bytes) = 0;  // OutOfMemory if the device is full in spite of the account
+  // OutOfMemory if the device is full in spite of the account. Only an exportable page can be exported; it costs more.
+  virtual Handle create(std::int64_t bytes, bool exportable = false) = 0;
   virtual void destroy(Handle handle, std::int64_t bytes) = 0;
 
   // `count` pages of `bytes` each, one after the other from `address` on.

@@ -7,6 +7,7 @@
 // every few milliseconds by itself, because waking it costs the caller more than the slots do.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 
 namespace kvcached {
@@ -20,12 +21,15 @@ class MappingAhead {
   void set_marks(std::int64_t low, std::int64_t high);
   void become_leased();
 
-  bool decide_refill(std::int64_t ready);  // whether to map one more now; remembers that refilling goes on
+  bool decide_refill(std::int64_t ready);  // whether to map more now; remembers that refilling goes on
+  std::int64_t lacking(std::int64_t ready) const { return enough() - ready; }  // how many more, then
   bool is_urgent(std::int64_t ready) const { return ready < low_ && !(watched_ && ready > low_ / 2); }  // the helper must look now
   // How long the helper may leave the pool alone when nothing is due, INT64_MAX: until it is woken. Notes whether blocks are used.
   std::int64_t note_use(std::int64_t ready, std::int64_t now_ns);
 
  private:
+  std::int64_t enough() const { return high_ == INT64_MAX ? low_ : std::max(low_, high_); }
+
   std::int64_t low_ = 0, high_;
   bool refilling_ = false;
   bool watched_ = false;                            // the helper looks again within milliseconds

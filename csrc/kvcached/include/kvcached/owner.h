@@ -59,6 +59,8 @@ class Owner final : public std::enable_shared_from_this<Owner> {
   void lease(std::int64_t bytes, Klass klass, double timeout_s = 0);  // as Account::reserve_within
   void lease_yielding(std::int64_t bytes, Klass klass);               // as Account::reserve
   void unlease(std::int64_t bytes, Klass klass);                      // destroys spare pages first
+  // The driver has refused a page that the account had granted: has the account know what the driver says is free.
+  void note_refusal();
 
   // The helper thread starts with the first thing to look after; wake_helper() has it look again now.
   void look_after(Tended* what);

@@ -83,6 +83,11 @@ class Pool final : public Tended {
   // Grows the lease until `slots` are available; false if refused, nothing changed. An elastic pool keeps them until the next
   // free() or settle(). `yielding`: by memory that no wish before this owner needs (Account::reserve).
   bool ensure(std::int64_t slots, bool yielding = false);
+  // Puts pages behind the next `slots` slots that the lease covers (`fresh`: in empty blocks), so that alloc() of them needs no
+  // driver call. False if the device is full in spite of the account: then the lease is what is mapped, the rest went back, and
+  // available() says so. is_backed(): nothing is missing; never waits, false if it cannot tell at once.
+  bool back(std::int64_t slots, bool fresh);
+  bool is_backed(std::int64_t slots, bool fresh) const;
   // Shrinks the lease by what is not in use; returns bytes given to the account meanwhile, waits for those on their way there.
   std::int64_t give_back(std::int64_t keep_slots, std::int64_t most_bytes);
   std::int64_t trim();  // gives back the whole unused lease and destroys spare pages; returns bytes given to the account
@@ -129,7 +134,10 @@ class Pool final : public Tended {
   void lease_more(std::int64_t blocks);                        // throws OutOfMemory, LimitExceeded
   bool try_lease_more(std::int64_t blocks, bool yielding);     // false if refused
   bool lease_free_block();                                     // one that nobody else needs, for an elastic pool
-  void map_absent(Guard& lock);                                // one absent block, within the lease
+  void map_absent(Guard& lock) { map_run(lock, 1); }           // one absent block, within the lease
+  void map_run(Guard& lock, std::int64_t most);                // neighbours among the absent blocks, with one driver call
+  std::int64_t unbacked(std::int64_t slots, bool fresh) const;  // blocks that back() would still have to map
+  void lower_to_mapped(Guard& lock);
   bool unmap_oldest(Guard& lock);                              // one ready block; false if none may go now
   std::int64_t surplus() const { return books_.surplus(counts(), ahead_.high()); }
   void settle_locked(Guard& lock);

@@ -12,8 +12,9 @@ namespace kvcached {
 
 class WeightRegion final : public Child {
  public:
-  // Address space only. `page_bytes` is the size of its physical pages (rounded up to the granularity).
-  WeightRegion(std::shared_ptr<Owner> owner, std::int64_t bytes, std::int64_t page_bytes);
+  // Address space only. `page_bytes` is the size of its physical pages (rounded up to the granularity); `exportable`: whether
+  // export_pages() shall be possible, which makes each page dearer.
+  WeightRegion(std::shared_ptr<Owner> owner, std::int64_t bytes, std::int64_t page_bytes, bool exportable = false);
   ~WeightRegion() override;
 
   // Puts memory behind every page that [offset, offset + bytes) touches and that has none. All or nothing:
@@ -24,7 +25,7 @@ class WeightRegion final : public Child {
   std::int64_t decommit(std::int64_t offset, std::int64_t bytes);
   void close() override;
 
-  std::vector<ExportedPage> export_pages();  // of a wholly committed region; the descriptors are the caller's
+  std::vector<ExportedPage> export_pages();  // of a wholly committed exportable region; the descriptors are the caller's
   std::int64_t committed_bytes() const { return pages_committed_.load() * page_bytes_; }  // never waits
   Address address() const { return address_; }
   std::int64_t bytes() const { return bytes_; }
@@ -34,10 +35,12 @@ class WeightRegion final : public Child {
  private:
   void check_range(std::int64_t offset, std::int64_t bytes) const;
   void map_run(std::int64_t first, std::int64_t end);
+  std::int64_t commit_locked(std::int64_t offset, std::int64_t bytes, double timeout_s);
   std::int64_t decommit_locked(std::int64_t first, std::int64_t end);
 
   const std::shared_ptr<Owner> owner_;
   const std::int64_t bytes_;
+  const bool exportable_;
   std::int64_t page_bytes_;
   Address address_ = 0;
   std::mutex lock_;  // may be held for as long as commit() waits for memory
