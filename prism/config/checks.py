@@ -117,6 +117,9 @@ def _policy(document: CatalogFile, source: YamlSource) -> Problems:
     if document.engines.parked_per_device > document.engines.max_per_device:
         path = ("engines", "parked_per_device")
         yield source.problem(path, document.engines.parked_per_device, "is more than engines.max_per_device")
+    if document.engines.active_bytes < document.engines.parked_bytes:
+        path = ("engines", "active_memory")
+        yield source.problem(path, int(document.engines.active_bytes), "is less than engines.parked_memory")
     if document.gpu_memory_fraction <= 0:
         yield source.problem(("gpu_memory_fraction",), document.gpu_memory_fraction, "must be more than 0")
 

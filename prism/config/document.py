@@ -38,8 +38,11 @@ class CatalogFile(Section, frozen=True, kw_only=True):
         default_factory=VirtualDevices
     )
     gpu_memory_fraction: Annotated[
-        Fraction, Meta(description="Share of a GPU's memory models may use when its device gives no `memory`.")
-    ] = 0.9
+        Fraction,
+        Meta(
+            description="Share of a GPU's memory Prism may use when its device gives no `memory`, everything counted."
+        ),
+    ] = 0.95
     policy: Annotated[PolicyConfig, Meta(description="Who runs where and when.")] = field(default_factory=PolicyConfig)
     engines: Annotated[EngineConfig, Meta(description="The pool of pre-warmed engines.")] = field(
         default_factory=EngineConfig

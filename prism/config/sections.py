@@ -40,8 +40,8 @@ class DeviceConfig(Section, frozen=True, kw_only=True):
     memory_bytes: Annotated[
         Bytes | None,
         Meta(
-            description="What models may use of it, weights and KV together. Required for `host:N`; for `cuda:N` the "
-            "default is `gpu_memory_fraction` of the GPU's memory."
+            description="What Prism may use of it: weights, KV and, on a GPU, what engines take beside them. Required "
+            "for `host:N`; for `cuda:N` the default is `gpu_memory_fraction` of the GPU's memory."
         ),
     ] = field(name="memory", default=None)
     domain: Annotated[
@@ -142,6 +142,17 @@ class EngineConfig(Section, frozen=True, kw_only=True):
         name="start_timeout", default_factory=lambda: Seconds(180.0)
     )
     threads: Annotated[int, Meta(ge=1, le=256, description="Compute threads of a worker on a virtual device.")] = 1
+    parked_bytes: Annotated[
+        Bytes,
+        Meta(description="What a worker without a model is taken to hold of a GPU, until it is found to hold more."),
+    ] = field(name="parked_memory", default_factory=lambda: Bytes(512 << 20))
+    active_bytes: Annotated[
+        Bytes,
+        Meta(
+            description="What an engine may take of a GPU beside weights and KV: the driver's context, torch, graphs, "
+            "workspaces. Set aside for each model that is active; torch is held to it."
+        ),
+    ] = field(name="active_memory", default_factory=lambda: Bytes(2 << 30))
     standby: Annotated[
         bool,
         Meta(

@@ -180,6 +180,7 @@ class FleetNodes:
                 d.page_bytes,
                 d.weight_page_bytes,
                 d.max_engines,
+                d.engine_bytes,
             )
             for d in report.devices
         )
@@ -204,4 +205,4 @@ def _device_report(report: AgentReport, spec: DeviceSpec) -> DeviceReport:
         for i in report.instances
         if spec.id in devices_of(i.parts)
     )
-    return DeviceReport(spec.id, spec.memory_bytes, device.free_bytes, loads, device.memory_short_s)
+    return DeviceReport(spec.id, device.capacity_bytes, device.free_bytes, loads, device.memory_short_s)

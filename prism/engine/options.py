@@ -25,6 +25,10 @@ class PoolOptions:
     start_timeout_s: float = 180.0
     threads: int = 1
     """Threads that compute on a virtual device."""
+    parked_bytes: int = 0
+    """What a worker without a model is granted of its device beside weights and KV (:mod:`prism.engine.outside`)."""
+    active_bytes: int = 0
+    """The same for one with a model; its torch is held to it."""
     log_dir: Path | None = None
     secret_file: Path | None = None
     """The fleet's secret, for front doors on other machines."""

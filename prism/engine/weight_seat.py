@@ -28,7 +28,7 @@ from prism.weights.store.whereabouts import Tier
 log = logging.getLogger(__name__)
 
 ALIGN_BYTES: Final = 256
-_ROOM_WAIT_S: Final = 5.0
+ROOM_WAIT_S: Final = 5.0
 """How long an activation waits for memory that the scheduler's books promise and that neighbours still hold: they feel
 the wait as pressure and give up cached prefixes between two of their steps."""
 _COLD_PAGE_BYTES: Final = 2 << 20
@@ -67,7 +67,7 @@ class EngineWeights:
             self._names = msgspec.msgpack.decode(header.meta, type=ImageMeta).created
             self._places = {t.name: header.blocks[t.block].offset + t.offset for t in header.tensors}
             self._region = owner.weight_region(header.data_bytes)
-            self._region.commit(timeout_s=_ROOM_WAIT_S)
+            self._region.commit(timeout_s=ROOM_WAIT_S)
             self._used_bytes = self.expected_bytes = header.data_bytes
         else:
             self.expected_bytes = estimated_bytes
@@ -106,7 +106,7 @@ class EngineWeights:
     def _bump(self, nbytes: int) -> torch.Tensor:
         start = -(-self._used_bytes // ALIGN_BYTES) * ALIGN_BYTES
         end = start + nbytes
-        self._region.commit(offset_bytes=start, nbytes=nbytes, timeout_s=_ROOM_WAIT_S)
+        self._region.commit(offset_bytes=start, nbytes=nbytes, timeout_s=ROOM_WAIT_S)
         self._used_bytes = end
         return self._bytes[start:end]
 

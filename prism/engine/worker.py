@@ -38,6 +38,8 @@ from prism.engine.diagnosis import diagnose
 from prism.engine.frames import FrameSocket
 from prism.engine.images import image_keys
 from prism.engine.leftovers import rendezvous_file, structured_log_file
+from prism.engine.numa import bind_to_node
+from prism.engine.outside import OutsideMemory, hold_torch_to
 from prism.engine.seat import WorkerSeat, cut_to_memory, describe
 from prism.engine.sglang_process import (
     empty_torch_cache,
@@ -48,7 +50,8 @@ from prism.engine.sglang_process import (
     seat_pool,
     suspects_of,
 )
-from prism.engine.weight_seat import EngineWeights
+from prism.engine.weight_seat import ROOM_WAIT_S, EngineWeights
+from prism.memory.gpus import numa_node_of
 from prism.obs.logs import setup_logging
 from prism.weights.folders.fingerprint import fingerprint
 from prism.weights.store.weight_store import WeightStore
@@ -71,6 +74,9 @@ class WorkerArgs(msgspec.Struct, frozen=True):
     run_dir: str
     world: int = 1
     threads: int = 1
+    parked_bytes: int = 0
+    """See :class:`prism.engine.options.PoolOptions`."""
+    active_bytes: int = 0
     log_dir: str | None = None
     secret_file: str | None = None
     """The fleet's secret; None: all front doors are on this machine."""
@@ -95,6 +101,8 @@ class Worker:
         self._gpu_index = index if self._kind == "cuda" else 0
         self._device = memory.open_device(args.device, capacity_bytes=args.capacity_bytes, account_dir=args.account_dir)
         self._owner = self._device.register(args.worker)
+        self._outside = OutsideMemory(self._owner, args.parked_bytes, args.active_bytes)
+        self._outside.park()
         self._arena = self._owner.arena(2 * args.capacity_bytes)
         self._store = None if args.store_dir is None else WeightStore(Path(args.store_dir))
         sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
@@ -107,6 +115,12 @@ class Worker:
         """Until the pool closes the channel or an activation failed."""
         if self._args.world == 1:
             self._join_groups()
+        if self._kind == "cuda" and self._args.active_bytes:
+            hold_torch_to(self._gpu_index, self._args.parked_bytes, self._args.active_bytes)
+        if self._kind == "cuda":
+            from prism.weights.loading.cuda_lanes import warm_lanes
+
+            warm_lanes(self._gpu_index)
         gc.collect()
         gc.freeze()
         self._channel.send(encode(Parked(worker=self._args.worker, pid=os.getpid(), owner=self._args.worker)))
@@ -167,6 +181,7 @@ class Worker:
         from sglang.srt.server_args import PortArgs, ServerArgs
 
         clock = Phases()
+        self._outside.activate(ROOM_WAIT_S)
         arguments = msgspec.json.decode(command.server_args)
         server_args = ServerArgs(**arguments)
         clock.done("arguments")
@@ -232,6 +247,7 @@ class Worker:
         pool.close()
         weights.release()
         empty_torch_cache(self._kind)
+        self._outside.park()
         self._device.set_limit(self._owner.id, None)
         return self._args.world == 1
 
@@ -266,4 +282,6 @@ def main(args: dict[str, Any]) -> None:
         import torch
 
         torch.set_num_threads(settings.threads)
+    else:
+        bind_to_node(numa_node_of(kind_and_index(settings.device)[1]))
     Worker(settings).run()

@@ -23,6 +23,7 @@ from prism.engine.frames import read_frame
 from prism.engine.leftovers import Leftovers, log_file
 from prism.engine.link import WorkerLink, until_gone
 from prism.engine.options import PoolOptions
+from prism.engine.outside import has_room_to_park, most_parked
 from prism.engine.zygote_client import ZygoteClient
 
 log = logging.getLogger(__name__)
@@ -30,10 +31,6 @@ log = logging.getLogger(__name__)
 WORKER_ENTRY: Final = "prism.engine.worker:main"
 ZYGOTE_S: Final = 300.0
 """A zygote that is not warm after this counts as broken."""
-
-KEPT_FACTOR: Final = 2
-"""A device keeps up to this many times its parked workers when models leave: with exactly as many as are kept ready,
-each model that comes would cost a fork and each that leaves a kill."""
 
 
 class Workers:
@@ -75,6 +72,7 @@ class Workers:
             await self._fork(device, 1)
             for device in self.devices.values()
             for _ in range(self._options.parked_per_device)
+            if has_room_to_park(self._options, self.memory[device.id].free_bytes())
         ]
         for link in links:
             await self._until_parked(link)
@@ -128,7 +126,8 @@ class Workers:
             if reusable and link.world == 1 and not self._closing:
                 spare = self._parked[link.device]
                 spare.insert(0, link)
-                while len(spare) > KEPT_FACTOR * self._options.parked_per_device:
+                account = self.memory[link.device]
+                while len(spare) > most_parked(self._options, account.free_bytes(), account.wanted_bytes()):
                     spare.pop().kill()
             else:
                 link.kill()
@@ -225,6 +224,8 @@ class Workers:
             "run_dir": str(self._options.run_dir.resolve()),
             "world": world,
             "threads": self._options.threads,
+            "parked_bytes": self._options.parked_bytes,
+            "active_bytes": self._options.active_bytes,
             "log_dir": None if self._options.log_dir is None else str(self._options.log_dir),
             "secret_file": None if self._options.secret_file is None else str(self._options.secret_file),
         }
@@ -270,6 +271,7 @@ class Workers:
         while (
             len(self._parked[device]) + len(coming) < self._options.parked_per_device
             and self._count(device) < self._options.max_per_device
+            and has_room_to_park(self._options, self.memory[device].free_bytes())
         ):
             try:
                 link = await self._fork(self.devices[device], 1)

@@ -46,6 +46,8 @@ from prism.wire.messages import (
 log = logging.getLogger(__name__)
 
 HEARTBEAT_S: Final = 1.0
+WATCH_S: Final = 1.0
+"""Between two looks at what the driver sees of a GPU's memory."""
 ARRIVING_S: Final = 0.25
 """Reports while weights arrive, so that they can be watched."""
 SETTLE_S: Final = 0.02
@@ -64,6 +66,16 @@ class DeviceAccount(Protocol):
 
     def wanted_bytes(self) -> int: ...
 
+    def foreign_bytes(self) -> int: ...
+
+    def outside_bytes(self) -> int: ...
+
+
+class Watch(Protocol):
+    """Keeps a device's account true to what its driver sees (:class:`prism.memory.outside.MemoryWatch`)."""
+
+    def look(self, now_s: float) -> None: ...
+
 
 @dataclass(frozen=True, slots=True)
 class AgentMachine:
@@ -75,6 +87,10 @@ class AgentMachine:
     """Read all the time."""
     detail: Mapping[str, object] = field(default_factory=dict)
     """Announced in the store with the agent."""
+    kept_bytes: int = 0
+    """Of each device, for its parked workers: no instance can have it."""
+    watches: Mapping[DeviceId, Watch] = field(default_factory=dict)
+    """By device; those without one are no GPUs."""
 
 
 class NodeAgent:
@@ -97,6 +113,9 @@ class NodeAgent:
         self.incarnation = uuid.uuid4().hex[:12]
         self.outbox = Outbox(keys=inbox.keys)
         self._accounts, self._detail = machine.accounts, machine.detail
+        self._kept_bytes, self._watches = machine.kept_bytes, machine.watches
+        self._unseen: dict[DeviceId, str] = {}
+        """Devices of which the last look failed, and why."""
         self.measures = NodeMeasures(metrics, self.devices)
         self._changed = asyncio.Event() if weights is None else weights.changed
         services = NodeServices(
@@ -140,6 +159,7 @@ class NodeAgent:
 
     async def run(self) -> None:
         """Serves until cancelled; then engines are closed and what runs is left in the queues for the next agent."""
+        await self._look_at_memory()  # a GPU that others fill bears fewer parked workers
         await self.pool.start()
         try:
             async with asyncio.TaskGroup() as group:
@@ -148,6 +168,8 @@ class NodeAgent:
                 group.create_task(self._mail())
                 group.create_task(self._beat())
                 group.create_task(self._report())
+                if self._watches:
+                    group.create_task(self._watch_memory())
                 if self.weights is not None:
                     group.create_task(self.weights.run())
         finally:
@@ -218,8 +240,24 @@ class NodeAgent:
             if request_id not in owned:
                 shell.desk.disown(request_id)
 
+    async def _watch_memory(self) -> None:
+        """Whatever else uses the GPUs is seen, and what engines take beside their pages."""
+        while True:
+            await asyncio.sleep(WATCH_S)
+            await self._look_at_memory()
+
+    async def _look_at_memory(self) -> None:
+        for device, watch in self._watches.items():
+            try:
+                await asyncio.to_thread(watch.look, time.monotonic())
+                self._unseen.pop(device, None)
+            except Exception as error:  # the driver's library has its own tree of errors
+                if self._unseen.get(device) != str(error):
+                    log.warning("%s: what the driver sees of its memory is not known: %s", device, error)
+                self._unseen[device] = str(error)
+
     async def _measure(self) -> None:
-        self.measures.state(self.instances.reports(), {id: x.free_bytes() for id, x in self._accounts.items()})
+        self.measures.state(self.instances.reports(), self._accounts)
         self.measures.workers(self.pool.counts())
         lengths = await self.store.lengths([keys.device_queue(d) for d in self.shells])
         for device, length in zip(self.shells, lengths, strict=True):
@@ -269,11 +307,12 @@ class NodeAgent:
                     id=d.id,
                     kind=d.kind.value,
                     domain=d.domain,
-                    capacity_bytes=d.memory_bytes,
+                    capacity_bytes=d.memory_bytes - self._accounts[d.id].foreign_bytes() - self._kept_bytes,
                     free_bytes=self._accounts[d.id].free_bytes(),
                     page_bytes=d.page_bytes,
                     weight_page_bytes=d.weight_page_bytes,
                     max_engines=d.max_engines,
+                    engine_bytes=d.engine_bytes,
                     memory_short_s=short_s[d.id],
                 )
                 for d in self.devices

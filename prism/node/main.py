@@ -12,12 +12,13 @@ from pathlib import Path
 import msgspec
 
 from prism import memory
-from prism.core.ids import NodeId, local_name
+from prism.core.ids import NodeId, kind_and_index, local_name
 from prism.core.settings import GpuSettings
 from prism.core.specs import DeviceKind, DeviceSpec
 from prism.engine.options import PoolOptions
 from prism.engine.pool import EnginePool
 from prism.engine.process import die_with_parent
+from prism.memory.gpus import read_gpus
 from prism.memory.region import GPU_REGION_PAGE_BYTES
 from prism.node.agent import AgentMachine, NodeAgent
 from prism.node.weights import NodeWeights
@@ -36,6 +37,9 @@ class EngineSettings(msgspec.Struct, frozen=True, kw_only=True):
     max_per_device: int
     start_timeout_s: float
     threads: int
+    parked_bytes: int
+    """Of a GPU, beside weights and KV: see :class:`prism.engine.options.PoolOptions`."""
+    active_bytes: int
 
 
 class NodeConfig(msgspec.Struct, frozen=True, kw_only=True):
@@ -67,6 +71,7 @@ async def serve(config: NodeConfig) -> None:
     """Runs the agent until SIGTERM or SIGINT."""
     accounts = Path(config.run_dir) / "accounts"
     devices = {d.id: memory.open_device(local_name(d.id), d.memory_bytes, account_dir=accounts) for d in config.devices}
+    on_gpus = any(d.kind is DeviceKind.CUDA for d in config.devices)
     options = PoolOptions(
         run_dir=Path(config.run_dir),
         account_dir=accounts,
@@ -76,6 +81,8 @@ async def serve(config: NodeConfig) -> None:
         max_per_device=config.engines.max_per_device,
         start_timeout_s=config.engines.start_timeout_s,
         threads=config.engines.threads,
+        parked_bytes=config.engines.parked_bytes if on_gpus else 0,
+        active_bytes=config.engines.active_bytes if on_gpus else 0,
         store_dir=Path(config.store_dir),
         secret_file=None if config.secret_file is None else Path(config.secret_file),
     )
@@ -83,8 +90,12 @@ async def serve(config: NodeConfig) -> None:
     store = open_store(config.redis_url)
     secret = None if config.secret_file is None else read_secret(Path(config.secret_file))
     with Inbox(config.mailbox, keys=None if secret is None else secret.mail_keys()) as inbox:
-        specs = tuple(_as_run(spec, devices[spec.id], config.engines.max_per_device) for spec in config.devices)
-        machine = AgentMachine(NodeId(config.node), specs, devices, {"state_dir": config.state_dir})
+        specs = tuple(_as_run(spec, devices[spec.id], options) for spec in config.devices)
+        kept_bytes = options.parked_per_device * options.parked_bytes
+        watches = {d.id: watch for d in config.devices if (watch := _watch(d, devices[d.id])) is not None}
+        machine = AgentMachine(
+            NodeId(config.node), specs, devices, {"state_dir": config.state_dir}, kept_bytes, watches
+        )
         weights = None if secret is None else _weights(config, secret)
         agent = NodeAgent(machine, config.settings, pool, store, inbox, Metrics(), weights)
         task = asyncio.create_task(agent.run())
@@ -124,10 +135,23 @@ def _end_on_signal(agent: NodeAgent, task: asyncio.Task[None], *, leaves: bool) 
     return ending
 
 
-def _as_run(spec: DeviceSpec, device: memory.Device, max_engines: int) -> DeviceSpec:
-    """``spec`` with what this machine makes of it: pages of its memory, and how many engines share it."""
-    weight_page_bytes = GPU_REGION_PAGE_BYTES if spec.kind is DeviceKind.CUDA else device.page_bytes
-    return replace(spec, page_bytes=device.page_bytes, weight_page_bytes=weight_page_bytes, max_engines=max_engines)
+def _as_run(spec: DeviceSpec, device: memory.Device, options: PoolOptions) -> DeviceSpec:
+    """``spec`` with what this machine makes of it: pages of its memory, how many engines share it, what each costs."""
+    return replace(
+        spec,
+        page_bytes=device.page_bytes,
+        weight_page_bytes=GPU_REGION_PAGE_BYTES if spec.kind is DeviceKind.CUDA else device.page_bytes,
+        max_engines=options.max_per_device,
+        engine_bytes=options.active_bytes,
+    )
+
+
+def _watch(spec: DeviceSpec, device: memory.Device) -> memory.MemoryWatch | None:
+    """Looks at what the driver sees of a GPU; virtual devices have no strangers."""
+    if spec.kind is not DeviceKind.CUDA:
+        return None
+    index = kind_and_index(local_name(spec.id))[1]
+    return memory.MemoryWatch(device, memory.NvmlMeter(read_gpus().gpus[index].uuid))
 
 
 def main() -> None:

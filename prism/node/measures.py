@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import Protocol
 
 from prism.core.effects import GpuEffect, Route
 from prism.core.ids import DeviceId, ModelName
@@ -12,6 +13,16 @@ from prism.core.views import InstanceState
 from prism.obs import names
 from prism.obs.metrics import Metrics
 from prism.wire.messages import InstanceReport
+
+
+class HeldMemory(Protocol):
+    """What is read of a device's account."""
+
+    def free_bytes(self) -> int: ...
+
+    def foreign_bytes(self) -> int: ...
+
+    def outside_bytes(self) -> int: ...
 
 
 class NodeMeasures:
@@ -49,15 +60,19 @@ class NodeMeasures:
             for phase, seconds in phases.items():
                 self._metrics.observe(names.ACTIVATION_PHASE_SECONDS, seconds, phase=phase)
 
-    def state(self, instances: Sequence[InstanceReport], free_bytes: Mapping[DeviceId, int]) -> None:
+    def state(self, instances: Sequence[InstanceReport], accounts: Mapping[DeviceId, HeldMemory]) -> None:
         """Sets the gauges; models that left a device are set to zero there."""
         now: set[tuple[ModelName, DeviceId]] = set()
         for device in self._devices:
             here = [i for i in instances if device.id in devices_of(i.parts)]
             self._metrics.set(names.CAPACITY_BYTES, device.memory_bytes, device=device.id)
-            used = device.memory_bytes - free_bytes[device.id]
+            account = accounts[device.id]
+            beside = {"outside": account.outside_bytes(), "foreign": account.foreign_bytes()}
+            used = device.memory_bytes - account.free_bytes() - sum(beside.values())
             # Weights of a model that is being loaded may be to come.
-            weights = min(used, sum(i.weight_bytes for i in here))
+            weights = max(0, min(used, sum(i.weight_bytes for i in here)))
+            for use, nbytes in beside.items():
+                self._metrics.set(names.MAPPED_BYTES, nbytes, device=device.id, use=use)
             self._metrics.set(names.MAPPED_BYTES, weights, device=device.id, use="weights")
             self._metrics.set(names.MAPPED_BYTES, max(0, used - weights), device=device.id, use="kv")
             for model in {i.key.model for i in here}:

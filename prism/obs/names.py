@@ -148,7 +148,7 @@ CAPACITY_BYTES: Final = gauge(
 )
 MAPPED_BYTES: Final = gauge(
     "prism_device_mapped_bytes",
-    "Physical memory in use on a device. `use`: weights, kv, staging.",
+    "Memory in use on a device. `use`: weights, kv, outside (engines' own), foreign (other programs').",
     "device",
     "use",
     promql="sum by (device) (prism_device_mapped_bytes) / sum by (device) (prism_device_capacity_bytes)",

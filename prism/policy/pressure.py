@@ -53,7 +53,8 @@ def least_kv_bytes(spec: ModelSpec, min_kv_tokens: int) -> int:
 class PressureBoard:
     """Per device: capacity, memory left beside weights, promised KV, weighted rate. Index = position in ``specs``.
 
-    Weights and KV are counted in whole pages of their device, since that is what its account charges.
+    Weights and KV are counted in whole pages of their device, since that is what its account charges; what an engine
+    takes beside them counts with its weights.
     """
 
     def __init__(self, specs: Sequence[DeviceSpec]) -> None:
@@ -76,6 +77,11 @@ class PressureBoard:
         sizes = sorted({len(d) for d in self.domains})
         self._domain_groups = [np.array([d for d in self.domains if len(d) == size]) for size in sizes]
         """Domains of one size as the rows of a matrix, so that shards are placed without a loop over domains."""
+
+    def resize(self, index: int, more_bytes: int) -> None:
+        """The device has so much more, or less, than before."""
+        self.capacity[index] += more_bytes
+        self.shared[index] += more_bytes
 
     def weights_bytes(self, index: int, shard: Shard) -> int:
         """What the shard's weights and its engine's process take on the device."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import replace
 
 import numpy as np
 
@@ -96,8 +97,16 @@ class Fleet:
         if device is None:
             return False
         device.take_report(report, now_s)
+        self._resize(device, report.capacity_bytes)
         self._count_kv(device)
         return True
+
+    def _resize(self, device: DeviceRecord, capacity_bytes: int) -> None:
+        """Other programs took memory of the device, or gave some back. Less than a page changes nothing."""
+        more_bytes = capacity_bytes - device.spec.memory_bytes
+        if abs(more_bytes) >= max(1, device.spec.page_bytes):
+            device.spec = replace(device.spec, memory_bytes=capacity_bytes)
+            self.board.resize(self.index[device.spec.id], more_bytes)
 
     def _count_kv(self, device: DeviceRecord) -> None:
         grown_bytes = 0

@@ -60,6 +60,8 @@ def settings_of(catalog: Catalog) -> FleetSettings:
         max_per_device=catalog.engines.max_per_device,
         start_timeout_s=float(catalog.engines.start_timeout_s),
         threads=catalog.engines.threads,
+        parked_bytes=int(catalog.engines.parked_bytes),
+        active_bytes=int(catalog.engines.active_bytes),
     )
     weights = WeightSettings(
         host_memory_fraction=catalog.weights.host_memory_fraction,

@@ -256,6 +256,7 @@ class DeviceStatus(msgspec.Struct, frozen=True, kw_only=True):
     page_bytes: int = 0
     weight_page_bytes: int = 0
     max_engines: int = 0
+    engine_bytes: int = 0
     """See :class:`prism.core.specs.DeviceSpec`."""
     memory_short_s: float = 0.0
     """See :class:`prism.core.events.DeviceReport`."""

@@ -9,6 +9,7 @@ import yaml
 
 from prism.config.catalog import Catalog, load_catalog
 from prism.config.devices import resolve_devices
+from prism.config.errors import CatalogError
 from prism.config.policy import PolicyConfig, catalog_key
 from prism.core.errors import InvalidValue
 from prism.core.ids import NodeId
@@ -115,7 +116,35 @@ def test_auto_devices(tmp_path: Path) -> None:
     catalog, node = auto(tmp_path, "virtual: {count: 3, memory: 8MiB}"), NodeId("n")
     assert [d.kind for d in resolve_devices(catalog, node, {})] == [DeviceKind.HOST] * 3
     gpus = resolve_devices(catalog, node, {1: 1000, 0: 2000})
-    assert [(d.id, d.memory_bytes) for d in gpus] == [("n/cuda:0", 1800), ("n/cuda:1", 900)]
+    assert [(d.id, d.memory_bytes) for d in gpus] == [("n/cuda:0", 1900), ("n/cuda:1", 950)]
+
+
+@pytest.mark.parametrize(
+    ("islands", "models", "domains"),
+    [
+        ((), "[{name: a, path: b}]", ["", "", "", ""]),
+        (({0, 1, 2, 3},), "[{name: a, path: b}]", ["", "", "", ""]),
+        (({0, 1}, {2, 3}), "[{name: a, path: b, tp: 2}]", ["n nvlink 0", "n nvlink 0", "x", "n nvlink 1"]),
+        (({0, 3},), "[{name: a, path: b}]", ["n nvlink 0", "", "x", "n nvlink 0"]),
+        (({0, 1}, {2, 3}), "[{name: a, path: b, tp: 4}]", ["", "", "x", ""]),  # it would fit nowhere
+    ],
+)
+def test_nvlink_makes_domains_where_the_catalog_names_none(
+    islands: tuple[set[int], ...], models: str, domains: list[str], tmp_path: Path
+) -> None:
+    listed = domains[2] == "x"
+    file = tmp_path / "auto.yaml"
+    file.write_text(
+        f"models: {models}\n" + ("devices: [cuda:0, cuda:1, {id: cuda:2, domain: x}, cuda:3]" if listed else "")
+    )
+    memory = dict.fromkeys(range(4), 1 << 30)
+    found = resolve_devices(load_catalog(file), NodeId("n"), memory, islands=[frozenset(i) for i in islands])
+    assert [device.domain for device in found] == domains
+
+
+def test_an_engine_is_not_granted_less_than_a_parked_one(tmp_path: Path) -> None:
+    with pytest.raises(CatalogError, match=r"less than engines\.parked_memory"):
+        auto(tmp_path, "engines: {parked_memory: 2GiB, active_memory: 1GiB}")
 
 
 def test_a_gpu_that_is_not_there(tmp_path: Path) -> None:

@@ -18,8 +18,8 @@ def found(*texts: str, gpus: dict[int, int] | None = None) -> list[tuple[str, in
 
 def test_devices_of_a_node() -> None:
     assert found("host:0=64MiB", "host:3=1GiB") == [("b/host:0", 64 << 20), ("b/host:3", 1 << 30)]
-    assert found(gpus={1: 1000, 0: 2000}) == [("b/cuda:0", 1800), ("b/cuda:1", 900)]
-    assert found("cuda:1", "host:0=1KiB", gpus={1: 1000}) == [("b/cuda:1", 900), ("b/host:0", 1024)]
+    assert found(gpus={1: 1000, 0: 2000}) == [("b/cuda:0", 1900), ("b/cuda:1", 950)]
+    assert found("cuda:1", "host:0=1KiB", gpus={1: 1000}) == [("b/cuda:1", 950), ("b/host:0", 1024)]
     assert found("cuda:0=1KiB", gpus={0: 2000}) == [("b/cuda:0", 1024)]
 
 

@@ -45,6 +45,7 @@ def deactivate(worker: Any, kind: str, calls: Calls) -> None:
     made._kind, made._args = kind, SimpleNamespace(world=1)
     made._device = SimpleNamespace(set_limit=calls.note("lift the limit"))
     made._owner = SimpleNamespace(id=1)
+    made._outside = SimpleNamespace(park=calls.note("give the engine's grant back"))
     active: Any = SimpleNamespace(
         scheduler=object(), seat=SimpleNamespace(), weights=SimpleNamespace(release=calls.note("unmap weights"))
     )
@@ -56,6 +57,7 @@ def test_a_gpu_is_done_before_its_memory_goes_and_torch_keeps_none(worker: Any, 
     assert calls.index("synchronize") < calls.index("unmap KV")
     assert calls.index("forget_globals") < calls.index("empty torch's cache")
     assert calls.index("unmap weights") < calls.index("empty torch's cache")
+    assert calls.index("empty torch's cache") < calls.index("give the engine's grant back")
 
 
 def test_a_virtual_device_asks_no_gpu(worker: Any, calls: Calls) -> None:

@@ -218,6 +218,12 @@ class _Untouched:
     def wanted_bytes(self) -> int:
         return 0
 
+    def foreign_bytes(self) -> int:
+        return 0
+
+    def outside_bytes(self) -> int:
+        return 0
+
 
 def address(folder: Path, name: str, keys: MailKeys | None) -> str:
     """Of a mailbox: on the network when there are keys for it."""
