@@ -17,7 +17,8 @@ from prism.config.errors import CatalogError, ModelFilesError
 from prism.config.units import format_size
 from prism.engine import cuda_stub
 from prism.engine.gpu import cuda_home
-from prism.memory.gpus import Gpu, NoDriver, mps_runs, read_gpus
+from prism.engine.kernels import compiled_kernels, kernel_cache
+from prism.memory.gpus import Gpu, NoDriver, mps_daemons, read_gpus
 from prism.obs.kernel import AUTOGROUPS_REMEDY, has_autogroups
 
 Status = Literal["ok", "warn", "missing", "info"]
@@ -101,8 +102,9 @@ def _gpu() -> Iterator[Finding]:
         yield Finding("GPUs", "info", "none", hidden or "virtual devices of host memory are used")
     for gpu in found.gpus:
         yield _gpu_finding(gpu)
-    yield _mps()
+    yield _mps(len(found.gpus))
     yield _nvcc()
+    yield _kernels()
 
 
 def _gpu_finding(gpu: Gpu) -> Finding:
@@ -123,6 +125,13 @@ def _nvcc() -> Finding:
     return Finding("CUDA compiler", "ok", str(home / "bin" / "nvcc"))
 
 
+def _kernels() -> Finding:
+    """The first activation of a model that finds none waits for them."""
+    count = len(compiled_kernels())
+    remedy = "" if count else "the first use of each model compiles some; `prism doctor --catalog FILE --prepare`"
+    return Finding("compiled kernels", "ok" if count else "warn", f"{count} in {kernel_cache()}", remedy)
+
+
 def _stub() -> Iterator[Finding]:
     """SGLang's kernels link against libcuda even when they run on a CPU."""
     if cuda_stub.stub_path().exists():
@@ -135,8 +144,12 @@ def _stub() -> Iterator[Finding]:
         )
 
 
-def _mps() -> Finding:
-    if mps_runs():
+def _mps(gpus: int) -> Finding:
+    daemons = mps_daemons()
+    if 0 < daemons < gpus:
+        text = "a fault on one GPU ends the engines of all GPUs of a daemon; run one for each (docs/gpu.md)"
+        return Finding("CUDA MPS", "warn", f"{daemons} daemon{'s' if daemons > 1 else ''} for {gpus} GPUs", text)
+    if daemons:
         return Finding("CUDA MPS", "ok", "running")
     if shutil.which("nvidia-cuda-mps-control"):
         text = "engines take turns on the GPU instead of sharing it; start it with `nvidia-cuda-mps-control -d`"

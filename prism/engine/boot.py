@@ -10,6 +10,7 @@ from typing import Final
 from prism.engine import cuda_stub
 from prism.engine.errors import EngineSetupError
 from prism.engine.gpu import cuda_home
+from prism.engine.kernels import keep_kernels
 from prism.memory.gpus import ORDER
 
 PLUGIN_GROUP: Final = "sglang.srt.plugins"
@@ -55,6 +56,7 @@ def prepare_environment(kind: str) -> None:
         os.environ.update(HOST_ENVIRONMENT)
         return
     os.environ.update(CUDA_ENVIRONMENT)
+    keep_kernels()
     if (home := cuda_home()) is not None:
         os.environ["CUDA_HOME"] = str(home)
 

@@ -13,7 +13,7 @@ from scripts.gpu.item import stage_of
 from scripts.gpu.stage import run_stage
 
 QUICK = {
-    "stage1_memory": ["discovery", "driver_calls", "contexts", "old_contents", "prism_pages"],
+    "stage1_memory": ["discovery", "driver_calls", "contexts", "old_contents", "seen", "prism_pages"],
     "stage2_loader": ["raw", "clean"],
     "stage6_load": ["stock", "overlap", "retained"],
 }
