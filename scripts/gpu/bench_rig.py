@@ -3,6 +3,7 @@ device with a tiny model."""
 
 from __future__ import annotations
 
+import asyncio
 import os
 import shutil
 import subprocess
@@ -15,6 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
+from prism import memory
 from prism.core.ids import DeviceId, NodeId
 from prism.core.specs import DeviceKind, DeviceSpec
 from prism.engine.handle import EngineHandle
@@ -27,8 +29,10 @@ from tests.engine.rig import Rig, tokenized
 
 OUTER: Final = dict(os.environ)
 """As it was before SGLang's codec, which hides GPUs from this process: for reading them and for other processes."""
-CAPACITY: Final = 0.85
-"""Of a GPU's memory; the rest is for what is outside every account."""
+CAPACITY: Final = 0.95
+"""Of a GPU's memory, everything counted."""
+PARKED_BYTES, ACTIVE_BYTES = 512 << 20, 4 << 30
+"""What a worker is granted outside of its pages; twice the default, to find out what it takes."""
 DRY_BYTES: Final = 256 << 20
 SEATS: Final = 3
 """Most workers of the GPU."""
@@ -64,6 +68,24 @@ class Bench:
     run: Run
     rig: Rig
     device: DeviceId
+    watch: memory.MemoryWatch | None
+    """None in a dry run: virtual devices have no strangers."""
+
+    @property
+    def account(self) -> memory.Device:
+        return self.rig.pool.memory[self.device]
+
+    def look(self) -> None:
+        """Have the account know what the driver sees now."""
+        if self.watch is not None:
+            self.watch.look(time.monotonic())
+
+    def outside_bytes(self, handle: EngineHandle | None = None) -> int:
+        """What the engine, or the first parked worker, takes beside its pages as the driver sees it."""
+        self.look()
+        pids = [] if handle is None else handle.pids
+        owners = [o for o in self.account.stats().owners if not pids or o.pid in pids]
+        return max((o.measured_bytes for o in owners), default=0)
 
     async def activate(self, folder: Path, **engine_args: Any) -> tuple[EngineHandle, float]:
         """An engine of the model, and the seconds it took."""
@@ -113,18 +135,34 @@ async def bench(run: Run) -> AsyncIterator[Bench]:
                 zygote_socket=folder / "zygote.sock",
                 max_per_device=SEATS,
                 start_timeout_s=300.0,
+                parked_bytes=0 if run.dry else PARKED_BYTES,
+                active_bytes=0 if run.dry else ACTIVE_BYTES,
             ),
         )
         await rig.start()
         run.reading("zygote and parked worker", time.perf_counter() - start_s, "s", goal=30)
+        made = Bench(run, rig, spec.id, watch_of(run, rig.pool.memory[spec.id]))
+        looking = asyncio.create_task(_look_on(made))
         try:
-            yield Bench(run, rig, spec.id)
+            yield made
         finally:
+            looking.cancel()
             await rig.close()
     finally:
         zygote.kill()
         zygote.wait()
         shutil.rmtree(folder, ignore_errors=True)
+
+
+def watch_of(run: Run, device: memory.Device) -> memory.MemoryWatch | None:
+    return None if run.dry else memory.MemoryWatch(device, memory.NvmlMeter(read_gpus(OUTER).gpus[0].uuid))
+
+
+async def _look_on(bench: Bench) -> None:
+    """As an agent does."""
+    while True:
+        await asyncio.to_thread(bench.look)
+        await asyncio.sleep(1.0)
 
 
 def start_zygote(folder: Path, kind: DeviceKind) -> subprocess.Popen[bytes]:

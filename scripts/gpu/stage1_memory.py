@@ -10,6 +10,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+from prism import memory
 from prism.engine.gpu import cuda_home, mps_remark
 from prism.memory.gpus import NoDriver, read_gpus
 from scripts.gpu.driver import MIB
@@ -110,6 +111,29 @@ def old_contents(run: Run) -> None:
     run.remark("the driver clears pages" if seen == 0 else "the driver does not clear pages: Prism must, or accept it")
 
 
+def seen(run: Run) -> None:
+    """Does the driver name our process and what it holds, so that Prism can charge it? (Not in a container of its own
+    process ids.)"""
+    library = driver_library(run)
+    run.needs_gpu()
+    total = read_gpus().gpus[0].memory_bytes
+    with tempfile.TemporaryDirectory() as folder:
+        device = memory.open_device("cuda:0", int(0.95 * total), account_dir=Path(folder))
+        with device.register("kit") as owner:
+            owner.weight_region(64 * MIB).commit()
+            meter = memory.NvmlMeter(read_gpus().gpus[0].uuid)
+            start_s = time.perf_counter()
+            memory.MemoryWatch(device, meter).look(0.0)
+            run.reading("one look", 1e3 * (time.perf_counter() - start_s), "ms", goal=10)
+            mine = device.stats().owners[0].measured_bytes
+            run.reading("outside of pages, ours", mine / 2**30, "GiB", goal=0.55)
+            run.check(mine > 0, "the driver does not name this process: what is beside pages counts as others'")
+            before = device.foreign_bytes()
+            with held(library, 2):
+                memory.MemoryWatch(device, meter).look(1.0)
+                run.reading("two strangers with a context", (device.foreign_bytes() - before) / 2**30, "GiB")
+
+
 def prism_pages(run: Run) -> None:
     """Prism's commit of weights against the driver's own calls for as many pages of the same size, in turns."""
     pages = 4 if run.dry else 64
@@ -146,7 +170,6 @@ def mapped(run: Run) -> None:
     import torch
 
     from benchmarks.memory import mapped as benchmark
-    from prism import memory
 
     goals: dict[str, float] = {"decode attention, pool over plain torch": 1.01}
 
@@ -184,6 +207,7 @@ STAGE = Stage(
         Item("under_load", under_load, 90),
         Item("contexts", contexts, 120),
         Item("old_contents", old_contents, 60),
+        Item("seen", seen, 60),
         Item("prism_pages", prism_pages, 60),
         Item("tests", tests, 180),
         Item("mapped", mapped, 120),

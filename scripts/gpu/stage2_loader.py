@@ -131,7 +131,7 @@ def raw(run: Run) -> None:
 
 
 def product(run: Run) -> None:
-    """The load that an activation does, every byte verified; the first one imports CuPy and pins its buffers."""
+    """The load that an activation does; the first one imports CuPy and pins buffers, as a parked worker has done."""
     limit = None if run.dry else pinned_rate()
     with packed(run) as pack, region_for(run, pack) as region:
         nbytes = pack.header.data_bytes
@@ -141,19 +141,21 @@ def product(run: Run) -> None:
         rate = best_rate(lambda: load(pack, region), nbytes)
         goal = None if limit is None else 0.9 * limit
         run.reading("load", rate, "GB/s", goal=goal, limit=limit, less_is_better=False)
+        rate = best_rate(lambda: load(pack, region, verify=True), nbytes, 2)
+        run.reading("load, every byte verified again", rate, "GB/s", limit=limit, less_is_better=False)
         check_contents(run, pack, region)
     run.needs_gpu()
 
 
 def lanes(run: Run) -> None:
-    """The same over several lanes of one link, each with a thread that verifies: what do more bring?"""
+    """The same over several lanes of one link, each with a thread that copies: what do more bring?"""
     limit = None if run.dry else pinned_rate()
     with packed(run) as pack, region_for(run, pack) as region:
         for count in (1, 2, 4, 8):
             with ExitStack() as stack:
                 opened = open_lanes(run, count)
                 for lane in opened:
-                    stack.callback(lane.close)
+                    stack.callback(lane.settle)
                 rate = best_rate(lambda here=opened: load_gpu(pack, region.address, here), pack.header.data_bytes, 2)  # type: ignore[misc]
             run.reading(f"{count} lanes", rate, "GB/s", limit=limit, less_is_better=False)
         check_contents(run, pack, region)

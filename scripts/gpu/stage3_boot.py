@@ -8,16 +8,17 @@ import importlib
 import sys
 import time
 from collections.abc import Sequence
+from importlib import util
 from pathlib import Path
 from typing import Final
 
+from prism.engine.kernels import compiled_kernels
 from scripts.gpu.bench_rig import Bench, bench, model, used_bytes
 from scripts.gpu.run import Run
 from scripts.gpu.stage import Item, Stage, run_stage
 
 NOT_INITIALISED: Final = 3
 PROMPT: Final = [(7 * i) % 1900 + 10 for i in range(200)]
-CACHES: Final = (".cache", ".triton", ".flashinfer")
 
 
 def boot(run: Run) -> None:
@@ -28,6 +29,8 @@ def boot(run: Run) -> None:
 
     engine.prepare_environment("host" if run.dry else "cuda")
     cuda_stub.load()
+    if run.dry:
+        load_hopper_kernels()
     start_s = time.perf_counter()
     for name in engine.WARM_MODULES:
         module_s = time.perf_counter()
@@ -38,6 +41,21 @@ def boot(run: Run) -> None:
     engine.apply_patches()
     run.reading("imports", time.perf_counter() - start_s, "s", goal=25)
     run.needs_gpu()
+
+
+def load_hopper_kernels() -> None:
+    """Without a GPU ``sgl_kernel`` takes the library for other GPUs, which the kit leaves out; it finds this one by
+    name instead. In a full installation it finds its own."""
+    found = util.find_spec("sgl_kernel")
+    folder = Path(found.submodule_search_locations[0]) if found and found.submodule_search_locations else Path()
+    if (folder / "sm100").exists() or not (folder / "sm90").exists():
+        return
+    importlib.import_module("torch")  # which the library links against
+    name = "common_ops"
+    spec = util.spec_from_file_location(name, next((folder / "sm90").glob(f"{name}.*")))
+    assert spec is not None and spec.loader is not None
+    sys.modules[name] = util.module_from_spec(spec)
+    spec.loader.exec_module(sys.modules[name])
 
 
 def driver_initialised() -> bool:
@@ -53,13 +71,13 @@ def small_model(run: Run) -> None:
 
 
 async def _small_model(run: Run, folder: Path) -> None:
-    before = compiled()
+    before = compiled_kernels()
     async with bench(run) as at:
         parked = used_bytes()
         answers = [await _turn(run, at, folder, turn) for turn in range(3)]
         run.check(answers[0] == answers[1] == answers[2], f"greedy answers differ: {answers}")
         run.reading("held after the third, over parked", (used_bytes() - parked) / 2**30, "GiB", goal=0.3)
-    new = sorted(compiled() - before)
+    new = sorted(path.name for path in compiled_kernels() - before)
     run.remark(f"{len(new)} compiled files: {', '.join(new)[:400]}")
 
 
@@ -78,16 +96,6 @@ async def _turn(run: Run, at: Bench, folder: Path, turn: int) -> Sequence[int]:
     await handle.deactivate()
     run.reading(f"{name} deactivation", time.perf_counter() - start_s, "s", goal=0.2)
     return tokens
-
-
-def compiled() -> set[str]:
-    """Libraries and kernels in the user's caches."""
-    found: set[str] = set()
-    for cache in CACHES:
-        found.update(
-            str(p.relative_to(Path.home())) for p in (Path.home() / cache).rglob("*") if p.suffix in (".so", ".cubin")
-        )
-    return found
 
 
 STAGE = Stage(

@@ -45,12 +45,14 @@ async def _phases(run: Run, *, prefill_graphs: bool) -> None:
     folder, extra = model(run, "8b"), {"disable_prefill_cuda_graph": False} if prefill_graphs else {}
     async with bench(run) as at:
         parked = used_bytes()
+        run.reading("parked, outside of pages", at.outside_bytes() / 2**30, "GiB", goal=0.5)
         for when, goal in GOALS.items():
             handle, seconds = await at.activate(folder, **extra)
             first_s = seconds + await at.first_token_s(handle, PROMPTS[0])
             run.reading(f"{when}: parked engine to first token", first_s, "s", goal=None if prefill_graphs else goal)
             run.remark(f"{when}: " + ", ".join(f"{phase} {value:.3f}" for phase, value in handle.phases.items()))
             run.reading(f"{when}: active, over parked", (used_bytes() - parked) / 2**30, "GiB")
+            run.reading(f"{when}: active, outside of pages", at.outside_bytes(handle) / 2**30, "GiB", goal=2.0)
             await handle.deactivate()
             run.reading(f"{when}: parked again, over parked", (used_bytes() - parked) / 2**30, "GiB", goal=0.3)
 

@@ -15,6 +15,7 @@ from typing import Final
 from prism.engine.errors import ActivationCause, CannotActivate
 from prism.engine.events import Died
 from prism.engine.handle import EngineHandle
+from prism.memory.outside import FOREIGN_WINDOW_S
 from scripts.gpu.bench_rig import OUTER, Bench, bench, model
 from scripts.gpu.run import Run
 from scripts.gpu.stage import ROOT, Item, Stage, run_stage
@@ -141,10 +142,38 @@ async def _full(run: Run) -> None:
         await handle.deactivate()
 
 
+def beside(run: Run) -> None:
+    """Another user of the GPU takes half of what is free while an engine answers, and gives it back: answers go on, the
+    account sees it come and, after a while, go."""
+    asyncio.run(_beside(run))
+    run.needs_gpu()
+
+
+async def _beside(run: Run) -> None:
+    async with bench(run) as at:
+        handle, _ = await at.activate(model(run, "0.6b"))
+        expected = await at.generate(handle, prompt(6), 32)
+        free = at.account.free_bytes()
+        run.reading("free before", free / 2**30, "GiB")
+        if not run.dry:
+            with ballast(free // 2):
+                at.look()
+                taken = free - at.account.free_bytes()
+                run.reading("seen of what another took", taken / (free // 2), "x", goal=0.9, less_is_better=False)
+                both = await asyncio.gather(*(at.generate(handle, prompt(6), 32) for _ in range(4)))
+                run.check(all(answer == expected for answer in both), "an answer changed while another took memory")
+            await asyncio.sleep(FOREIGN_WINDOW_S + 2)
+            at.look()
+            back = free - at.account.free_bytes()
+            run.check(back < free // 20, f"{back} bytes are still missing after the other has gone")
+        run.check(await at.generate(handle, prompt(6), 32) == expected, "an answer changed afterwards")
+        await handle.deactivate()
+
+
 @contextmanager
-def ballast() -> Iterator[None]:
-    """Another process holds all but one GiB."""
-    command = [sys.executable, "-c", BALLAST.format(left=LEFT_BYTES)]
+def ballast(left_bytes: int = LEFT_BYTES) -> Iterator[None]:
+    """Another process holds all but so much."""
+    command = [sys.executable, "-c", BALLAST.format(left=left_bytes)]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=OUTER) as process:
         assert process.stdin is not None and process.stdout is not None
         try:
@@ -163,6 +192,7 @@ STAGE = Stage(
         Item("killed", killed, 150),
         Item("astray", astray, 120),
         Item("full", full, 150),
+        Item("beside", beside, 150),
     ),
 )
 
