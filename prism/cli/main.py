@@ -41,6 +41,8 @@ VERBS: Final[dict[str, Verb]] = {
     "replay": Verb("prism.cli.replay", "Measuring", "Send a trace's requests to a server and measure."),
     "trace": Verb("prism.cli.trace", "Measuring", "Convert, generate and describe request traces."),
     "sim": Verb("prism.cli.sim", "Measuring", "Simulate a catalog and a trace."),
+    "profile": Verb("prism.cli.profile", "Measuring", "Find what models carry alone, and what memory they leave."),
+    "place": Verb("prism.cli.place", "Measuring", "Plan which models of a fleet share a server."),
     "pack": Verb("prism.cli.pack", "Weights and memory", "Pack a model's weights into blocks."),
     "store": Verb("prism.cli.store", "Weights and memory", "Look at the store of packed weights."),
     "mem": Verb("prism.cli.mem", "Weights and memory", "Look at the devices' memory accounts."),

@@ -67,6 +67,10 @@ class ProgressLine:
         """A search for the fewest GPUs tries so many."""
         self._show(f"trying {gpus} GPUs")
 
+    def rate(self, model: str, rate_rps: float) -> None:
+        """A profile tries ``model`` at so many requests a second."""
+        self._show(f"{model} at {rate_rps:g} requests/s")
+
     def _show(self, text: str) -> None:
         if self._on:
             self._shown_s = time.monotonic()

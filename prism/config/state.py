@@ -29,6 +29,7 @@ class StateDir:
     ROOT/logs/           NAME.jsonl per process, decisions.jsonl
     ROOT/admin.key       secret of the admin API, made when the catalog has no admin key
     ROOT/fleet.secret    what other machines need to join, made when they may
+    ROOT/profiles.json   what models can carry on devices of their own (``prism profile``)
     ROOT/server.json     where the running server listens: {"url", "pid", "catalog", "started_s"}
     """
 
@@ -70,6 +71,10 @@ class StateDir:
     @property
     def fleet_secret_file(self) -> Path:
         return self.root / "fleet.secret"
+
+    @property
+    def profiles(self) -> Path:
+        return self.root / "profiles.json"
 
     @property
     def server_file(self) -> Path:

@@ -1,0 +1,201 @@
+"""What one model can carry on devices of its own, and what memory it leaves or lacks there (AQUA, section 4).
+
+The largest rate at which a share of the requests meets both objectives is found by halving an interval, then in steps
+of half a request a second upward (the paper's search: attainment is not quite monotonic in the rate). The memory that
+is free *at that rate* is what the model could lend. For bursts above it the model runs on devices with memory without
+end: what its requests hold beyond the real devices' memory is what fair scheduling would page out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Final
+
+import msgspec
+import numpy as np
+
+from prism.config.units import Bytes
+from prism.core.errors import InvalidValue
+from prism.core.ids import ModelName
+from prism.core.settings import PolicySettings
+from prism.core.specs import ModelSpec
+from prism.policy.lending_map import MemoryNeed
+from prism.sim.calibration import Calibration
+from prism.sim.cluster_sections import Cluster, EngineSection, NodeGroup
+from prism.sim.gpus import gpu
+from prism.sim.machines import USABLE
+from prism.sim.run import SimResult, SimSpec, simulate
+from prism.trace.lengths import LengthTable, length_table
+from prism.trace.row import TraceRow
+
+BURSTS: Final = (2, 3, 5)
+"""Multiples of the stable rate for which swap space is found (the paper's)."""
+STEP_RPS: Final = 0.5
+_BURST_S: Final = 60.0
+_UNBOUNDED: Final = 32
+"""Times a device's memory that stand for memory without end."""
+_MANY_RUNNING: Final = 1 << 14
+
+
+class Profile(msgspec.Struct, frozen=True, kw_only=True):
+    """The answer for one model on ``tp`` devices of a kind. Bytes are per device."""
+
+    model: str
+    gpu: str
+    tp: int
+    lengths: str
+    target: float
+    ttft_s: float
+    tpot_s: float
+    rate_rps: float
+    """The largest rate that was found to meet the objectives; 0: not even the smallest tried does."""
+    free_bytes: int
+    """What is free at that rate at the worst moment."""
+    swap_bytes: dict[int, int]
+    """By burst: what the requests of such a burst hold beyond the device's memory."""
+
+    def of(self, model: str) -> Profile:
+        """The same for another model of equal weights, shape and objectives."""
+        return msgspec.structs.replace(self, model=model)
+
+    def need(self, shards: int, burst: int, lend_from_bytes: int) -> MemoryNeed:
+        """A lender when at least ``lend_from_bytes`` are free at its stable rate, else a borrower of what bursts of
+        ``burst`` times lack (0: neither)."""
+        if self.free_bytes >= lend_from_bytes:
+            return MemoryNeed(ModelName(self.model), shards, self.free_bytes)
+        return MemoryNeed(ModelName(self.model), shards, -self.swap_bytes[burst])
+
+
+@dataclass(frozen=True)
+class ProfileSpec:
+    """One question. Objectives are the model's own."""
+
+    model: ModelSpec
+    gpu: str = "H100"
+    lengths: str = "sharegpt"
+    target: float = 0.99
+    """Share of the requests that must meet both objectives."""
+    seconds: float = 120.0
+    """How long each rate is tried."""
+    seed: int = 0
+    most_rps: float = 128.0
+    calibration: Calibration | None = None
+
+    def check(self) -> None:
+        """Raises :class:`InvalidValue`."""
+        gpu(self.gpu)
+        length_table(self.lengths)
+        if not 0.0 < self.target <= 1.0:
+            raise InvalidValue("target", self.target, "must be a share above 0, at most 1")
+        if not self.seconds > 0:
+            raise InvalidValue("seconds", self.seconds, "must be positive")
+
+
+def profile(spec: ProfileSpec, on_try: Callable[[float], None] = lambda rate_rps: None) -> Profile:
+    """Search, then the bursts. ``on_try`` hears of each rate. Raises :class:`InvalidValue` when the model does not fit."""
+    spec.check()
+    capacity_bytes = int(gpu(spec.gpu).memory_bytes * USABLE)
+    if spec.model.shard_weight_bytes >= capacity_bytes:
+        why = f"a shard of {spec.model.name} has {spec.model.shard_weight_bytes} bytes, a device takes {capacity_bytes}"
+        raise InvalidValue("gpu", spec.gpu, why)
+    rate_rps, used_bytes = _largest_rate(spec, on_try)
+    return Profile(
+        model=str(spec.model.name),
+        gpu=spec.gpu,
+        tp=spec.model.tp,
+        lengths=spec.lengths,
+        target=spec.target,
+        ttft_s=spec.model.slo_ttft_s,
+        tpot_s=spec.model.slo_tpot_s,
+        rate_rps=rate_rps,
+        free_bytes=max(capacity_bytes - used_bytes, 0),
+        swap_bytes={
+            times: max(_burst_bytes(spec, rate_rps or STEP_RPS, times, on_try) - capacity_bytes, 0)
+            for times in BURSTS
+        },
+    )
+
+
+def _largest_rate(spec: ProfileSpec, on_try: Callable[[float], None]) -> tuple[float, int]:
+    """The rate, and the most memory a device held at it (at the smallest rate when none meets the objectives)."""
+    seen: dict[float, tuple[bool, int]] = {}
+
+    def meets(rate_rps: float) -> bool:
+        if rate_rps not in seen:
+            on_try(rate_rps)
+            rows = tuple(_steady(spec, rate_rps))
+            result = simulate(_run(spec, rows))
+            seen[rate_rps] = result.report.all.attainment.both >= spec.target, _peak_bytes(result)
+        return seen[rate_rps][0]
+
+    low, high = 0.0, STEP_RPS
+    while meets(high):
+        low = high
+        if high >= spec.most_rps:
+            break
+        high = min(2 * high, spec.most_rps)
+    while high - low > STEP_RPS:
+        middle = round((low + high) / 2 / STEP_RPS) * STEP_RPS
+        if middle in (low, high):
+            break
+        low, high = (middle, high) if meets(middle) else (low, middle)
+    while low and low + STEP_RPS <= spec.most_rps and meets(low + STEP_RPS):
+        low += STEP_RPS
+    return low, seen[low or STEP_RPS][1]
+
+
+def _burst_bytes(spec: ProfileSpec, rate_rps: float, times: int, on_try: Callable[[float], None]) -> int:
+    on_try(rate_rps * times)
+    return _peak_bytes(simulate(_run(spec, tuple(_burst(spec, rate_rps, times)), unbounded=True)))
+
+
+def _steady(spec: ProfileSpec, rate_rps: float) -> Iterator[TraceRow]:
+    return _poisson(spec, [(0.0, spec.seconds, rate_rps)])
+
+
+def _burst(spec: ProfileSpec, rate_rps: float, times: int) -> Iterator[TraceRow]:
+    """The stable rate, then a minute of ``times`` as much (the paper's burst)."""
+    before_s = min(spec.seconds, _BURST_S)
+    return _poisson(spec, [(0.0, before_s, rate_rps), (before_s, before_s + _BURST_S, rate_rps * times)])
+
+
+def _poisson(spec: ProfileSpec, phases: list[tuple[float, float, float]]) -> Iterator[TraceRow]:
+    rng, table = np.random.default_rng(spec.seed), length_table(spec.lengths)
+    for begin_s, end_s, rate_rps in phases:
+        at_s = begin_s + float(rng.exponential(1 / rate_rps))
+        while at_s < end_s:
+            prompt, output = _within(table, rng, spec.model.context_tokens)
+            yield TraceRow(at_s, str(spec.model.name), prompt, output)
+            at_s += float(rng.exponential(1 / rate_rps))
+
+
+def _within(table: LengthTable, rng: np.random.Generator, context_tokens: int) -> tuple[int, int]:
+    """Lengths that the model can serve: a prompt leaves room for its answer."""
+    prompt, output = table.draw(rng)
+    prompt = min(prompt, context_tokens - 1)
+    return prompt, min(output, context_tokens - prompt)
+
+
+def _group(spec: ProfileSpec, unbounded: bool) -> NodeGroup:
+    tp = spec.model.tp
+    memory = Bytes(_UNBOUNDED * gpu(spec.gpu).memory_bytes) if unbounded else None
+    return NodeGroup(gpu=spec.gpu, nodes=1, gpus_per_node=tp, memory=memory)
+
+
+def _run(spec: ProfileSpec, rows: tuple[TraceRow, ...], unbounded: bool = False) -> SimSpec:
+    engine = EngineSection(max_running=_MANY_RUNNING) if unbounded else EngineSection()
+    return SimSpec(
+        cluster=Cluster(groups=(_group(spec, unbounded),), engine=engine),
+        models=(spec.model,),
+        policy=PolicySettings(),
+        rows=lambda: rows,
+        preload_share=1.0,
+        sample_every_s=0.25,
+        calibration=spec.calibration,
+    )
+
+
+def _peak_bytes(result: SimResult) -> int:
+    """The most a device had mapped at a time."""
+    return max((b for s in result.report.timeline.samples for b in s.mapped_bytes.values()), default=0)
