@@ -3,9 +3,9 @@
     python -m benchmarks.sim.placer [--draws 10]
 
 Fleets of 16 to 128 GPUs are filled as in the paper's evaluation: a quarter of the models are of the kinds that keep
-memory free (images, audio), the others language models of which some lend and most lack memory when bursts come. The gap is to a
-bound below every plan, so that it is at most what it says. The one-pass answer, as it is made online, is timed beside it
-for 1,000 devices.
+memory free (images, audio), the others language models of which some lend and most lack memory when bursts come. The
+gap is to a bound below every plan, so that it is at most what it says. The one-pass answer, as it is made online, is
+timed beside it for 1,000 devices.
 """
 
 from __future__ import annotations
@@ -21,13 +21,12 @@ from prism.policy.lending_map import (
     Servers,
     assign_in_turn,
     imbalance_bytes,
-    least_imbalance_bytes,
     match_lenders,
 )
 from prism.sim.lending_program import plan_lending
 
 GB = 10**9
-# (share of the draws, shards, GB to spare or lacked per shard): the paper's Table 1 and Figures 3, 7 and 10 give the range.
+# (share of the draws, shards, GB to spare or lacked per shard), in the range of the paper's Table 1 and Figure 7.
 KINDS = (
     (0.10, 1, (20, 45)),
     (0.15, 1, (25, 55)),
@@ -73,8 +72,8 @@ def _row(gpus: int, draws: int) -> None:
         gaps.append(plan.gap)
         solvers.append(plan.solver)
         if first is not None:
-            bound = least_imbalance_bytes(needs, servers)
-            passes.append((imbalance_bytes(needs, first, servers) - plan.bound_bytes) / max(abs(bound), 1.0))
+            scale = max(abs(plan.bound_bytes), servers.gpu_bytes)
+            passes.append((imbalance_bytes(needs, first, servers) - plan.bound_bytes) / scale)
     print(
         f"{gpus:6} {solvers.count('local search'):12} / {solvers.count('program'):<12}"
         f"{statistics.median(gaps):12.2%} {max(gaps):8.2%} {statistics.median(took):15.2f} {max(took):9.2f}"

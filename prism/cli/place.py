@@ -51,8 +51,8 @@ def command(
     """Plan which models of CATALOG share a server, so that those with memory to spare stand beside those that lack it.
 
     One model to a device (or to as many as it has ranks). What each lends or borrows is its profile's; profiles that
-    the state directory lacks are made first (see `prism profile`). The plan is printed with its reasons; --load makes it
-    the running fleet's first placement.
+    the state directory lacks are made first (see `prism profile`). The plan is printed with its reasons; --load makes
+    it the running fleet's first placement.
     """
     from prism.config.catalog import load_catalog
     from prism.policy.lending_map import Servers, match_lenders

@@ -23,7 +23,9 @@ def profile_options(command: F) -> F:
     """What a profile depends on beside the model: the same options wherever one is used."""
     options = (
         click.option("--gpu", default="H100", show_default=True, help="Kind of device (`prism sim gpus` lists them)."),
-        click.option("--lengths", default="sharegpt", show_default=True, help="Lengths of the requests: a known table."),
+        click.option(
+            "--lengths", default="sharegpt", show_default=True, help="Lengths of the requests: a known table."
+        ),
         click.option(
             "--target", type=float, default=0.99, show_default=True, help="Share that must meet both objectives."
         ),

@@ -116,7 +116,7 @@ def forget_process(pid: int) -> None:
 
 
 def render(metrics: Metrics) -> bytes:
-    """The text that ``/metrics`` answers: all processes merged, or only ``metrics`` when this process is on its own."""
+    """What was counted, as text: all processes merged, or only ``metrics`` when this process is on its own."""
     from prometheus_client import CollectorRegistry, generate_latest, multiprocess
 
     if MULTIPROC_ENV not in os.environ:

@@ -11,10 +11,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import combinations
 from math import ceil
 from typing import Final
 
 import numpy as np
+import numpy.typing as npt
 
 from prism.core.errors import InvalidValue
 from prism.core.ids import ModelName
@@ -65,6 +67,9 @@ class _Server:
 _COUNT: Final = 1 << 50
 """More than the net bytes of any server: 1,000 TB."""
 _NOWHERE: Final = np.iinfo(np.int64).max
+_LEAST_FALL: Final = 1e-9
+Floats = npt.NDArray[np.float64]
+Ints = npt.NDArray[np.int_]
 Assignment = list[int]
 """The server of each need, in the order of the needs."""
 
@@ -82,8 +87,15 @@ def imbalance_bytes(needs: Sequence[MemoryNeed], at: Sequence[int], servers: Ser
 def least_imbalance_bytes(needs: Sequence[MemoryNeed], servers: Servers) -> float:
     """A bound below :func:`imbalance_bytes` of every assignment: no largest is below the mean, no count a fraction."""
     total_bytes = sum(need.shards * need.spare_bytes for need in needs)
-    total_count = sum(need.shards * need.sign for need in needs)
-    return total_bytes / servers.count + servers.gpu_bytes * ceil(total_count / servers.count)
+    return total_bytes / servers.count + servers.gpu_bytes * least_count(needs, servers)
+
+
+def least_count(needs: Sequence[MemoryNeed], servers: Servers) -> int:
+    """By how many lenders outnumber borrowers on the server where they do most, at the least. When every device has a
+    model that lends or borrows, each server's count is even or odd as its number of devices is."""
+    least = ceil(sum(need.shards * need.sign for need in needs) / servers.count)
+    full = all(n.sign for n in needs) and sum(n.shards for n in needs) == servers.count * servers.gpus
+    return least + 1 if full and (least - servers.gpus) % 2 else least
 
 
 def check_fits(needs: Sequence[MemoryNeed], servers: Servers) -> None:
@@ -99,8 +111,8 @@ def check_fits(needs: Sequence[MemoryNeed], servers: Servers) -> None:
 
 
 def assign_in_turn(needs: Sequence[MemoryNeed], servers: Servers) -> Assignment | None:
-    """In one pass, wide models first, then the most bytes lent or borrowed: each to the server that lacks its kind most,
-    in number first, then in bytes. None: wide models do not fit beside each other this way.
+    """In one pass, wide models first, then the most bytes lent or borrowed: each to the server that lacks its kind
+    most, in number first, then in bytes. None: wide models do not fit beside each other this way.
 
     It is also the answer online, where models come one after the other; servers are compared at once (numpy), so that a
     thousand devices are planned in milliseconds.
@@ -129,15 +141,77 @@ def _put(server: _Server, need: MemoryNeed, times: int) -> None:
 
 
 def improve(needs: Sequence[MemoryNeed], at: Assignment, servers: Servers, most_rounds: int = 1000) -> Assignment:
-    """Move a model off the worst server, or exchange one with another server's, as long as the worse of the two
-    servers' scores falls; at most ``most_rounds`` times. The objective never grows."""
-    at = list(at)
+    """Exchange and move models as long as it helps; at most ``most_rounds`` times each. The objective never grows.
+
+    1. All servers towards the same net memory and count: the largest fall of the sum of squares, over all pairs. It
+       has few traps, and it is not yet the objective.
+    2. Away from the servers that are the largest, which is.
+    """
+    level = _levelled(needs, at, servers, most_rounds)
+    at = min((level, list(at)), key=lambda found: imbalance_bytes(needs, found, servers))
     for _ in range(most_rounds):
         better = _better(needs, at, servers)
         if better is None:
             break
         at = better
     return at
+
+
+def _levelled(needs: Sequence[MemoryNeed], at: Assignment, servers: Servers, most_rounds: int) -> Assignment:
+    """Step 1. One or two models of a server change places with one, two or none of another's; what that does to the
+    sum of squares is known for all of them at once."""
+    weights = np.array([[n.shards * n.spare_bytes / servers.gpu_bytes, n.shards * n.sign] for n in needs], dtype=float)
+    shards = np.array([n.shards for n in needs])
+    here = np.array(at)
+    for _ in range(most_rounds):
+        bundles = _bundles(here, servers)
+        step = _best_exchange(bundles, weights, shards, here, servers)
+        if step is None:
+            break
+        (first, first_to), (second, second_to) = step
+        here[list(first)], here[list(second)] = first_to, second_to
+    return [int(server) for server in here]
+
+
+_Bundle = tuple[int, ...]
+"""Models of one server."""
+_MOST_BUNDLES: Final = 1500
+"""Comparing all with all takes a few bytes for each pair; a fleet with more exchanges single models only."""
+
+
+def _bundles(here: Ints, servers: Servers) -> list[tuple[int, _Bundle]]:
+    """(server, models): none, each, and each two of every server."""
+    found: list[tuple[int, _Bundle]] = []
+    for server in range(servers.count):
+        mine = [int(i) for i in np.flatnonzero(here == server)]
+        found += [(server, ()), *((server, (i,)) for i in mine)]
+    if len(here) * servers.gpus // 2 + len(found) <= _MOST_BUNDLES:
+        for server in range(servers.count):
+            mine = [int(i) for i in np.flatnonzero(here == server)]
+            found += [(server, pair) for pair in combinations(mine, 2)]
+    return found
+
+
+def _best_exchange(
+    bundles: Sequence[tuple[int, _Bundle]], weights: Floats, shards: Ints, here: Ints, servers: Servers
+) -> tuple[tuple[_Bundle, int], tuple[_Bundle, int]] | None:
+    """The two bundles whose exchange lets the sum of squares fall most, each with its next server."""
+    of = np.array([server for server, _ in bundles])
+    weight = np.array([weights[list(models)].sum(axis=0) for _, models in bundles])
+    size = np.array([shards[list(models)].sum() for _, models in bundles])
+    net = np.zeros((servers.count, 2))
+    np.add.at(net, here, weights)
+    left = (servers.gpus - np.bincount(here, weights=shards, minlength=servers.count))[of]
+    fall = np.zeros((len(bundles), len(bundles)))
+    for column in range(2):
+        by = weight[None, :, column] - weight[:, None, column]
+        fall += 2 * by * (by + net[of, column][:, None] - net[of, column][None, :])
+    grows = size[None, :] - size[:, None]
+    fall[(of[:, None] == of[None, :]) | (grows > left[:, None]) | (-grows > left[None, :])] = np.inf
+    i, j = divmod(int(fall.argmin()), len(bundles))
+    if fall[i, j] > -_LEAST_FALL:
+        return None
+    return (bundles[i][1], int(of[j])), (bundles[j][1], int(of[i]))
 
 
 def _better(needs: Sequence[MemoryNeed], at: Assignment, servers: Servers) -> Assignment | None:
@@ -179,11 +253,7 @@ def _steps(needs: Sequence[MemoryNeed], at: Assignment, found: Sequence[_Server]
     mine = list({(needs[i].shards, needs[i].spare_bytes): i for i in range(len(needs)) if at[i] == worst}.values())
     others = {(at[j], needs[j].shards, needs[j].spare_bytes): j for j in range(len(needs)) if at[j] != worst}
     for i in mine:
-        steps += [
-            ((i, s),)
-            for s, server in enumerate(found)
-            if s != worst and server.gpus_left >= needs[i].shards
-        ]
+        steps += [((i, s),) for s, server in enumerate(found) if s != worst and server.gpus_left >= needs[i].shards]
         for (server_of_j, shards, spare), j in others.items():
             if (shards, spare) == (needs[i].shards, needs[i].spare_bytes):
                 continue
@@ -193,9 +263,7 @@ def _steps(needs: Sequence[MemoryNeed], at: Assignment, found: Sequence[_Server]
     return steps
 
 
-def _apply(
-    needs: Sequence[MemoryNeed], at: Assignment, found: Sequence[_Server], step: _Step, times: int
-) -> None:
+def _apply(needs: Sequence[MemoryNeed], at: Assignment, found: Sequence[_Server], step: _Step, times: int) -> None:
     for index, server in step:
         _put(found[at[index]], needs[index], -times)
         _put(found[server], needs[index], times)

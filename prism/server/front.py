@@ -14,8 +14,8 @@ from prism.config.errors import CatalogError
 from prism.core.ids import ModelName
 from prism.obs import names
 from prism.obs.foreign import show_prompts
-from prism.obs.metrics import Metrics
-from prism.obs.zeros import export_zeros
+from prism.obs.metrics import Metrics, render
+from prism.obs.zeros import Zeros
 from prism.server.auth import Gate
 from prism.server.broker import Broker
 from prism.server.errors import MAX_SHOWN_CHARS, ApiError, model_not_found, unavailable
@@ -52,6 +52,7 @@ class Front:
     _generation: int | None = None
     """Of the catalog that is loaded; None: not looked up yet."""
     _catching_up: asyncio.Lock = field(default_factory=asyncio.Lock)
+    _zeros: tuple[Catalog, Zeros] | None = None
 
     @property
     def timing(self) -> Timing:
@@ -125,12 +126,14 @@ class Front:
         self.catalog = self.gate.catalog = catalog
         self.models.reload(catalog)
         show_prompts(catalog.log.prompts)
-        self.export_zeros()
         log.info("catalog reloaded", extra={"models": len(catalog.models)})
 
-    def export_zeros(self) -> None:
-        """Counters of all models and keys, before anything was counted."""
-        export_zeros(self.metrics, [m.name for m in self.catalog.models], [k.name for k in self.catalog.keys])
+    def metrics_text(self) -> bytes:
+        """What ``/metrics`` answers: everything counted, and zeros for what models and keys could count."""
+        if self._zeros is None or self._zeros[0] is not self.catalog:
+            models, keys = [m.name for m in self.catalog.models], [k.name for k in self.catalog.keys]
+            self._zeros = self.catalog, Zeros(models, keys)
+        return self._zeros[1].complete(render(self.metrics))
 
     async def drain(self, timeout_s: float) -> None:
         """Takes no new requests and waits for those that run."""
@@ -157,7 +160,7 @@ def make_front(
     metrics = metrics or Metrics()
     usage = Usage(store, inbox.address, broker.streams)
     broker.on_resumed = lambda model: metrics.inc(names.RESUMED, model=model)
-    front = Front(
+    return Front(
         catalog=catalog,
         store=store,
         broker=broker,
@@ -169,8 +172,6 @@ def make_front(
         usage=usage,
         decision_log=decision_log,
     )
-    front.export_zeros()
-    return front
 
 
 def _sglang(broker: Broker) -> Builder:

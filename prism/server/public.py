@@ -11,7 +11,7 @@ from prism import __version__
 from prism.config.sections import ModelConfig
 from prism.core.ids import ModelName
 from prism.obs import names
-from prism.obs.metrics import CONTENT_TYPE, render
+from prism.obs.metrics import CONTENT_TYPE
 from prism.server.errors import unavailable
 from prism.server.front import Front
 from prism.store.values import StoreError
@@ -102,7 +102,7 @@ def _wellness(router: APIRouter, front: Front) -> None:
     async def metrics() -> Response:
         """Prometheus text of all processes of this server."""
         _gauges(front)
-        return Response(render(front.metrics), media_type=CONTENT_TYPE)
+        return Response(front.metrics_text(), media_type=CONTENT_TYPE)
 
 
 async def _missing(front: Front) -> list[str]:

@@ -93,7 +93,7 @@ class ProfileSpec:
 
 
 def profile(spec: ProfileSpec, on_try: Callable[[float], None] = lambda rate_rps: None) -> Profile:
-    """Search, then the bursts. ``on_try`` hears of each rate. Raises :class:`InvalidValue` when the model does not fit."""
+    """Search, then the bursts. ``on_try`` hears of each rate. Raises :class:`InvalidValue` when it does not fit."""
     spec.check()
     capacity_bytes = int(gpu(spec.gpu).memory_bytes * USABLE)
     if spec.model.shard_weight_bytes >= capacity_bytes:
@@ -111,8 +111,7 @@ def profile(spec: ProfileSpec, on_try: Callable[[float], None] = lambda rate_rps
         rate_rps=rate_rps,
         free_bytes=max(capacity_bytes - used_bytes, 0),
         swap_bytes={
-            times: max(_burst_bytes(spec, rate_rps or STEP_RPS, times, on_try) - capacity_bytes, 0)
-            for times in BURSTS
+            times: max(_burst_bytes(spec, rate_rps or STEP_RPS, times, on_try) - capacity_bytes, 0) for times in BURSTS
         },
     )
 

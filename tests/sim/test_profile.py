@@ -61,5 +61,5 @@ def test_the_store_answers_the_same_question_only(small: Profile, tmp_path: Path
 
 def test_a_file_that_holds_something_else_is_named(tmp_path: Path) -> None:
     (tmp_path / "profiles.json").write_text("{}")
-    with pytest.raises(InvalidValue, match="profiles.json"):
+    with pytest.raises(InvalidValue, match=r"profiles\.json"):
         ProfileStore(tmp_path / "profiles.json")
