@@ -58,7 +58,7 @@ class Lending:
 
 
 @dataclass(slots=True)
-class _Server:
+class _Balance:
     gpus_left: int
     net_bytes: int = 0
     net_count: int = 0
@@ -134,7 +134,7 @@ def assign_in_turn(needs: Sequence[MemoryNeed], servers: Servers) -> Assignment 
     return at
 
 
-def _put(server: _Server, need: MemoryNeed, times: int) -> None:
+def _put(server: _Balance, need: MemoryNeed, times: int) -> None:
     server.gpus_left -= times * need.shards
     server.net_bytes += times * need.shards * need.spare_bytes
     server.net_count += times * need.shards * need.sign
@@ -216,7 +216,7 @@ def _best_exchange(
 
 def _better(needs: Sequence[MemoryNeed], at: Assignment, servers: Servers) -> Assignment | None:
     """The assignment after the best step away from the server with the largest net memory or count."""
-    found = [_Server(servers.gpus) for _ in range(servers.count)]
+    found = [_Balance(servers.gpus) for _ in range(servers.count)]
     for need, server in zip(needs, at, strict=True):
         _put(found[server], need, 1)
     best: tuple[tuple[int, int], Assignment] | None = None
@@ -237,7 +237,7 @@ def _better(needs: Sequence[MemoryNeed], at: Assignment, servers: Servers) -> As
     return None if best is None else best[1]
 
 
-def _score(found: Sequence[_Server], servers: Servers) -> tuple[int, int]:
+def _score(found: Sequence[_Balance], servers: Servers) -> tuple[int, int]:
     """The objective, then how uneven the servers are: many steps leave the largest alone and help the next one."""
     largest = max(s.net_bytes for s in found) + servers.gpu_bytes * max(s.net_count for s in found)
     return largest, sum(s.net_bytes**2 + (servers.gpu_bytes * s.net_count) ** 2 for s in found)
@@ -247,7 +247,7 @@ _Step = tuple[tuple[int, int], ...]
 """(index of the need, its next server) of those that move."""
 
 
-def _steps(needs: Sequence[MemoryNeed], at: Assignment, found: Sequence[_Server], worst: int) -> list[_Step]:
+def _steps(needs: Sequence[MemoryNeed], at: Assignment, found: Sequence[_Balance], worst: int) -> list[_Step]:
     """Moves of one model from ``worst`` and exchanges with one elsewhere, each kind of model once per server."""
     steps: list[_Step] = []
     mine = list({(needs[i].shards, needs[i].spare_bytes): i for i in range(len(needs)) if at[i] == worst}.values())
@@ -263,7 +263,7 @@ def _steps(needs: Sequence[MemoryNeed], at: Assignment, found: Sequence[_Server]
     return steps
 
 
-def _apply(needs: Sequence[MemoryNeed], at: Assignment, found: Sequence[_Server], step: _Step, times: int) -> None:
+def _apply(needs: Sequence[MemoryNeed], at: Assignment, found: Sequence[_Balance], step: _Step, times: int) -> None:
     for index, server in step:
         _put(found[at[index]], needs[index], -times)
         _put(found[server], needs[index], times)
