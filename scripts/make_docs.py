@@ -197,6 +197,10 @@ def engine_registries() -> str:
         "reasoning_parser": dict_keys(sglang_source("parser", "reasoning_parser.py"), "DetectorMap"),
         "tool_call_parser": dict_keys(sglang_source("function_call", "function_call_parser.py"), "ToolCallParserEnum"),
         "engine_args": dict(sorted(engine_choices())),
+        "architectures": model_classes(),
+        "pooled": sorted(strings(definition("is_generation_model"))),
+        "cross_encoders": sorted(strings(assigned("_cross_encoding_pooler_archs"))),
+        "multimodal": sorted(strings(assigned("multimodal_model_archs"))),
     }
     return json.dumps(found, indent=1) + "\n"
 
@@ -206,6 +210,35 @@ def dict_keys(module: ast.Module, name: str) -> list[str]:
     assigned = [n for n in ast.walk(module) if isinstance(n, ast.AnnAssign) and ast.unparse(n.target) == name]
     [table] = [n.value for n in assigned if isinstance(n.value, ast.Dict)]
     return sorted(ast.literal_eval(key) for key in table.keys if key is not None)
+
+
+def model_classes() -> list[str]:
+    """The classes that SGLang's models announce (``EntryClass``)."""
+    spec = find_spec("sglang")
+    assert spec is not None and spec.origin is not None
+    found: set[str] = set()
+    for file in (Path(spec.origin).parent / "srt" / "models").rglob("*.py"):
+        for node in ast.parse(file.read_text("utf-8")).body:
+            if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "EntryClass":
+                found |= {n.id for n in ast.walk(node.value) if isinstance(n, ast.Name)}
+    return sorted(found)
+
+
+def definition(name: str) -> ast.AST:
+    """A function of SGLang's model configuration."""
+    module = sglang_source("configs", "model_config.py")
+    return next(n for n in module.body if isinstance(n, ast.FunctionDef) and n.name == name)
+
+
+def assigned(name: str) -> ast.AST:
+    """What SGLang's model configuration assigns to ``name``."""
+    module = sglang_source("configs", "model_config.py")
+    [value] = [n.value for n in module.body if isinstance(n, ast.Assign) and ast.unparse(n.targets[0]) == name]
+    return value
+
+
+def strings(node: ast.AST) -> set[str]:
+    return {n.value for n in ast.walk(node) if isinstance(n, ast.Constant) and isinstance(n.value, str)}
 
 
 def conversation_templates() -> list[str]:

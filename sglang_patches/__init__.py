@@ -19,6 +19,7 @@ def all_hooks() -> tuple[Hook, ...]:
         kv_allocator,
         kv_placement,
         kv_pool,
+        pooling,
         reuse,
         sampling,
         scheduling,
@@ -26,7 +27,19 @@ def all_hooks() -> tuple[Hook, ...]:
         weights,
     )
 
-    modules = (channels, kv_pool, kv_allocator, kv_placement, scheduling, sampling, grammar, reuse, streams, weights)
+    modules = (
+        channels,
+        kv_pool,
+        kv_allocator,
+        kv_placement,
+        scheduling,
+        pooling,
+        sampling,
+        grammar,
+        reuse,
+        streams,
+        weights,
+    )
     return tuple(hook for module in modules for hook in module.HOOKS)
 
 

@@ -44,6 +44,8 @@ def take_in(original: Callable[..., Any], scheduler: Any, recv_req: Any) -> None
 
 def find_problem(recv_req: Any, scheduler: Any) -> str | None:
     """What in the request would break a batch that others share; None if nothing."""
+    if not scheduler.is_generation:
+        return "this model answers with vectors or scores: it does not generate text"
     if not recv_req.sampling_params.is_normalized:
         return "the sampling parameters were not normalized by the front door"
     vocab = scheduler.model_config.vocab_size

@@ -35,13 +35,14 @@ OWNED: Final = {
     "sampling_backend": "Prism, so that seeds give the same answer everywhere",
     "disable_overlap_schedule": "Prism's memory: pages are unmapped between steps",
     "speculative_algorithm": "Prism, which has no memory for a draft model",
+    "is_embedding": "`kind`",
     **dict.fromkeys(
-        ("is_embedding", "disaggregation_mode", "encoder_only", "language_only", "dllm_algorithm"),
-        "Prism, which serves models that answer with text from one engine",
+        ("disaggregation_mode", "encoder_only", "language_only", "dllm_algorithm", "enable_mis"),
+        "Prism, which has one engine answer a request",
     ),
     "nnodes": "Prism: an engine stands on one machine",
     "node_rank": "Prism: an engine stands on one machine",
-    "prefill_only_disable_kv_cache": "Prism, which serves models that answer with text from one engine",
+    "prefill_only_disable_kv_cache": "Prism's memory, which the engine's attention works in",
 }
 """Arguments that Prism decides itself -> who decides."""
 
@@ -68,6 +69,12 @@ class Registries(msgspec.Struct, frozen=True):
     tool_call_parser: tuple[str, ...]
     engine_args: dict[str, tuple[str | int | None, ...]]
     """Argument -> the values it takes, for those that take one of some."""
+    architectures: tuple[str, ...]
+    """Model classes, by the names that stand in a ``config.json``."""
+    pooled: tuple[str, ...]
+    """Those of them that never generate."""
+    cross_encoders: tuple[str, ...]
+    multimodal: tuple[str, ...]
 
 
 @lru_cache(maxsize=1)

@@ -17,7 +17,8 @@ from typing import Annotated, Any, Final
 import msgspec
 
 from prism.config.errors import ModelFilesError
-from prism.core.specs import ModelShape
+from prism.config.model_kinds import is_sentence_encoder, kind_of
+from prism.core.specs import ModelKind, ModelShape
 
 HUB_ID: Final = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*\Z")
 WANTED_FILES: Final = ("*.json", "*.safetensors", "*.model", "*.txt", "*.jinja", "*.tiktoken", "*.py")
@@ -65,6 +66,7 @@ class ModelFacts:
     """Longest sequence the model was made for; 0: its configuration leaves it to the architecture's default, which only
     the engine knows."""
     architecture: str
+    kind: ModelKind = ModelKind.GENERATE
 
 
 def local_folder(path: str, base: Path) -> Path | None:
@@ -123,7 +125,7 @@ def _local_facts(folder: Path, _stamp: tuple[tuple[str, int, int], ...], dtype: 
     config = _read_json(folder / "config.json")
     headers = [_safetensors_header(file) for file in _weight_files(folder)]
     tensors = [(entry.dtype, entry.shape) for header in headers for entry in header.values()]
-    return facts_from(config, tensors, dtype, str(folder / "config.json"))
+    return facts_from(config, tensors, dtype, str(folder / "config.json"), is_sentence_encoder(folder))
 
 
 @lru_cache(maxsize=4096)
@@ -142,9 +144,14 @@ def _hub_facts(repo: str, revision: str | None, dtype: str) -> ModelFacts:
 
 
 def facts_from(
-    config: dict[str, Any], tensors: Sequence[tuple[str, Sequence[int]]], dtype: str, where: str
+    config: dict[str, Any],
+    tensors: Sequence[tuple[str, Sequence[int]]],
+    dtype: str,
+    where: str,
+    sentence_encoder: bool = False,
 ) -> ModelFacts:
-    """Facts from a parsed ``config.json`` and the (stored dtype, shape) of every tensor."""
+    """Facts from a parsed ``config.json`` and the (stored dtype, shape) of every tensor. ``sentence_encoder``: see
+    :func:`prism.config.model_kinds.is_sentence_encoder`."""
     text = next((config[key] for key in _TEXT_CONFIGS if isinstance(config.get(key), dict)), config)
     dtype_bytes = engine_dtype_bytes({**config, **text}, dtype)
     try:
@@ -160,7 +167,7 @@ def facts_from(
     weight_bytes = sum(
         prod(dims) * (dtype_bytes if kind in _FLOATS else _STORED_BYTES.get(kind, 1)) for kind, dims in tensors
     )
-    return ModelFacts(shape, weight_bytes, context_tokens, architecture)
+    return ModelFacts(shape, weight_bytes, context_tokens, architecture, kind_of(config, sentence_encoder))
 
 
 def _sizes(shape: ModelShape) -> tuple[int, ...]:
@@ -168,11 +175,13 @@ def _sizes(shape: ModelShape) -> tuple[int, ...]:
     return shape.layers, shape.hidden, shape.heads, shape.kv_heads, shape.head_dim, shape.intermediate, shape.vocab
 
 
-def context_tokens_of(path: str, base: Path, revision: str | None = None) -> int:
-    """The context length of the model at ``path`` by its ``config.json``. Raises :class:`ModelFilesError`, also for one
-    that is not on this machine."""
-    config = _read_json(model_folder(path, base, revision, download=False) / "config.json")
-    return _context_tokens(next((config[key] for key in _TEXT_CONFIGS if isinstance(config.get(key), dict)), config))
+def announced(path: str, base: Path, revision: str | None = None) -> tuple[int, ModelKind]:
+    """Context length and kind of the model at ``path`` by its ``config.json``. Raises :class:`ModelFilesError`, also for
+    one that is not on this machine."""
+    folder = model_folder(path, base, revision, download=False)
+    config = _read_json(folder / "config.json")
+    text = next((config[key] for key in _TEXT_CONFIGS if isinstance(config.get(key), dict)), config)
+    return _context_tokens(text), kind_of(config, is_sentence_encoder(folder))
 
 
 def _context_tokens(config: dict[str, Any]) -> int:

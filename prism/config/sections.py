@@ -13,7 +13,7 @@ from msgspec import Meta, field
 from prism.config.section import Section
 from prism.config.units import Bytes, Seconds
 from prism.core.ids import kind_and_index
-from prism.core.specs import LatePolicy
+from prism.core.specs import LatePolicy, ModelKind
 
 MODEL_NAME_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9._:/@+-]{0,199}$"
 DEVICE_PATTERN = r"^(cuda|host):(0|[1-9][0-9]{0,3})$"
@@ -127,6 +127,13 @@ class ModelConfig(ModelOptions, frozen=True, kw_only=True):
     ]
     revision: Annotated[str | None, Meta(description="Hugging Face branch, tag or commit.")] = None
     aliases: Annotated[tuple[Name, ...], Meta(description="Further names clients may use.")] = ()
+    kind: Annotated[
+        ModelKind | None,
+        Meta(
+            description="What it answers with: text (generate), vectors (embed), scores of labels (classify) or of pairs "
+            "(rerank). Default: what its files say (docs/models.md)."
+        ),
+    ] = None
 
 
 class EngineConfig(Section, frozen=True, kw_only=True):

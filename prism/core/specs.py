@@ -17,6 +17,19 @@ class LatePolicy(StrEnum):
     """It is refused at once with 429, so that the client can go elsewhere."""
 
 
+class ModelKind(StrEnum):
+    """What a model answers with."""
+
+    GENERATE = "generate"
+    """Text, token by token."""
+    EMBED = "embed"
+    """A vector for each text."""
+    CLASSIFY = "classify"
+    """A score per label for each text; a reward model has one label."""
+    RERANK = "rerank"
+    """A cross-encoder: a score for a pair of texts that it reads together."""
+
+
 class DeviceKind(StrEnum):
     CUDA = "cuda"
     HOST = "host"
@@ -66,6 +79,7 @@ class ModelSpec:
     """Starvation bound: after this wait a request is scheduled ahead of every deadline."""
     engine_args: tuple[tuple[str, object], ...] = field(default=())
     """Passed to the engine as they are (name, value)."""
+    kind: ModelKind = ModelKind.GENERATE
 
     @property
     def shard_weight_bytes(self) -> int:

@@ -19,7 +19,7 @@ from prism.core.specs import ModelSpec
 from prism.engine.api import Work
 from prism.engine.errors import ActivationCause, CannotActivate, EngineGone
 from prism.engine.events import Accepted, AnyEvent, AttemptFinished, AttemptFirstToken, Died, EngineCounters
-from prism.engine.fake_payload import fake_extra, fake_tokens, read_payload
+from prism.engine.fake_payload import fake_extra, fake_tokens, fake_vector, read_payload
 from prism.wire.mailbox import Outbox
 from prism.wire.messages import TokenItem, Tokens, encode
 from prism.wire.secret import MailKeys
@@ -47,6 +47,7 @@ class _Run:
     top: int | None
     sent: int
     script: list[int] | None = None
+    vector: bytes = b""
     task: asyncio.Task[None] | None = field(default=None, repr=False)
 
 
@@ -94,6 +95,8 @@ class FakeHandle:
         script = self.answer(payload.prompt_ids) if self.answer is not None else None
         total = payload.max_new_tokens if script is None else len(script)
         run = _Run(work, payload.prompt_ids, total, payload.top_logprobs, len(work.resumed), script)
+        if payload.pooled:
+            run.vector = fake_vector(payload.prompt_ids)
         self._runs[work.rid] = run
         self._events.put_nowait(Accepted(rid=work.rid))
         self._events.put_nowait(self.load)
@@ -140,7 +143,7 @@ class FakeHandle:
             finish=finish,
             cached_tokens=0,
             engine_time_s=time.time(),
-            extra=fake_extra(ids, run.top),
+            extra=run.vector or fake_extra(ids, run.top),
         )
         data = encode(Tokens(engine=self.id, items=[item]))
         self._outbox.send_bytes(run.work.front, data)

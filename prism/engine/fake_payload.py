@@ -13,6 +13,9 @@ from prism.core.errors import InvalidValue
 _TAG: Final = "TokenizedGenerateReqInput"
 _INPUT_IDS, _SAMPLING, _LOGPROB, _TOP = 4, 8, 9, 11
 """Positions in SGLang's array coding of the request (tested against :mod:`prism.engine.sglang_codec`)."""
+_POOLED_TAG: Final = "TokenizedEmbeddingReqInput"
+_DIMENSIONS: Final = 8
+"""Of the made-up vectors."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,16 +26,20 @@ class FakePayload:
     max_new_tokens: int
     top_logprobs: int | None
     """None: no log-probabilities are wanted."""
+    pooled: bool = False
+    """A vector is wanted, and no tokens."""
 
 
 def read_payload(payload: bytes) -> FakePayload:
     """Raises :class:`InvalidValue` when ``payload`` is not a request."""
     try:
         fields: list[Any] = msgspec.msgpack.decode(payload)
-        if fields[0] != _TAG:
+        if fields[0] not in (_TAG, _POOLED_TAG):
             raise ValueError(f"tag {fields[0]!r}")
         ids = array("q")
         ids.frombytes(fields[_INPUT_IDS][1])
+        if fields[0] == _POOLED_TAG:
+            return FakePayload(tuple(ids), 0, None, pooled=True)
         limit = fields[_SAMPLING].get("max_new_tokens")
         top = fields[_TOP] if fields[_LOGPROB] else None
         return FakePayload(tuple(ids), 128 if limit is None else int(limit), top)
@@ -56,3 +63,9 @@ def fake_extra(tokens: list[int], top: int | None) -> bytes:
         extra["output_top_val"] = [[-0.5 - rank for rank in range(top)] for _ in tokens]
         extra["output_top_idx"] = [[token + rank for rank in range(top)] for token in tokens]
     return msgspec.msgpack.encode(extra)
+
+
+def fake_vector(prompt_ids: tuple[int, ...]) -> bytes:
+    """``TokenItem.extra`` with the one vector that every fake engine has for this input."""
+    values = array("f", (float((sum(prompt_ids) * (i + 3) + len(prompt_ids)) % 251) for i in range(_DIMENSIONS)))
+    return msgspec.msgpack.encode({"vector": values.tobytes()})

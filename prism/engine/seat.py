@@ -7,7 +7,7 @@ import time
 from collections.abc import Sequence
 from typing import Any, Final
 
-from sglang.srt.managers.io_struct import AbortReq, BatchTokenIDOutput, ShutdownReq
+from sglang.srt.managers.io_struct import AbortReq, BatchEmbeddingOutput, BatchTokenIDOutput, ShutdownReq
 
 from prism import memory
 from prism.core.errors import InvalidValue
@@ -121,6 +121,8 @@ class WorkerSeat:
     def emit(self, output: Any) -> None:
         if isinstance(output, BatchTokenIDOutput):
             self.tracker.deliver(output, self._prefill_times)
+        elif isinstance(output, BatchEmbeddingOutput):
+            self.tracker.deliver_vectors(output, self._prefill_times)
         elif isinstance(output, AbortReq) and output.rid is not None:
             finish = output.finished_reason or {"type": "abort", "message": "Aborted", "status_code": None}
             self.tracker.finish(output.rid, dict(finish))

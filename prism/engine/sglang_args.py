@@ -7,8 +7,9 @@ from pathlib import Path
 from typing import Any, Final
 
 from prism.config.engine_args import OWNED
+from prism.config.model_kinds import architectures, reads_both_ways
 from prism.core.errors import InvalidValue
-from prism.core.specs import DeviceKind, ModelSpec
+from prism.core.specs import DeviceKind, ModelKind, ModelSpec
 
 COMMON: Final[dict[str, Any]] = {
     "page_size": 1,
@@ -36,6 +37,11 @@ CUDA: Final[dict[str, Any]] = {
     "chunked_prefill_size": 2048,
     "disable_overlap_schedule": True,  # pages are unmapped between steps; nothing may be in flight then
 }
+POOLED: Final[dict[str, Any]] = {
+    "is_embedding": True,
+    "disable_radix_cache": True,  # a text is read once: no KV of it is kept
+}
+"""For models that answer with a vector or scores."""
 
 
 def server_arguments(spec: ModelSpec, kind: DeviceKind) -> dict[str, Any]:
@@ -53,19 +59,39 @@ def server_arguments(spec: ModelSpec, kind: DeviceKind) -> dict[str, Any]:
     }
     if (dtype := stored_dtype(Path(spec.path))) is not None:
         arguments["dtype"] = dtype
+    if spec.kind is not ModelKind.GENERATE:
+        arguments |= POOLED
     arguments.update({name: thaw(value) for name, value in spec.engine_args})
-    return arguments
+    return arguments | _encoder_arguments(_config(Path(spec.path)), arguments)
+
+
+def _encoder_arguments(config: dict[str, Any], arguments: dict[str, Any]) -> dict[str, Any]:
+    """What the model with this ``config.json`` needs if its tokens see those behind them; nothing for others."""
+    if not reads_both_ways(architectures(config)):
+        return {}
+    needed: dict[str, Any] = {"chunked_prefill_size": -1, "disable_radix_cache": True}
+    if "position_embedding_type" not in config:  # SGLang asks for it, and newer checkpoints leave the default out
+        overrides = json.loads(arguments.get("json_model_override_args", "{}"))
+        overrides.setdefault("position_embedding_type", "absolute")
+        needed["json_model_override_args"] = json.dumps(overrides)
+    return needed
 
 
 def stored_dtype(folder: Path) -> str | None:
     """The element type the model was saved in; None if its configuration does not say. SGLang's own choice would turn
     float32 models into float16, which is another model and slow on CPUs."""
+    config = _config(folder)
+    found = config.get("dtype") or config.get("torch_dtype")
+    return found if found in ("float32", "bfloat16", "float16") else None
+
+
+def _config(folder: Path) -> dict[str, Any]:
+    """The model's ``config.json``; empty where it cannot be read."""
     try:
         config = json.loads((folder / "config.json").read_bytes())
     except (OSError, ValueError):
-        return None
-    found = config.get("dtype") or config.get("torch_dtype") if isinstance(config, dict) else None
-    return found if found in ("float32", "bfloat16", "float16") else None
+        return {}
+    return config if isinstance(config, dict) else {}
 
 
 def thaw(value: object) -> object:

@@ -7,6 +7,7 @@ detokenizer and tokenizer manager take. Nothing is pickled in either direction.
 
 from __future__ import annotations
 
+import sys
 from array import array
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
@@ -14,36 +15,47 @@ from typing import Any, Final
 
 import msgspec
 from sglang.srt.managers import io_struct
-from sglang.srt.managers.io_struct import BatchTokenIDOutput, TokenizedGenerateReqInput
+from sglang.srt.managers.io_struct import (
+    BatchTokenIDOutput,
+    TokenizedEmbeddingReqInput,
+    TokenizedGenerateReqInput,
+)
 
 from prism.core.errors import InvalidValue
 from prism.wire.messages import TokenItem
 
+Tokenized = TokenizedGenerateReqInput | TokenizedEmbeddingReqInput
+"""A request for text, or for a vector (embeddings, scores of a classifier or cross-encoder)."""
+
 _encoder = msgspec.msgpack.Encoder(enc_hook=io_struct.enc_hook)
-_decoder = msgspec.msgpack.Decoder(TokenizedGenerateReqInput, dec_hook=io_struct.dec_hook)
+_decoder: msgspec.msgpack.Decoder[Tokenized] = msgspec.msgpack.Decoder(Tokenized, dec_hook=io_struct.dec_hook)
 
 PREFIX_TOKENS: Final = 5
 """Prompt tokens the detokenizer sees before the first output token (SGLang's incremental detokenization offset)."""
 
 
-def encode_request(request: TokenizedGenerateReqInput) -> bytes:
+def encode_request(request: Tokenized) -> bytes:
     """The request's bytes. Raises :class:`InvalidValue` for what only a pickle could carry (images, for example)."""
-    if request.mm_inputs is not None or request.mm_data_mooncake is not None:
+    if _has_pickle(request):
         raise InvalidValue("messages", "image, audio or video", "this server takes text only")
     request.time_stats = None
     return _encoder.encode(request)
 
 
-def decode_request(payload: bytes) -> TokenizedGenerateReqInput:
+def decode_request(payload: bytes) -> Tokenized:
     """The request in ``payload``. Raises :class:`InvalidValue` on anything malformed or pickled."""
     try:
         request = _decoder.decode(payload)
     except (msgspec.ValidationError, msgspec.DecodeError, TypeError, ValueError) as error:
         raise InvalidValue("payload", f"{len(payload)} bytes", f"not a tokenized request: {error}") from None
-    if request.mm_inputs is not None or request.mm_data_mooncake is not None:
+    if _has_pickle(request):
         raise InvalidValue("payload", "pickled data", "nothing pickled is accepted")
     request.time_stats = None
     return request
+
+
+def _has_pickle(request: Tokenized) -> bool:
+    return request.mm_inputs is not None or getattr(request, "mm_data_mooncake", None) is not None
 
 
 class Extra(msgspec.Struct, frozen=True, omit_defaults=True, array_like=False):
@@ -65,6 +77,8 @@ class Extra(msgspec.Struct, frozen=True, omit_defaults=True, array_like=False):
     output_top_idx: list[Any] | None = None
     output_ids_val: list[Any] | None = None
     output_ids_idx: list[Any] | None = None
+    vector: bytes = b""
+    """The answer of a model that does not generate, one value or many: float32, least significant byte first."""
 
 
 _LOGPROB_FIELDS: Final = {
@@ -97,6 +111,20 @@ def pack_extra(batch: BatchTokenIDOutput, row: int) -> bytes:
     if batch.retraction_counts and batch.retraction_counts[row]:
         values["retractions"] = batch.retraction_counts[row]
     return _extra_encoder.encode(Extra(**values)) if values else b""
+
+
+def pack_vector(values: Any) -> bytes:
+    """``TokenItem.extra`` with one row of SGLang's ``BatchEmbeddingOutput.embeddings`` (a number or a list of them).
+    Raises :class:`TypeError` for a row that is neither: only what the front door never asks for answers so."""
+    numbers = array("f", [values] if isinstance(values, int | float) else values)
+    if sys.byteorder == "big":
+        numbers.byteswap()
+    return _extra_encoder.encode(Extra(vector=numbers.tobytes()))
+
+
+def unpack_vector(extra: bytes) -> bytes:
+    """The values of :func:`pack_vector`, as they lie there; none in an ``extra`` without."""
+    return _extra_decoder.decode(extra).vector if extra else b""
 
 
 @dataclass(slots=True)

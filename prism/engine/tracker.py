@@ -10,8 +10,8 @@ from typing import Any
 from prism.engine.commands import Report, Submit
 from prism.engine.delivery import Delivery
 from prism.engine.events import Accepted, AttemptFinished, AttemptFirstToken, Lost
-from prism.engine.sglang_codec import pack_extra
-from prism.wire.messages import TokenItem
+from prism.engine.sglang_codec import pack_extra, pack_vector
+from prism.wire.messages import TokenItem, Tokens, encode
 
 
 @dataclass(slots=True)
@@ -77,6 +77,29 @@ class Tracker:
             by_front.setdefault(found.front, []).append(self._item(rid, found, batch, row, now_s))
         for front, items in by_front.items():
             self._send(front, items)
+
+    def deliver_vectors(self, batch: Any, prefill_of: Callable[[str], tuple[float, float]]) -> None:
+        """Send the finished rows of one step (SGLang's ``BatchEmbeddingOutput``): one item each, without tokens. What
+        the pool keeps to send again is the row alone, since a step has many and each may be large."""
+        now_s = time.time()
+        by_front: dict[str, list[TokenItem]] = {}
+        for row, rid in enumerate(batch.rids):
+            if (found := self._requests.get(rid)) is None:
+                continue
+            finish = batch.finished_reasons[row]
+            extra = b""
+            if finish["type"] != "abort":
+                self._announce(rid, found, batch, row, prefill_of)
+                extra = pack_vector(batch.embeddings[row])
+            cached = batch.cached_tokens[row]
+            item = TokenItem(rid, found.attempt, found.sent, [], finish, cached, now_s, extra)
+            by_front.setdefault(found.front, []).append(item)
+        for front, items in by_front.items():
+            if self._delivery.send(front, self._engine, items) is None:
+                self._lose(items)
+                continue
+            for item in items:
+                self._close(item, encode(Tokens(engine=self._engine, items=[item])))
 
     def fail(self, rid: str, message: str, status: int) -> None:
         """End a request with an error of its own."""

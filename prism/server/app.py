@@ -20,16 +20,23 @@ from prism.server.completions import Completions, Endpoint, refusal_reason
 from prism.server.errors import MAX_SHOWN_CHARS, ApiError, internal, invalid
 from prism.server.front import Front
 from prism.server.http import Edge, error_response
+from prism.server.kinds import CHAT, CLASSIFY, COMPLETIONS, EMBEDDINGS, RERANK, SCORE
+from prism.server.pooled_requests import ClassifyRequest, EmbeddingsRequest, RerankRequest, ScoreRequest
 from prism.server.public import public_router
 
 
 def kinds() -> list[Endpoint]:
-    """The completion endpoints, with SGLang's request models."""
+    """The endpoints that ask something of a model; those of completions with SGLang's request models."""
     from sglang.srt.entrypoints.openai.protocol import ChatCompletionRequest, CompletionRequest
 
-    chat = Endpoint("/v1/chat/completions", ChatCompletionRequest, "chatcmpl-", "messages", lambda served: served.chat)
-    text = Endpoint("/v1/completions", CompletionRequest, "cmpl-", "prompt", lambda served: served.text)
-    return [chat, text]
+    return [
+        Endpoint(CHAT, ChatCompletionRequest, "chatcmpl-", "messages", takes_ids=False),
+        Endpoint(COMPLETIONS, CompletionRequest, "cmpl-", "prompt"),
+        Endpoint(EMBEDDINGS, EmbeddingsRequest, "embd-", "input", streams=False),
+        Endpoint(CLASSIFY, ClassifyRequest, "classify-", "input", streams=False),
+        Endpoint(SCORE, ScoreRequest, "score-", "items", streams=False),
+        Endpoint(RERANK, RerankRequest, "rerank-", "documents", takes_ids=False, streams=False),
+    ]
 
 
 class HotRoutes:

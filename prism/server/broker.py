@@ -95,21 +95,21 @@ class Broker:
 
     def release(self, stream: RequestStream, reason: str) -> None:
         """The response is over. A request that is not finished is stopped wherever it is. Idempotent."""
-        if stream.released:
-            return
-        self._drop(stream)
-        if stream.finished:
+        if stream.released or not self._drop(stream) or stream.finished:
             return
         stream.sink.forget(stream)
         self._spawn(self._canceller.cancel(stream.id, reason))
 
-    def _drop(self, stream: RequestStream) -> None:
+    def _drop(self, stream: RequestStream) -> bool:
+        """False: it was never here."""
         stream.released = True
-        self.streams.pop(stream.id, None)
+        if self.streams.pop(stream.id, None) is None:
+            return False
         if not self.streams:
             self._idle.set()
         if stream.first_token_s is None:
             self._no_longer_waiting(stream)
+        return True
 
     async def idle(self) -> None:
         """Returns once no request is open."""

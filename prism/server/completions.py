@@ -1,4 +1,4 @@
-"""``/v1/chat/completions`` and ``/v1/completions``: from the socket to the queue and back."""
+"""The endpoints that ask something of a model: from the socket to the queue and back."""
 
 from __future__ import annotations
 
@@ -15,12 +15,13 @@ from starlette.datastructures import Headers
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
+from prism.core.ids import ModelName
 from prism.obs import names
 from prism.server.auth import Caller
-from prism.server.demand import demand_of
 from prism.server.errors import ApiError, internal, invalid, never_affordable, unavailable
 from prism.server.front import Front
 from prism.server.http import read_body
+from prism.server.kinds import ROUTES, wrong_kind
 from prism.server.models import ServedModel
 from prism.server.recorder import Record
 from prism.server.requests import (
@@ -37,6 +38,8 @@ log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
+MOST_CHOICES: Final = 3
+"""Other models that a message names."""
 LONG_BODY_BYTES: Final = 32_000
 """Bodies above are converted (template, tokens) on a thread."""
 
@@ -54,7 +57,9 @@ class Endpoint:
     """Of the response's id."""
     param: str
     """The field that holds the prompt."""
-    serving: Callable[[ServedModel], Any]
+    takes_ids: bool = True
+    """The prompt may be token ids."""
+    streams: bool = True
 
 
 class Completions:
@@ -92,15 +97,14 @@ class Completions:
         record.key = caller.name
         body = await read_body(receive, headers, int(front.catalog.server.max_body_bytes))
         request, served = await self._request(body, caller, record)
-        serving = self._kind.serving(served)
+        serving = served.endpoints[self._kind.route]
         from prism.server.sglang_manager import new_call
 
         call = new_call(record.request_id, self._kind.prefix, served.objectives, self._kind.param)
         record.streams = call.streams
         call.piecewise = bool(getattr(request, "tools", None) or served.config.reasoning_parser)
         adapted = await _convert(serving, request, body)
-        _check_size(adapted, self._kind.param)
-        tokens = await _affordable(front, caller, adapted, served)
+        tokens = await _affordable(front, caller, adapted, serving)
         try:
             await front.gate.admit(caller, tokens)
         except ApiError as error:
@@ -109,7 +113,7 @@ class Completions:
         adapted.prism_call = call
         call.echo_chars = getattr(adapted, "prism_echo_chars", ())
         try:
-            await _submit(receive, served, adapted, call, self._kind)
+            await _submit(receive, serving, adapted, call, self._kind)
             await self._respond(serving, adapted, request, record, headers, caller, scope, receive, send)
         finally:
             served.manager.abandon(call)
@@ -124,11 +128,14 @@ class Completions:
         record.model = model
         if front.catalog.log.prompts:
             record.prompt = data.get(self._kind.param)
-        check_prompt_ids(data.get("prompt"), front.models.context_tokens(model))
+        if self._kind.takes_ids:
+            check_prompt_ids(data.get(self._kind.param), front.models.context_tokens(model), self._kind.param)
         request = parse(self._kind.request, data)
         check_text_only(request)
         front.check_backlog(model)
         served = await front.models.get(model)
+        if self._kind.route not in served.endpoints:
+            raise wrong_kind(model, served.kind, self._kind.route, await self._others(caller))
         from prism.server.sglang_tools import check_tools
 
         if (warning := check_tools(request, served.config.tool_call_parser, model)) is not None:
@@ -136,6 +143,14 @@ class Completions:
         record.objectives = served.objectives
         check_token_ids(request, served.manager.vocab_size)
         return request, served
+
+    async def _others(self, caller: Caller) -> list[str]:
+        """Some models that the caller may use here, as far as their files can be read."""
+        front = self._front
+        usable = [m for m in front.catalog.models if front.catalog.may_use(caller.key, m.name)]
+        await front.models.learn(usable)
+        kinds = {m.name: front.models.kind(ModelName(m.name)) for m in usable}
+        return [name for name, kind in kinds.items() if kind and self._kind.route in ROUTES[kind]][:MOST_CHOICES]
 
     async def _respond(
         self,
@@ -149,9 +164,10 @@ class Completions:
         receive: Receive,
         send: Send,
     ) -> None:
-        if not request.stream:
+        if not getattr(request, "stream", False):
             answer = await self._timed(unless_gone(receive, serving.answer(adapted, request)))
-            response = Response(answer.model_dump_json(), media_type="application/json", headers=caller.headers)
+            content = answer if isinstance(answer, bytes) else answer.model_dump_json()
+            response = Response(content, media_type="application/json", headers=caller.headers)
             await response(scope, receive, send)
             return
         record.streaming = True
@@ -205,9 +221,9 @@ async def _gone(receive: Receive) -> None:
         pass
 
 
-async def _submit(receive: Receive, served: ServedModel, adapted: Any, call: Any, kind: Endpoint) -> None:
+async def _submit(receive: Receive, serving: Any, adapted: Any, call: Any, kind: Endpoint) -> None:
     try:
-        await unless_gone(receive, served.manager.submit(adapted, call))
+        await unless_gone(receive, serving.submit(adapted, call))
     except BAD_INPUT as error:
         raise refused_by_sglang(str(error), kind.request.model_fields) from error
 
@@ -228,20 +244,13 @@ async def _convert(serving: Any, request: Any, body: bytes) -> Any:
         raise
 
 
-def _check_size(adapted: Any, param: str) -> None:
-    prompts = adapted.text if adapted.text is not None else adapted.input_ids
-    rows = prompts if isinstance(prompts, list) and prompts and not isinstance(prompts[0], int) else [prompts]
-    if not all(rows):
-        raise invalid("The prompt is empty.", param)
-
-
-async def _affordable(front: Front, caller: Caller, adapted: Any, served: ServedModel) -> int:
+async def _affordable(front: Front, caller: Caller, adapted: Any, serving: Any) -> int:
     """What the request takes from its key's limit. Raises :class:`ApiError` (400) when the limit can never be met; a
     prompt is tokenised for that if its length is only estimated."""
     limit = front.gate.limit_tokens(caller)
-    demand = demand_of(adapted, served.context_tokens)
+    demand = serving.demand(adapted, exact=False)
     if limit is not None and demand.tokens > limit:
-        demand = await asyncio.to_thread(demand_of, adapted, served.context_tokens, served.manager.tokenizer)
+        demand = await asyncio.to_thread(serving.demand, adapted, exact=True)
         if demand.tokens > limit:
             raise never_affordable(limit, demand.prompt_tokens, demand.tokens, demand.fitting(limit), demand.chosen)
     return demand.tokens

@@ -60,6 +60,12 @@ def context_length_exceeded(limit: int, prompt: int, wanted: int | None, param: 
     return ApiError(400, "context_length_exceeded", message, param=param)
 
 
+def input_too_long(limit: int, tokens: int, param: str) -> ApiError:
+    """400: one input of a model that generates nothing does not fit its context."""
+    message = f"An input has {tokens} tokens; this model takes {limit}. Shorten it or cut it into several."
+    return ApiError(400, "context_length_exceeded", message, param=param)
+
+
 def model_not_found(name: str, near: Sequence[str]) -> ApiError:
     """404 with the names that resemble the one asked for."""
     hint = f" Did you mean {', '.join(repr(n) for n in near)}?" if near else ""

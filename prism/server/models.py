@@ -9,16 +9,17 @@ import logging
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, Protocol
 
 from prism.config.catalog import Catalog
 from prism.config.errors import ModelFilesError
-from prism.config.model_files import context_tokens_of
+from prism.config.model_files import announced
 from prism.config.sections import ModelConfig
 from prism.core.ids import ModelName
+from prism.core.specs import ModelKind
 from prism.server.errors import ApiError, unavailable
 from prism.server.objectives import Objectives
 
@@ -30,14 +31,15 @@ FAILURE_KEPT_S: Final = 10.0
 
 @dataclass(frozen=True, slots=True)
 class ServedModel:
-    """One model, ready to take requests. ``chat`` and ``text`` are :class:`prism.server.sglang_serving.Serving`."""
+    """One model, ready to take requests."""
 
     config: ModelConfig
     objectives: Objectives
     context_tokens: int
+    kind: ModelKind
     manager: Any
-    chat: Any
-    text: Any
+    endpoints: Mapping[str, Any]
+    """Route -> :class:`prism.server.sglang_serving.Serving`, for those at which it answers."""
 
 
 class Builder(Protocol):
@@ -56,7 +58,8 @@ class Models:
         self._made: OrderedDict[ModelName, ServedModel] = OrderedDict()
         self._making: dict[ModelName, asyncio.Future[ServedModel]] = {}
         self._failed: dict[ModelName, tuple[float, ApiError]] = {}
-        self._contexts: dict[str, int] = {}
+        self._announced: dict[str, tuple[int, ModelKind]] = {}
+        """Context length and kind by name, as the files say."""
         self._one_at_a_time = threading.Lock()
 
     async def get(self, name: ModelName) -> ServedModel:
@@ -74,19 +77,24 @@ class Models:
         return await asyncio.shield(making)
 
     def context_tokens(self, name: ModelName) -> int | None:
-        """As the engine knows it once the model was used, else as the catalog or (:meth:`learn_contexts`) the model's
-        files say; None when they cannot be read."""
+        """As the engine knows it once the model was used, else as the catalog or (:meth:`learn`) the model's files say;
+        None when they cannot be read."""
         made, config = self._made.get(name), self.catalog.model(name)
         if made is not None:
             return made.context_tokens
-        return config.context_tokens or self._contexts.get(name)
+        return config.context_tokens or self._announced.get(name, (None,))[0]
 
-    async def learn_contexts(self, models: Sequence[ModelConfig]) -> None:
-        """Reads the context lengths of those of ``models`` that nobody knows yet, off the loop. A model that cannot be
-        read is looked at again by the next call."""
-        unknown = [m for m in models if self.context_tokens(ModelName(m.name)) is None]
+    def kind(self, name: ModelName) -> ModelKind | None:
+        """As the catalog or (:meth:`learn`) the model's files say; None when they cannot be read."""
+        found = self._announced.get(name)
+        return self.catalog.model(name).kind or (None if found is None else found[1])
+
+    async def learn(self, models: Sequence[ModelConfig]) -> None:
+        """Reads context lengths and kinds of those of ``models`` that nobody looked at yet, off the loop. A model that
+        cannot be read is looked at again by the next call."""
+        unknown = [m for m in models if m.name not in self._announced]
         if unknown:
-            self._contexts |= await asyncio.to_thread(_contexts, unknown, self.catalog.base)
+            self._announced |= await asyncio.to_thread(_announced, unknown, self.catalog.base)
 
     def _raise_recent(self, name: ModelName) -> None:
         at_s, error = self._failed.get(name, (0.0, None))
@@ -125,16 +133,16 @@ class Models:
         old = self.catalog
         self.catalog = catalog
         self._failed.clear()
-        self._contexts.clear()
+        self._announced.clear()
         for name in list(self._made):
             if name not in catalog.by_name or catalog.by_name[name] != old.by_name.get(name):
                 del self._made[name]
 
 
-def _contexts(models: Sequence[ModelConfig], base: Path) -> dict[str, int]:
-    """Context lengths by name, by the models' ``config.json``; nothing is downloaded for it."""
+def _announced(models: Sequence[ModelConfig], base: Path) -> dict[str, tuple[int, ModelKind]]:
+    """What the models' ``config.json`` say; nothing is downloaded for it."""
     found = {}
     for model in models:
         with contextlib.suppress(ModelFilesError, OSError):
-            found[model.name] = context_tokens_of(model.path, base, model.revision)
+            found[model.name] = announced(model.path, base, model.revision)
     return found

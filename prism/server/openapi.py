@@ -1,4 +1,4 @@
-"""The OpenAPI document: FastAPI's own routes, and the two completion endpoints that do not run through FastAPI."""
+"""The OpenAPI document: FastAPI's own routes, and the endpoints that do not run through FastAPI."""
 
 from __future__ import annotations
 
@@ -57,6 +57,9 @@ def _operation(kind: Endpoint, schemas: dict[str, Any]) -> dict[str, Any]:
     schema = request_schema(kind.request)
     schemas |= schema.pop("$defs", {})
     schemas[kind.request.__name__] = schema
+    content: dict[str, Any] = {"application/json": {"schema": {"type": "object"}}}
+    if kind.streams:
+        content["text/event-stream"] = {}
     return {
         "tags": ["openai"],
         "summary": kind.route,
@@ -67,8 +70,8 @@ def _operation(kind: Endpoint, schemas: dict[str, Any]) -> dict[str, Any]:
         },
         "responses": {
             "200": {
-                "description": "The answer, or its stream",
-                "content": {"application/json": {"schema": {"type": "object"}}, "text/event-stream": {}},
+                "description": "The answer, or its stream" if kind.streams else "The answer",
+                "content": content,
             }
         },
     }

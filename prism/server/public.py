@@ -53,7 +53,7 @@ def _models(router: APIRouter, front: Front) -> None:
         """Every model the caller may use, loaded or not (``state``)."""
         caller = front.gate.caller(request.headers)
         usable = [m for m in front.catalog.models if front.catalog.may_use(caller.key, m.name)]
-        await front.models.learn_contexts(usable)
+        await front.models.learn(usable)
         return {"object": "list", "data": [_model(front, model) for model in usable]}
 
     @router.get("/v1/models/{name:path}", tags=["openai"])
@@ -61,7 +61,7 @@ def _models(router: APIRouter, front: Front) -> None:
         caller = front.gate.caller(request.headers)
         known = await front.find(name)
         front.gate.check_model(caller, known)
-        await front.models.learn_contexts([front.catalog.model(known)])
+        await front.models.learn([front.catalog.model(known)])
         return _model(front, front.catalog.model(known))
 
 
@@ -79,6 +79,7 @@ def _model(front: Front, model: ModelConfig) -> dict[str, Any]:
         "state": front.placements.state(ModelName(model.name)),
         "aliases": list(model.aliases),
         "context_length": context_tokens,
+        "kind": front.models.kind(ModelName(model.name)),
     }
 
 

@@ -141,14 +141,14 @@ def _bias(bias: Any) -> None:
             raise invalid(f"'logit_bias' values go from -100 to 100 (got {_shown(value)}).", "logit_bias")
 
 
-def check_prompt_ids(prompt: Any, context_tokens: int | None) -> None:
+def check_prompt_ids(prompt: Any, context_tokens: int | None, param: str) -> None:
     """Raises :class:`ApiError` for more token ids than the model takes, before anything looks at them one by one:
     millions would keep everybody else waiting."""
     if context_tokens is None or not isinstance(prompt, list) or not prompt:
         return
     for row in prompt if isinstance(prompt[0], list) else [prompt]:
         if isinstance(row, list) and row and not isinstance(row[0], str) and len(row) > context_tokens:
-            raise context_length_exceeded(context_tokens, len(row), None, "prompt")
+            raise context_length_exceeded(context_tokens, len(row), None, param)
 
 
 def check_text_only(request: Any) -> None:

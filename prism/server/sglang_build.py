@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Final
 
@@ -11,14 +11,19 @@ from sglang.srt.parser.template_manager import TemplateManager
 from sglang.srt.server_args import PortArgs, ServerArgs
 
 from prism.config.catalog import Catalog
-from prism.config.model_files import model_folder
+from prism.config.model_files import announced, model_folder
 from prism.config.sections import ModelConfig
 from prism.core.ids import ModelName
+from prism.core.specs import ModelKind
 from prism.server.broker import Broker
+from prism.server.kinds import CHAT, CLASSIFY, COMPLETIONS, EMBEDDINGS, RERANK, ROUTES, SCORE
 from prism.server.models import ServedModel
 from prism.server.objectives import Objectives
+from prism.server.pooled_serving import ClassifyServing, EmbeddingsServing
+from prism.server.scoring import RerankServing, ScoreServing
 from prism.server.sglang_manager import FrontManager
-from prism.server.sglang_serving import ChatServing, TextServing
+from prism.server.sglang_pooling import PooledQueue
+from prism.server.sglang_serving import ChatServing, Serving, TextServing
 
 FRONT_ARGS: Final = (
     "tokenizer_path",
@@ -40,7 +45,8 @@ def builder(broker: Broker) -> Callable[[Catalog, ModelConfig], ServedModel]:
 
     def build(catalog: Catalog, model: ModelConfig) -> ServedModel:
         folder = model_folder(model.path, catalog.base, model.revision)
-        args = ServerArgs(**server_args(model, folder, catalog.base))
+        kind = model.kind or announced(model.path, catalog.base, model.revision)[1]
+        args = ServerArgs(**server_args(model, folder, catalog.base), is_embedding=kind is not ModelKind.GENERATE)
         ports = PortArgs(**dict.fromkeys(PortArgs.__dataclass_fields__))
         manager = FrontManager(ModelName(model.name), args, ports, broker)
         templates = TemplateManager()
@@ -54,12 +60,26 @@ def builder(broker: Broker) -> Callable[[Catalog, ModelConfig], ServedModel]:
             config=model,
             objectives=Objectives.of(model),
             context_tokens=manager.context_len,
+            kind=kind,
             manager=manager,
-            chat=ChatServing(manager, templates),
-            text=TextServing(manager, templates),
+            endpoints=_endpoints(manager, templates, kind),
         )
 
     return build
+
+
+def _endpoints(manager: FrontManager, templates: TemplateManager, kind: ModelKind) -> Mapping[str, Serving]:
+    """Of a model of this kind, by route (:data:`prism.server.kinds.ROUTES`)."""
+    queue = PooledQueue(manager)
+    made: Mapping[str, Callable[[], Serving]] = {
+        CHAT: lambda: ChatServing(manager, templates),
+        COMPLETIONS: lambda: TextServing(manager, templates),
+        EMBEDDINGS: lambda: EmbeddingsServing(manager, queue, kind),
+        CLASSIFY: lambda: ClassifyServing(manager, queue, kind),
+        SCORE: lambda: ScoreServing(manager, queue, kind),
+        RERANK: lambda: RerankServing(manager, queue, kind),
+    }
+    return {route: made[route]() for route in ROUTES[kind]}
 
 
 def server_args(model: ModelConfig, folder: Path, base: Path) -> dict[str, Any]:

@@ -91,7 +91,7 @@ class FrontManager(TokenizerManager):  # type: ignore[misc]
 
     async def submit(self, obj: GenerateReqInput, call: Call) -> None:
         """Tokenises, checks and queues all choices of ``obj``. Raises :class:`ApiError` or SGLang's ``ValueError``."""
-        self._check_ids(obj.input_ids, call.param)
+        self.check_ids(obj.input_ids, call.param)
         obj.normalize_batch_and_arguments()
         obj.prism_call = call
         parts = [obj] if obj.is_single else [obj[i] for i in range(obj.batch_size)]
@@ -124,7 +124,8 @@ class FrontManager(TokenizerManager):  # type: ignore[misc]
             raise context_length_exceeded(self.context_len, len(input_ids), wanted, obj.prism_call.param)
         super()._validate_one_request(obj, input_ids)
 
-    def _check_ids(self, ids: Any, param: str) -> None:
+    def check_ids(self, ids: Any, param: str) -> None:
+        """Raises :class:`ApiError` (400) for ids, or lists of them, that the model does not have."""
         for row in ids if ids and isinstance(ids[0], list) else [ids or []]:
             if row and (min(row) < 0 or max(row) >= self.vocab_size):
                 raise invalid(f"Token ids must be between 0 and {self.vocab_size - 1}.", param)
@@ -169,7 +170,7 @@ class FrontManager(TokenizerManager):  # type: ignore[misc]
                 async for output in self._steps(call):
                     yield output
             else:
-                await self._all(call)
+                await self.all_ended(call)
                 outputs = [self._output(stream, call) for stream in call.streams]
                 yield outputs[0] if len(outputs) == 1 else outputs
         finally:
@@ -180,7 +181,8 @@ class FrontManager(TokenizerManager):  # type: ignore[misc]
         for stream in call.streams:
             self.broker.release(stream, "the client went away")
 
-    async def _all(self, call: Call) -> None:
+    async def all_ended(self, call: Call) -> None:
+        """Raises the :class:`ApiError` of the first choice that failed."""
         while True:
             for stream in call.streams:
                 if stream.error is not None:

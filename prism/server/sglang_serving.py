@@ -16,6 +16,7 @@ from sglang.srt.entrypoints.openai.serving_chat import OpenAIServingChat
 from sglang.srt.entrypoints.openai.serving_completions import OpenAIServingCompletion
 from sglang.srt.managers.io_struct import GenerateReqInput
 
+from prism.server.demand import Demand, demand_of
 from prism.server.errors import ApiError, internal, invalid
 from prism.server.requests import refused_by_sglang
 from prism.server.sglang_logprobs import chat_logprobs, install
@@ -28,13 +29,19 @@ install()
 class Serving(Protocol):
     """One endpoint of one model."""
 
-    def convert(self, request: Any) -> GenerateReqInput:
-        """SGLang's request for the client's; renders the chat template. May raise nearly anything on odd input."""
+    def convert(self, request: Any) -> Any:
+        """What is asked of the engine; renders the chat template. May raise nearly anything on odd input."""
 
-    async def answer(self, adapted: GenerateReqInput, request: Any) -> BaseModel:
+    def demand(self, adapted: Any, exact: bool) -> Demand:
+        """Tokens that the request may use; the lengths of texts are estimated, or with ``exact`` counted."""
+
+    async def submit(self, adapted: Any, call: Call) -> None:
+        """Into the queue. Raises :class:`ApiError`, or nearly anything on odd input."""
+
+    async def answer(self, adapted: Any, request: Any) -> BaseModel | bytes:
         """The whole response. Raises :class:`ApiError`."""
 
-    def events(self, adapted: GenerateReqInput, request: Any) -> AsyncIterator[str]:
+    def events(self, adapted: Any, request: Any) -> AsyncIterator[str]:
         """Server-sent events up to ``[DONE]``. Raises :class:`ApiError` when the request fails, before or after the
         first event."""
 
@@ -43,6 +50,8 @@ class _Shared:
     """What both handlers change in SGLang's base class."""
 
     tokenizer_manager: FrontManager
+    param: str
+    """The field that holds the prompt."""
 
     def _resolve_lora_path(self, request_model: str, explicit_lora_path: Any) -> None:
         return None
@@ -57,7 +66,15 @@ class _Shared:
         if problem:
             raise refused_by_sglang(problem, type(request).model_fields)
         adapted, _ = self._convert_to_internal_request(request, None)  # type: ignore[attr-defined]
+        _check_size(adapted, self.param)
         return adapted
+
+    def demand(self, adapted: GenerateReqInput, exact: bool) -> Demand:
+        manager = self.tokenizer_manager
+        return demand_of(adapted, manager.context_len, manager.tokenizer if exact else None)
+
+    async def submit(self, adapted: GenerateReqInput, call: Call) -> None:
+        await self.tokenizer_manager.submit(adapted, call)
 
     async def _results(self, adapted: GenerateReqInput) -> list[Any]:
         steps = self.tokenizer_manager.generate_request(adapted)
@@ -68,7 +85,16 @@ class _Shared:
         return result if isinstance(result, list) else [result]
 
 
+def _check_size(adapted: GenerateReqInput, param: str) -> None:
+    prompts = adapted.text if adapted.text is not None else adapted.input_ids
+    rows = prompts if isinstance(prompts, list) and prompts and not isinstance(prompts[0], int) else [prompts]
+    if not all(rows):
+        raise invalid("The prompt is empty.", param)
+
+
 class ChatServing(_Shared, OpenAIServingChat):  # type: ignore[misc]
+    param = "messages"
+
     def _process_messages(self, request: ChatCompletionRequest, is_multimodal: bool) -> Any:
         found = super()._process_messages(request, is_multimodal)
         if demanded(request) and self.tool_call_parser:
@@ -95,6 +121,8 @@ class ChatServing(_Shared, OpenAIServingChat):  # type: ignore[misc]
 
 
 class TextServing(_Shared, OpenAIServingCompletion):  # type: ignore[misc]
+    param = "prompt"
+
     def _validate_request(self, request: CompletionRequest) -> str | None:
         """SGLang takes the token 0 for nothing. Prompts that are empty are refused by the caller, with the field."""
         ids = isinstance(request.prompt, list) and bool(request.prompt) and isinstance(request.prompt[0], int)

@@ -58,6 +58,8 @@ class RequestStream:
     error: ApiError | None = None
     progress: Progress | None = None
     """Looked up for clients that want to know."""
+    vector: bytes = b""
+    """The answer of a model that generates nothing (:func:`prism.engine.sglang_codec.pack_vector`)."""
     logprobs: Any = None
     """SGLang's accumulators, when log-probabilities are wanted."""
     cached_tokens: int = 0

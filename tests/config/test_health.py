@@ -104,7 +104,7 @@ def test_a_model_larger_than_every_device(folder: Path) -> None:
         ("tool_call_parser: qwen52", "qwen25"),
         ("reasoning_parser: deepseek", "deepseek-r1"),
         ("engine_args: {dtype: flaot32}", "float32"),
-        ("engine_args: {is_embedding: true}", "Prism, which serves models that answer"),
+        ("engine_args: {is_embedding: true}", "is decided by `kind`"),
     ],
 )
 def test_what_the_engine_would_refuse_is_refused_with_choices(tmp_path: Path, option: str, choice: str) -> None:

@@ -29,12 +29,21 @@ models:
   - {name: busy, path: tiny, max_queue: 2}
   - {name: "org/thinker:7b", path: tiny, reasoning_parser: qwen3, tool_call_parser: qwen}
   - {name: broken, path: nowhere}
+  - {name: vectors, path: tiny, kind: embed}
+  - {name: slow-vectors, path: tiny, kind: embed}
+  - {name: cold-vectors, path: tiny, kind: embed}
+  - {name: labels, path: tiny, kind: classify}
+  - {name: pairs, path: tiny, kind: rerank}
 """
 SPEEDS = {
     "fast": FakeSpeed(vocab=LETTERS),
     "slow": FakeSpeed(prefill_s=0.01, step_s=0.02, vocab=LETTERS),
     "endless": FakeSpeed(prefill_s=0.01, step_s=0.5, vocab=LETTERS),  # minutes for an answer: something ends it
     "org/thinker:7b": FakeSpeed(vocab=LETTERS),
+    "vectors": FakeSpeed(),
+    "slow-vectors": FakeSpeed(prefill_s=60.0),  # something ends it
+    "labels": FakeSpeed(),
+    "pairs": FakeSpeed(),
 }
 
 

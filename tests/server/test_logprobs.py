@@ -91,7 +91,7 @@ def test_a_failure_of_ours_is_not_told_as_the_clients(live: LiveFront, monkeypat
     def broken(*_: object) -> None:
         raise KeyError("input_top_logprobs")
 
-    monkeypatch.setattr(served.text, "_build_completion_response", broken)
+    monkeypatch.setattr(served.endpoints["/v1/completions"], "_build_completion_response", broken)
     answer = live.http.post("/v1/completions", json={"model": "fast", "prompt": "x", "max_tokens": 1})
     assert (answer.status_code, answer.json()["error"]["code"]) == (500, "internal_error")
 

@@ -44,7 +44,7 @@ async def test_context_lengths_survive_a_reload(live: LiveFront) -> None:
         raise AssertionError("nothing is built for it")
 
     models = Models(live.catalog, never)  # type: ignore[arg-type]
-    await models.learn_contexts(live.catalog.models)
+    await models.learn(live.catalog.models)
     models.reload(live.catalog)
-    await models.learn_contexts(live.catalog.models)
+    await models.learn(live.catalog.models)
     assert models.context_tokens("cold") == CONTEXT  # type: ignore[arg-type]
