@@ -201,6 +201,7 @@ def engine_registries() -> str:
         "pooled": sorted(strings(definition("is_generation_model"))),
         "cross_encoders": sorted(strings(assigned("_cross_encoding_pooler_archs"))),
         "multimodal": sorted(strings(assigned("multimodal_model_archs"))),
+        "window_hybrids": sorted(strings(definition("is_hybrid_swa_model")) & set(model_classes())),
     }
     return json.dumps(found, indent=1) + "\n"
 

@@ -7,6 +7,8 @@ from collections.abc import Callable
 from http import HTTPStatus
 from typing import Any
 
+import torch
+
 from sglang_patches.hooks import Hook, HookKind
 from sglang_patches.seat import Seat
 
@@ -60,6 +62,12 @@ def _token_types(scheduler: Any) -> int | None:
     return None if found is None else int(found)
 
 
+def no_bias(_: Any, model: Any, *__: Any, **___: Any) -> None:
+    """After the ``__init__`` of Qwen's classifiers: the head of such checkpoints has no bias, SGLang's has one, and what
+    no file fills would stay random."""
+    torch.nn.init.zeros_(model.score.bias)
+
+
 HOOKS = (
     Hook(
         "sglang.srt.managers.scheduler.Scheduler.handle_embedding_request",
@@ -67,5 +75,15 @@ HOOKS = (
         take_in,
         ("self", "recv_req"),
         "one bad request must not end the engine",
+    ),
+    *(
+        Hook(
+            f"sglang.srt.models.qwen{n}_classification.Qwen{n}ForSequenceClassification.__init__",
+            HookKind.AFTER,
+            no_bias,
+            ("self", "config", "quant_config", "prefix"),
+            "scores as Hugging Face has them",
+        )
+        for n in (2, 3)
     ),
 )

@@ -14,7 +14,8 @@ from prism.config.catalog import Catalog, examine_catalog, load_catalog
 from prism.config.devices import resolve_devices
 from prism.config.health import examine_model, too_large
 from prism.core.errors import InvalidValue
-from prism.core.ids import NodeId
+from prism.core.ids import NodeId, local_name
+from prism.core.specs import DeviceSpec, ModelKind
 
 
 @click.group()
@@ -24,7 +25,7 @@ def command() -> None:
 
 @command.command()
 @click.argument("catalog", type=click.Path(path_type=Path))
-@click.option("--files", is_flag=True, help="Also look at every model's files and templates, and whether it fits.")
+@click.option("--files", is_flag=True, help="Also say what each model will do on this machine's devices, by its files.")
 @output.json_option
 @click.pass_context
 def check(context: click.Context, catalog: Path, files: bool, as_json: bool) -> None:
@@ -86,31 +87,38 @@ def _problem(problem: InvalidValue) -> dict[str, Any]:
 
 
 def _sizes(catalog: Catalog) -> list[dict[str, Any]]:
-    """What each model's files say, and why it could not be served (several reasons: one per line)."""
-    largest_bytes = _largest_device_bytes(catalog)
-    rows = []
-    for model in catalog.models:
-        found = examine_model(catalog, model.name)
-        problems, spec = list(found.problems), found.spec
-        if spec is not None and largest_bytes is not None and (why := too_large(spec, largest_bytes)) is not None:
-            problems.append(f"{why} (a machine that joins the fleet may have a larger one)")
-        row: dict[str, Any] = {"model": model.name, "error": "\n".join(problems)}
-        if spec is not None:
-            row["weight_bytes"], row["context_tokens"] = spec.weight_bytes, spec.context_tokens
-            row["kv_bytes_per_token"] = spec.shape.kv_bytes_per_token
-        rows.append(row)
-    return rows
+    """What each model's files say, what it will do on this machine's devices, and why it could not be served (several
+    reasons: one per line)."""
+    devices = _devices(catalog)
+    return [_foretold(catalog, model.name, devices) for model in catalog.models]
 
 
-def _largest_device_bytes(catalog: Catalog) -> int | None:
-    """None when it depends on GPUs that are not in this machine."""
+def _foretold(catalog: Catalog, name: str, devices: tuple[DeviceSpec, ...]) -> dict[str, Any]:
+    from prism.server.kinds import served_at
+
+    found = examine_model(catalog, name, devices={device.kind for device in devices})
+    problems, spec = list(found.problems), found.spec
+    if spec is not None and devices:
+        why = too_large(spec, max(device.memory_bytes for device in devices))
+        problems += [f"{why} (a machine that joins the fleet may have a larger one)"] if why is not None else []
+    row: dict[str, Any] = {"model": name, "error": "\n".join(problems)}
+    if spec is not None:
+        row["weight_bytes"], row["context_tokens"] = spec.weight_bytes, spec.context_tokens
+        row["kv_bytes_per_token"] = spec.shape.kv_bytes_per_token if spec.kind is ModelKind.GENERATE else 0
+        row["kind"], row["answers_at"] = spec.kind.value, list(served_at(spec.kind))
+        row["fits_on"] = [local_name(d.id) for d in devices if too_large(spec, d.memory_bytes) is None]
+    return row
+
+
+def _devices(catalog: Catalog) -> tuple[DeviceSpec, ...]:
+    """Of this machine; none when they are GPUs that are not in it."""
     from prism.memory.gpus import gpus_if_any
 
     try:
         gpus = gpus_if_any()
-        return max(d.memory_bytes for d in resolve_devices(catalog, NodeId("local"), gpus.memory_bytes, gpus.refused))
+        return resolve_devices(catalog, NodeId("local"), gpus.memory_bytes, gpus.refused)
     except InvalidValue:
-        return None
+        return ()
 
 
 def _show_sizes(sizes: list[dict[str, Any]]) -> None:
@@ -120,8 +128,14 @@ def _show_sizes(sizes: list[dict[str, Any]]) -> None:
             output.size(row.get("weight_bytes")),
             output.size(row.get("kv_bytes_per_token")),
             str(row.get("context_tokens", "-")),
-            row["error"],
+            row["error"] or _outlook(row),
         )
         for row in sizes
     ]
     output.print_table(("MODEL", "WEIGHTS>", "KV PER TOKEN>?2", "CONTEXT>?1", "~"), rows, "no models")
+
+
+def _outlook(row: dict[str, Any]) -> str:
+    """What will happen to a model without problems."""
+    where = f" on {', '.join(row['fits_on'])}" if row.get("fits_on") else ""
+    return f"will be served{where} at {', '.join(row.get('answers_at', ()))}"

@@ -48,7 +48,11 @@ def facts(model: dict[str, Any]) -> list[tuple[str, str]]:
         ("rate", f"{model.get('rate_per_s') or 0:.3g}/s"),
         ("last used", last_used(model)),
     ]
-    return [*listed, ("failure", str(model["failure"]))] if model.get("failure") else listed
+    if model.get("failure"):
+        listed.append(("failure", str(model["failure"])))
+    if death := model.get("last_death"):
+        listed.append(("last death", f"{output.ago(death['at_s'])} on {death['node']}: {death['reason']}"))
+    return listed
 
 
 def held(model: dict[str, Any]) -> str:

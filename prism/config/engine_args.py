@@ -75,6 +75,8 @@ class Registries(msgspec.Struct, frozen=True):
     """Those of them that never generate."""
     cross_encoders: tuple[str, ...]
     multimodal: tuple[str, ...]
+    window_hybrids: tuple[str, ...]
+    """Those that keep the KV of layers with a sliding window in a pool of its own."""
 
 
 @lru_cache(maxsize=1)

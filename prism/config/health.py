@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -11,10 +11,12 @@ from typing import Any, Final
 from prism.config.catalog import Catalog
 from prism.config.engine_args import registries
 from prism.config.errors import ModelFilesError
-from prism.config.model_files import local_folder, model_folder
+from prism.config.forecast import obstacles
+from prism.config.model_files import local_folder, model_config, model_folder
+from prism.config.model_kinds import architectures, is_sentence_encoder, kind_of, pooling_problem
 from prism.config.sections import ModelConfig
 from prism.config.units import format_size
-from prism.core.specs import ModelSpec
+from prism.core.specs import DeviceKind, ModelKind, ModelSpec
 
 TOKENIZER_FILES: Final = ("tokenizer.json", "tokenizer.model", "tokenizer_config.json", "vocab.json", "*.tiktoken")
 HUB_S: Final = 5.0
@@ -50,9 +52,12 @@ class Hub:
         return f"model {model.path} {self._away}" if self._away else None
 
 
-def examine_model(catalog: Catalog, name: str, hub: Hub | None = None) -> Health:
+def examine_model(
+    catalog: Catalog, name: str, hub: Hub | None = None, devices: Collection[DeviceKind] = ()
+) -> Health:
     """Reads headers, templates and names of files of the model called ``name``. Of one that is not on this machine
-    ``hub`` is asked whether it exists, which is quick; None: its headers are fetched."""
+    ``hub`` is asked whether it exists, which is quick; None: its headers are fetched. ``devices``: the kinds that are
+    there; none: they are not known, and what only some can run is passed over."""
     model, spec = catalog.model(name), None
     problems: list[str] = []
     try:
@@ -61,6 +66,7 @@ def examine_model(catalog: Catalog, name: str, hub: Hub | None = None) -> Health
             problems += [why for why in (hub.problem(model),) if why is not None]
         else:
             spec = catalog.spec(name)
+            problems += [] if folder is None else _foretold(model, folder, devices)
     except ModelFilesError as error:
         folder = None
         problems.append(str(error))
@@ -68,6 +74,14 @@ def examine_model(catalog: Catalog, name: str, hub: Hub | None = None) -> Health
     if folder is not None and not any(any(folder.glob(pattern)) for pattern in TOKENIZER_FILES):
         problems.append(f"{folder} has no tokenizer ({', '.join(TOKENIZER_FILES)})")
     return Health(spec, tuple(problems))
+
+
+def _foretold(model: ModelConfig, folder: Path, devices: Collection[DeviceKind]) -> list[str]:
+    config, sentence_encoder = model_config(folder), is_sentence_encoder(folder)
+    found = [str(o) for o in obstacles(config, model.engine_args, model.kind, sentence_encoder, devices)]
+    if (model.kind or kind_of(config, sentence_encoder)) is ModelKind.EMBED:
+        found += [why for why in (pooling_problem(folder, architectures(config)),) if why is not None]
+    return found
 
 
 def too_large(spec: ModelSpec, largest_device_bytes: int) -> str | None:

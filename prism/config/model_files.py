@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from math import prod
@@ -17,7 +17,7 @@ from typing import Annotated, Any, Final
 import msgspec
 
 from prism.config.errors import ModelFilesError
-from prism.config.model_kinds import is_sentence_encoder, kind_of
+from prism.config.model_kinds import is_sentence_encoder, kind_of, text_config
 from prism.core.specs import ModelKind, ModelShape
 
 HUB_ID: Final = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*\Z")
@@ -44,7 +44,6 @@ _STORED_BYTES: Final = {
     "I16": 2,
     "U16": 2,
 }
-_TEXT_CONFIGS: Final = ("text_config", "llm_config", "language_config", "thinker_config")
 _CONTEXT_KEYS: Final = (
     "max_sequence_length",
     "seq_length",
@@ -152,7 +151,7 @@ def facts_from(
 ) -> ModelFacts:
     """Facts from a parsed ``config.json`` and the (stored dtype, shape) of every tensor. ``sentence_encoder``: see
     :func:`prism.config.model_kinds.is_sentence_encoder`."""
-    text = next((config[key] for key in _TEXT_CONFIGS if isinstance(config.get(key), dict)), config)
+    text = text_config(config)
     dtype_bytes = engine_dtype_bytes({**config, **text}, dtype)
     try:
         shape, context_tokens = _shape(text, dtype_bytes), _context_tokens(text)
@@ -179,12 +178,16 @@ def announced(path: str, base: Path, revision: str | None = None) -> tuple[int, 
     """Context length and kind of the model at ``path`` by its ``config.json``. Raises :class:`ModelFilesError`, also for
     one that is not on this machine."""
     folder = model_folder(path, base, revision, download=False)
-    config = _read_json(folder / "config.json")
-    text = next((config[key] for key in _TEXT_CONFIGS if isinstance(config.get(key), dict)), config)
-    return _context_tokens(text), kind_of(config, is_sentence_encoder(folder))
+    config = model_config(folder)
+    return _context_tokens(text_config(config)), kind_of(config, is_sentence_encoder(folder))
 
 
-def _context_tokens(config: dict[str, Any]) -> int:
+def model_config(folder: Path) -> dict[str, Any]:
+    """The parsed ``config.json``. Raises :class:`ModelFilesError`."""
+    return _read_json(folder / "config.json")
+
+
+def _context_tokens(config: Mapping[str, Any]) -> int:
     """As SGLang's ``get_context_length`` reads it: positions, times the factor of scalings that do not say what they
     started from."""
     positions = next((int(config[key]) for key in _CONTEXT_KEYS if config.get(key)), 0)
@@ -204,7 +207,7 @@ def engine_dtype_bytes(config: dict[str, Any], dtype: str) -> int:
     return DTYPE_BYTES.get(stored, 2)
 
 
-def _shape(config: dict[str, Any], dtype_bytes: int) -> ModelShape:
+def _shape(config: Mapping[str, Any], dtype_bytes: int) -> ModelShape:
     heads = int(config.get("num_attention_heads") or config["n_head"])
     hidden = int(config.get("hidden_size") or config["n_embd"])
     kv_heads, head_dim = _kv_dimensions(config, heads, hidden)
@@ -224,7 +227,7 @@ def _shape(config: dict[str, Any], dtype_bytes: int) -> ModelShape:
     )
 
 
-def _kv_dimensions(config: dict[str, Any], heads: int, hidden: int) -> tuple[int, int]:
+def _kv_dimensions(config: Mapping[str, Any], heads: int, hidden: int) -> tuple[int, int]:
     """(KV heads, dimension of one), such that 2 * heads * dim is what one token and layer stores."""
     if config.get("kv_lora_rank"):
         # Multi-head latent attention stores one latent vector instead of K and V.

@@ -22,6 +22,7 @@ READS_BOTH_WAYS: Final = frozenset(
 )
 """Encoders, in which every token sees those behind it: a text cannot be taken in by chunks, nor a prefix reused."""
 
+_TEXT_CONFIGS: Final = ("text_config", "llm_config", "language_config", "thinker_config")
 _MODULES: Final = "modules.json"
 """Where the sentence-transformers library lists what follows the transformer."""
 _MAX_FILE_BYTES: Final = 1 << 20
@@ -49,6 +50,11 @@ def architectures(config: Mapping[str, Any]) -> tuple[str, ...]:
     """As ``config.json`` names them; none when it says nothing usable."""
     found = config.get("architectures")
     return tuple(map(str, found)) if isinstance(found, list) else ()
+
+
+def text_config(config: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The language model's part of a multimodal model's configuration; else all of it."""
+    return next((config[key] for key in _TEXT_CONFIGS if isinstance(config.get(key), dict)), config)
 
 
 def labels(config: Mapping[str, Any]) -> int:

@@ -268,6 +268,12 @@ class Admin:
                     held.setdefault(names[pack.model], {})[node.id] = "memory" if pack.in_memory else "disk"
         return held
 
+    def _deaths(self) -> dict[str, dict[str, Any]]:
+        """By model: what its engine said that died last, wherever that was."""
+        all_of_them = [(d, node.id) for node in self._c.nodes.all() for d in node.deaths]
+        latest = {d.key.model: (d, node) for d, node in sorted(all_of_them, key=lambda known: known[0].at_s)}
+        return {model: {"node": node, "at_s": d.at_s, "reason": d.reason} for model, (d, node) in latest.items()}
+
     def _mark(self, name: str) -> str:
         return self._c.models.mark(ModelName(name))
 
@@ -276,6 +282,7 @@ class Admin:
         view = planning.view(self._c.scheduler, time.time()).as_dict()
         view["instances"] = [shown for node in self._c.nodes.all() for shown in node.shown_instances()]
         view["held"] = self._held()
+        view["deaths"] = self._deaths()
         view["arriving"] = [
             {"node": node.id, **msgspec.to_builtins(a)} for node in self._c.nodes.all() for a in node.arriving
         ]

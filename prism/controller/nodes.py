@@ -20,7 +20,7 @@ from prism.core.ids import DeviceId, NodeId
 from prism.core.instances import InstanceKey, Parts, devices_of, parts_by_node, queue_device
 from prism.core.specs import DeviceKind, DeviceSpec
 from prism.core.views import InstanceState
-from prism.wire.messages import AgentReport, ArrivalReport, InstanceReport, LinkReport, PackReport
+from prism.wire.messages import AgentReport, ArrivalReport, EngineDeath, InstanceReport, LinkReport, PackReport
 
 LOST_AFTER_S: Final = 10.0
 """Agents report every second; a node that is silent for this long is lost. A restarted agent is noticed at once, by its
@@ -49,6 +49,7 @@ class Node:
     weights: str = ""
     """Address of its weight server; "": it has none."""
     packs: list[PackReport] = field(default_factory=list)
+    deaths: list[EngineDeath] = field(default_factory=list)
     arriving: list[ArrivalReport] = field(default_factory=list)
     disk_bytes_s: float = 0.0
     link_bytes_s: float = 0.0
@@ -95,6 +96,7 @@ class FleetNodes:
             events.append(NodeJoined(node.id, node.devices))
         node.seen_s = now_s
         node.weights, node.packs, node.arriving = report.weights, report.packs, report.arriving
+        node.deaths = report.deaths
         node.disk_bytes_s, node.link_bytes_s, node.links = report.disk_bytes_s, report.link_bytes_s, report.links
         events += self._instances(node, report)
         events += [_device_report(report, spec) for spec in node.devices]

@@ -320,6 +320,7 @@ class NodeAgent:
             instances=self.instances.reports(),
             arrivals=arrivals,
             stillborn=list(self.instances.stillborn),
+            deaths=list(self.instances.deaths.values()),
             leaving=self._leaving,
             left=self._left,
         )

@@ -72,14 +72,15 @@ class RequestDesk:
 
     def admit(self, entry: Entry, submission: Submission) -> None:
         """A request was read from the device's queue."""
-        live = Live(entry, submission, suspicions=submission.suspicions)
+        live = Live(entry, submission, suspicions=submission.suspicions, died_of=submission.died_of)
         if live.id in self.requests:
             return  # redelivered while in hand
         if submission.id in self._cancelled:
             self._forget(live, acknowledge=True)
         elif submission.hops > MAX_HOPS:
             lost = submission.hops // 2
-            why = f"{str(live.model)!r} was loaded and lost again {lost} times while this request waited."
+            words = f" Its engine said: {live.died_of}" if live.died_of else ""
+            why = f"{str(live.model)!r} was loaded and lost again {lost} times while this request waited.{words}"
             self._refuse(live, 503, "model_unstable", why, 5.0)
         elif entry.deliveries > 1 or submission.hops > 0:
             self.requests.ask(live)
@@ -154,8 +155,10 @@ class RequestDesk:
         for live in self.requests.run_by(key):
             self._lose(live)
 
-    def suspect(self, died: engine_events.Died) -> None:
-        """An engine died by itself, maybe of one of the requests in its last step."""
+    def note_death(self, key: InstanceKey, died: engine_events.Died) -> None:
+        """The instance's engine died; if by itself, maybe of one of the requests in its last step."""
+        for live in self.requests.run_by(key):
+            live.died_of = died.reason
         for rid in died.suspects:
             if live := self.requests.get(RequestId(rid)):
                 live.suspicions, live.died_of = live.suspicions + 1, died.reason
@@ -216,7 +219,9 @@ class RequestDesk:
 
     def _send_back(self, live: Live) -> None:
         hops = live.submission.hops + 1
-        moved = msgspec.structs.replace(live.submission, hops=hops, suspicions=live.suspicions)
+        moved = msgspec.structs.replace(
+            live.submission, hops=hops, suspicions=live.suspicions, died_of=live.died_of
+        )
         self.ledger.move(live.entry, keys.INACTIVE_QUEUE, encode(moved))
         self._forget(live, acknowledge=False)
 

@@ -88,7 +88,7 @@ class DeviceShell:
                     retractions = event.retractions
                     self._report_memory()
                 case engine_events.Died():
-                    self.desk.suspect(event)
+                    self.desk.note_death(key, event)
                     return event
         return None
 

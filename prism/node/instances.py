@@ -16,7 +16,7 @@ from dataclasses import dataclass, field, replace
 from typing import Final
 
 from prism.core.events import ActivationError, EngineUp
-from prism.core.ids import DeviceId, NodeId
+from prism.core.ids import DeviceId, ModelName, NodeId
 from prism.core.instances import InstanceKey, Part, Parts, parts_by_node, queue_device
 from prism.core.specs import ModelSpec
 from prism.core.views import InstanceState
@@ -29,7 +29,14 @@ from prism.scheduler import keepalive
 from prism.scheduler.instance_life import DRAIN_S, InstanceLife, InstanceStep, Steps
 from prism.transfer.errors import TransferError
 from prism.weights.errors import WeightsError
-from prism.wire.messages import ActivateCommand, CommandResult, DeactivateCommand, InstanceReport, Stillborn
+from prism.wire.messages import (
+    ActivateCommand,
+    CommandResult,
+    DeactivateCommand,
+    EngineDeath,
+    InstanceReport,
+    Stillborn,
+)
 
 log = logging.getLogger(__name__)
 
@@ -98,6 +105,8 @@ class Instances:
         self._endings: set[asyncio.Task[None]] = set()
         self._results: OrderedDict[str, CommandResult] = OrderedDict()
         self.stillborn: deque[Stillborn] = deque(maxlen=REMEMBERED_STILLBORN)
+        self.deaths: dict[ModelName, EngineDeath] = {}
+        """The latest of each model."""
         """For the controller: engines that died by themselves before any request had a token of them."""
 
     def all(self) -> Iterable[LocalInstance]:
@@ -207,6 +216,7 @@ class Instances:
         if died is not None:
             log.error("the engine of %s on %s died: %s", instance.key, ", ".join(instance.part.devices), died.reason)
             self._measures.engine_died(instance.part.devices)
+            self.deaths[instance.key.model] = EngineDeath(key=instance.key, reason=died.reason, at_s=time.time())
             if died.suspects and not shell.counts(instance.key).served:
                 self.stillborn.append(Stillborn(key=instance.key, reason=died.reason))
             instance.life.lost()  # first: that it runs nothing any more is no end of a drain

@@ -31,9 +31,14 @@ _ANSWERS: Final[Mapping[ModelKind, str]] = {
 }
 
 
+def served_at(kind: ModelKind) -> tuple[str, ...]:
+    """Where every model of this kind answers."""
+    return tuple(route for route in ROUTES[kind] if route != RERANK or kind is ModelKind.RERANK)
+
+
 def wrong_kind(model: str, kind: ModelKind, route: str, others: Sequence[str]) -> ApiError:
     """400: ``model`` has no answers for ``route``. ``others``: models that do."""
-    there = ", ".join(place for place in ROUTES[kind] if place != RERANK or kind is ModelKind.RERANK)
+    there = ", ".join(served_at(kind))
     message = f"The model {model!r} {_ANSWERS[kind]}. It is served at {there}, not at {route}."
     if others:
         message += f" Models for {route}: {', '.join(map(repr, others))}."

@@ -11,7 +11,9 @@ from sglang.srt.parser.template_manager import TemplateManager
 from sglang.srt.server_args import PortArgs, ServerArgs
 
 from prism.config.catalog import Catalog
-from prism.config.model_files import announced, model_folder
+from prism.config.errors import ModelFilesError
+from prism.config.model_files import announced, model_config, model_folder
+from prism.config.model_kinds import architectures, pooling_problem
 from prism.config.sections import ModelConfig
 from prism.core.ids import ModelName
 from prism.core.specs import ModelKind
@@ -46,6 +48,7 @@ def builder(broker: Broker) -> Callable[[Catalog, ModelConfig], ServedModel]:
     def build(catalog: Catalog, model: ModelConfig) -> ServedModel:
         folder = model_folder(model.path, catalog.base, model.revision)
         kind = model.kind or announced(model.path, catalog.base, model.revision)[1]
+        _check(folder, kind)
         args = ServerArgs(**server_args(model, folder, catalog.base), is_embedding=kind is not ModelKind.GENERATE)
         ports = PortArgs(**dict.fromkeys(PortArgs.__dataclass_fields__))
         manager = FrontManager(ModelName(model.name), args, ports, broker)
@@ -66,6 +69,13 @@ def builder(broker: Broker) -> Callable[[Catalog, ModelConfig], ServedModel]:
         )
 
     return build
+
+
+def _check(folder: Path, kind: ModelKind) -> None:
+    """Raises :class:`ModelFilesError` for a model of which an engine would make other vectors than it was trained
+    for."""
+    if kind is ModelKind.EMBED and (why := pooling_problem(folder, architectures(model_config(folder)))) is not None:
+        raise ModelFilesError(why)
 
 
 def _endpoints(manager: FrontManager, templates: TemplateManager, kind: ModelKind) -> Mapping[str, Serving]:

@@ -43,7 +43,8 @@ async def models_view(front: Front, only: str | None = None) -> list[dict[str, A
 def _known(cluster: dict[str, Any], name: str, seen: dict[str, Any]) -> dict[str, Any]:
     """What the controller says of a model: its scheduler's view, where its weights are, what is wrong with it."""
     failure = seen.get("failure") or cluster.get("broken", {}).get(name, "")
-    return {**seen, "failure": failure, "held": cluster.get("held", {}).get(name, {})}
+    death = cluster.get("deaths", {}).get(name)
+    return {**seen, "failure": failure, "held": cluster.get("held", {}).get(name, {}), "last_death": death}
 
 
 def _model(
@@ -71,6 +72,7 @@ def _model(
         "last_used_s": time.time() if any(replica["running"] for replica in replicas) else use.last_used_s or None,
         "rate_per_s": seen.get("rate_per_s", 0.0),
         "failure": seen.get("failure", ""),
+        "last_death": seen["last_death"],
         "held": seen["held"],
         "replicas": replicas,
     }

@@ -61,6 +61,8 @@ class Submission(Message, frozen=True, kw_only=True):
     model."""
     suspicions: int = 0
     """Engines that died by themselves in a step of this request (:mod:`prism.node.suspects`)."""
+    died_of: str = ""
+    """What the latest of the engines that died with it said."""
 
 
 # --- to a front-door worker ---
@@ -302,6 +304,16 @@ class Stillborn(msgspec.Struct, frozen=True, kw_only=True):
     """The engine's own words."""
 
 
+class EngineDeath(msgspec.Struct, frozen=True, kw_only=True):
+    """An engine that died, in an :class:`AgentReport`."""
+
+    key: InstanceKey
+    reason: str
+    """Its own words, or what it was killed by."""
+    at_s: float
+    """Unix time."""
+
+
 class LinkReport(msgspec.Struct, frozen=True, kw_only=True):
     """What bytes from another node to this one reached, in an :class:`AgentReport`."""
 
@@ -327,6 +339,8 @@ class AgentReport(Message, frozen=True, kw_only=True):
     """Requests per model that entered the node's device queues from a front door since the last report."""
     stillborn: list[Stillborn] = []
     """The latest of them: a report may be lost, so that each stands in many."""
+    deaths: list[EngineDeath] = []
+    """The latest of each model, since the agent started."""
     leaving: bool = False
     """The node is about to leave: its models and requests should go elsewhere."""
     left: bool = False

@@ -21,7 +21,6 @@ def load(tmp_path: Path, args: str) -> None:
 @pytest.mark.parametrize(
     "args",
     [
-        "is_embedding: true",
         "encoder_only: true",
         "language_only: true",
         "prefill_only_disable_kv_cache: true",

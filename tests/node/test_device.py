@@ -150,10 +150,11 @@ async def test_cancel_reaches_a_running_a_waiting_and_a_coming_request(bench: Be
 
 
 async def test_an_endless_tour_between_devices_ends_with_an_error(bench: Bench) -> None:
-    await bench.submit("a", hops=51)
+    await bench.submit("a", hops=51, died_of="killed by SIGKILL")
     await until(lambda: bench.outbox.of(Failed))
     (failed,) = bench.outbox.of(Failed)
     assert failed.status == 503 and failed.code == "model_unstable"  # type: ignore[attr-defined]
+    assert failed.message.endswith("Its engine said: killed by SIGKILL")  # type: ignore[attr-defined]
     await bench.settle()
     assert await bench.left() == 0
 
@@ -202,6 +203,7 @@ async def test_a_request_that_was_in_two_engines_that_died_is_refused_as_poison(
     await bench.stands(1, keys.INACTIVE_QUEUE)
     (entry,) = await bench.store.read_new([keys.INACTIVE_QUEUE], "c", 1, 0)
     assert entry.submission.suspicions == 1, "another device has to know"
+    assert entry.submission.died_of == "illegal instruction"
     second = bench.engine_up(generation=2)
     await bench.submit("again", hops=2, suspicions=1)
     await until(lambda: len(bench.outbox.of(ResumeQuery)) == 2)

@@ -1,0 +1,112 @@
+"""What an engine will make of a model, foretold from its ``config.json``: which attention state it needs, which kernels,
+and what would serve a model that cannot be served as it stands. Nothing is loaded, and SGLang is not asked.
+
+What engines refuse is decided by them (``sglang_patches``); tests keep the two in step.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any, Final
+
+from prism.config.engine_args import registries
+from prism.config.model_kinds import architectures, kind_of, text_config
+from prism.core.specs import DeviceKind, ModelKind
+
+
+class KvKind(StrEnum):
+    """The state that attention keeps of a text."""
+
+    PLAIN = "keys and values per head"
+    LATENT = "latent attention (MLA)"
+    WINDOWS = "sliding windows beside full attention"
+    STATES = "Mamba or linear attention"
+
+
+MANAGED: Final = frozenset((KvKind.PLAIN,))
+"""What Prism's memory hands out page by page; models with other states are refused when they are loaded."""
+
+_STATE_LAYERS: Final = frozenset(("linear_attention", "mamba", "mamba2", "conv", "recurrent", "ssm"))
+_STATE_KEYS: Final = ("mamba_d_state", "ssm_state_size", "hybrid_override_pattern", "linear_attn_config", "conv_L_cache")
+_HOST_QUANTISED: Final = frozenset[str]()
+"""Quantised formats that SGLang computes with on a CPU without AMX."""
+
+
+@dataclass(frozen=True, slots=True)
+class Obstacle:
+    """Why a model will not be served, and what would."""
+
+    why: str
+    instead: str
+
+    def __str__(self) -> str:
+        return f"{self.why}; what would serve it: {self.instead}"
+
+
+def kv_kind(config: Mapping[str, Any]) -> KvKind:
+    """By the parsed ``config.json``, as SGLang reads it. A hybrid of several counts as the first of: states, latent,
+    windows."""
+    text = text_config(config)
+    layers = text.get("layer_types") or text.get("layers_block_type")
+    if isinstance(layers, list):
+        has_states = any(str(layer) in _STATE_LAYERS for layer in layers)
+    else:
+        has_states = any(key in text for key in _STATE_KEYS)
+    if has_states:
+        return KvKind.STATES
+    if text.get("kv_lora_rank"):
+        return KvKind.LATENT
+    names = architectures(config)
+    windows = any(name in registries().window_hybrids for name in names) or text.get("is_hybrid_swa") is True
+    if "LagunaForCausalLM" in names and not text.get("sliding_window"):
+        windows = False
+    return KvKind.WINDOWS if windows else KvKind.PLAIN
+
+
+def obstacles(
+    config: Mapping[str, Any],
+    engine_args: Mapping[str, Any],
+    wanted: ModelKind | None,
+    sentence_encoder: bool,
+    devices: Collection[DeviceKind],
+) -> Iterator[Obstacle]:
+    """Why the model with this ``config.json`` will not be served. ``wanted``: the catalog's ``kind``; ``devices``: the
+    kinds that are there, none if they are not known."""
+    yield from _kind(config, wanted, sentence_encoder)
+    yield from _state(config, engine_args)
+    if devices and DeviceKind.CUDA not in devices:
+        yield from _kernels(config, engine_args)
+
+
+def _kind(config: Mapping[str, Any], wanted: ModelKind | None, sentence_encoder: bool) -> Iterator[Obstacle]:
+    own = kind_of(config, sentence_encoder)
+    never = any(name in registries().pooled for name in architectures(config))
+    if wanted is None or wanted is own or (own is ModelKind.GENERATE and wanted is ModelKind.EMBED):
+        return
+    if never or own is ModelKind.CLASSIFY or wanted is not ModelKind.GENERATE:
+        shown = ", ".join(architectures(config))
+        yield Obstacle(f"`kind` says {wanted.value}, and {shown} can only {own.value}", f"`kind: {own.value}`, or none")
+
+
+def _state(config: Mapping[str, Any], engine_args: Mapping[str, Any]) -> Iterator[Obstacle]:
+    kind = kv_kind(config)
+    if kind in MANAGED or (kind is KvKind.WINDOWS and engine_args.get("disable_hybrid_swa_memory")):
+        return
+    instead = "a model with plain attention"
+    if kind is KvKind.WINDOWS:
+        instead = "`engine_args: {disable_hybrid_swa_memory: true}`, which keeps KV for all tokens in all layers"
+    yield Obstacle(f"its attention needs {kind.value}, which engines here do not manage", instead)
+
+
+def _kernels(config: Mapping[str, Any], engine_args: Mapping[str, Any]) -> Iterator[Obstacle]:
+    """What runs on GPUs only."""
+    method = engine_args.get("quantization") or _stored_quantisation(config)
+    if method and method not in _HOST_QUANTISED:
+        yield Obstacle(f"it is quantised ({method}), and SGLang computes with that on GPUs only", "a GPU (`cuda:N`)")
+
+
+def _stored_quantisation(config: Mapping[str, Any]) -> str | None:
+    found = config.get("quantization_config") or text_config(config).get("quantization_config")
+    return str(found.get("quant_method", "unknown")) if isinstance(found, dict) else None

@@ -1,0 +1,115 @@
+"""What will become of a model is foretold from its files, with what would serve it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from prism.config.engine_args import registries
+from prism.config.forecast import KvKind, kv_kind, obstacles
+from prism.config.model_kinds import kind_of, pooling_problem
+from prism.core.specs import DeviceKind, ModelKind
+
+HOST, CUDA = (DeviceKind.HOST,), (DeviceKind.CUDA,)
+
+
+@pytest.mark.parametrize(
+    ("architecture", "more", "kind"),
+    [
+        ("LlamaForCausalLM", {}, ModelKind.GENERATE),
+        ("BertModel", {}, ModelKind.EMBED),
+        ("LlamaForSequenceClassification", {}, ModelKind.CLASSIFY),
+        ("Qwen2ForRewardModel", {}, ModelKind.CLASSIFY),
+        ("LlamaForClassification", {}, ModelKind.CLASSIFY),
+        ("BertForSequenceClassification", {"id2label": {"0": "LABEL_0"}}, ModelKind.RERANK),
+        ("BertForSequenceClassification", {"id2label": {"0": "bad", "1": "good"}}, ModelKind.CLASSIFY),
+        ("BertForSequenceClassification", {}, ModelKind.CLASSIFY),
+    ],
+)
+def test_kinds(architecture: str, more: dict[str, Any], kind: ModelKind) -> None:
+    assert kind_of({"architectures": [architecture], **more}, False) is kind
+
+
+def test_what_comes_with_a_pooling_module_embeds() -> None:
+    assert kind_of({"architectures": ["Qwen3ForCausalLM"]}, True) is ModelKind.EMBED
+    assert kind_of({"architectures": ["LlamaForSequenceClassification"]}, True) is ModelKind.CLASSIFY
+    assert kind_of({}, False) is ModelKind.GENERATE
+
+
+@pytest.mark.parametrize(
+    ("config", "kind"),
+    [
+        ({"architectures": ["LlamaForCausalLM"]}, KvKind.PLAIN),
+        ({"architectures": ["DeepseekV3ForCausalLM"], "kv_lora_rank": 512}, KvKind.LATENT),
+        ({"architectures": ["KimiVLForConditionalGeneration"], "text_config": {"kv_lora_rank": 512}}, KvKind.LATENT),
+        ({"architectures": ["GptOssForCausalLM"], "sliding_window": 128}, KvKind.WINDOWS),
+        ({"architectures": ["LagunaForCausalLM"]}, KvKind.PLAIN),
+        ({"architectures": ["Qwen3NextForCausalLM"], "layer_types": ["linear_attention"]}, KvKind.STATES),
+        ({"architectures": ["GraniteMoeHybridForCausalLM"], "layer_types": ["attention"]}, KvKind.PLAIN),
+        ({"architectures": ["NemotronHForCausalLM"], "hybrid_override_pattern": "M*"}, KvKind.STATES),
+    ],
+)
+def test_states_of_attention(config: dict[str, Any], kind: KvKind) -> None:
+    assert kv_kind(config) is kind
+
+
+def foretold(config: dict[str, Any], devices: tuple[DeviceKind, ...], wanted: Any = None, **args: Any) -> str:
+    return "; ".join(map(str, obstacles(config, args, wanted, False, devices)))
+
+
+def test_each_obstacle_comes_with_what_would_serve_the_model() -> None:
+    mamba = {"architectures": ["NemotronHForCausalLM"], "hybrid_override_pattern": "M*"}
+    assert "Mamba" in foretold(mamba, HOST) and "what would serve it: " in foretold(mamba, HOST)
+    quantised = {"architectures": ["LlamaForCausalLM"], "quantization_config": {"quant_method": "gptq"}}
+    assert "cuda:N" in foretold(quantised, HOST)
+    assert foretold(quantised, CUDA) == foretold(quantised, ()) == ""
+    assert foretold({"architectures": ["LlamaForCausalLM"]}, HOST) == ""
+
+
+@pytest.mark.parametrize(
+    ("architecture", "wanted", "found"),
+    [
+        ("Qwen3ForCausalLM", ModelKind.EMBED, ""),
+        ("BertModel", ModelKind.GENERATE, "can only embed"),
+        ("LlamaForCausalLM", ModelKind.RERANK, "can only generate"),
+        ("LlamaForSequenceClassification", ModelKind.GENERATE, "can only classify"),
+    ],
+)
+def test_a_kind_that_the_files_deny(architecture: str, wanted: ModelKind, found: str) -> None:
+    said = foretold({"architectures": [architecture]}, (), wanted)
+    assert found in said and bool(found) == bool(said)
+
+
+@pytest.mark.parametrize(
+    ("architecture", "modes", "problem"),
+    [
+        ("BertModel", {"pooling_mode_cls_token": True, "pooling_mode_mean_tokens": False}, None),
+        ("BertModel", {"pooling_mode_mean_tokens": True}, "pools by mean_tokens"),
+        ("Qwen3ForCausalLM", {"pooling_mode_lasttoken": True}, None),
+        ("Qwen3ForCausalLM", {"pooling_mode": "mean"}, "pools by mean_tokens"),
+        ("Qwen3ForCausalLM", {"pooling_mode": "lasttoken"}, None),
+    ],
+)
+def test_vectors_that_would_be_others(
+    tmp_path: Path, architecture: str, modes: dict[str, Any], problem: str | None
+) -> None:
+    names = ["models.Transformer", "models.Pooling", "models.Normalize"]
+    modules = [{"path": "" if i == 0 else f"{i}_X", "type": f"sentence_transformers.{n}"} for i, n in enumerate(names)]
+    (tmp_path / "modules.json").write_text(json.dumps(modules))
+    (tmp_path / "1_X").mkdir()
+    (tmp_path / "1_X" / "config.json").write_text(json.dumps(modes))
+    found = pooling_problem(tmp_path, [architecture])
+    assert found is None if problem is None else found is not None and problem in found
+    modules.append({"path": "3_Dense", "type": "sentence_transformers.models.Dense"})
+    (tmp_path / "modules.json").write_text(json.dumps(modules))
+    assert "'Dense'" in (pooling_problem(tmp_path, [architecture]) or "")
+
+
+def test_the_registry_has_the_classes_that_sglang_pools() -> None:
+    known = registries()
+    assert {"BertModel", "Qwen3ForSequenceClassification"} <= set(known.pooled) < {*known.architectures, *known.pooled}
+    assert known.cross_encoders == ("BertForSequenceClassification", "XLMRobertaForSequenceClassification")
+    assert "GptOssForCausalLM" in known.window_hybrids and "Qwen2VLForConditionalGeneration" in known.multimodal
