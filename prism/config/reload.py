@@ -8,7 +8,9 @@ from typing import Final
 from prism.config.catalog import Catalog
 from prism.config.sections import ModelConfig
 
-LIVE_SERVER_KEYS: Final = frozenset({"max_body_bytes", "request_timeout_s", "sse_keepalive_s", "write_timeout_s"})
+LIVE_SERVER_KEYS: Final = frozenset(
+    {"images", "max_body_bytes", "request_timeout_s", "sse_keepalive_s", "write_timeout_s"}
+)
 """Attributes of ``server`` that running processes take over; the others are part of how processes were started."""
 
 RESTART_SECTIONS: Final = ("devices", "virtual", "gpu_memory_fraction", "engines", "weights")

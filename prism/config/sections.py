@@ -131,7 +131,7 @@ class ModelConfig(ModelOptions, frozen=True, kw_only=True):
         ModelKind | None,
         Meta(
             description="What it answers with: text (generate), vectors (embed), scores of labels (classify) or of pairs "
-            "(rerank). Default: what its files say (docs/models.md)."
+            "(rerank). Default: what its files say (docs/api.md)."
         ),
     ] = None
 
@@ -181,6 +181,30 @@ class WeightConfig(Section, frozen=True, kw_only=True):
     ] = field(name="disk", default=None)
 
 
+class ImageConfig(Section, frozen=True, kw_only=True):
+    """Images in requests to models that take them."""
+
+    hosts: Annotated[
+        tuple[str, ...],
+        Meta(
+            description="Hosts (`images.example.org`, `*.example.org`, with `:PORT` if it is not the usual one) from which "
+            "images are fetched for clients, never over private addresses. Default: none; clients send data URLs."
+        ),
+    ] = ()
+    max_bytes: Annotated[Bytes, Meta(description="Largest image, as it is sent or fetched.")] = field(
+        name="max_size", default_factory=lambda: Bytes(8 << 20)
+    )
+    max_pixels: Annotated[int, Meta(ge=1, description="Most pixels of one image.")] = 1 << 24
+    max_count: Annotated[int, Meta(ge=1, le=1000, description="Most images of one request.")] = 8
+    max_prepared_bytes: Annotated[
+        Bytes,
+        Meta(description="Most that all images of a request may have as the model reads them; it waits in the queue."),
+    ] = field(name="max_prepared", default_factory=lambda: Bytes(64 << 20))
+    timeout_s: Annotated[Seconds, Meta(description="How long fetching one may take.")] = field(
+        name="timeout", default_factory=lambda: Seconds(10.0)
+    )
+
+
 class ServerConfig(Section, frozen=True, kw_only=True):
     """The HTTP front door."""
 
@@ -211,6 +235,7 @@ class ServerConfig(Section, frozen=True, kw_only=True):
         field(name="drain_timeout", default_factory=lambda: Seconds(30.0))
     )
     cors_origins: Annotated[tuple[str, ...], Meta(description="Origins browsers may call from (`*` for all).")] = ()
+    images: Annotated[ImageConfig, Meta(description="Images in requests.")] = field(default_factory=ImageConfig)
 
 
 class LogConfig(Section, frozen=True, kw_only=True):

@@ -13,6 +13,8 @@ from prism.core.errors import InvalidValue
 _TAG: Final = "TokenizedGenerateReqInput"
 _INPUT_IDS, _SAMPLING, _LOGPROB, _TOP = 4, 8, 9, 11
 """Positions in SGLang's array coding of the request (tested against :mod:`prism.engine.sglang_codec`)."""
+_MEDIA_TAG: Final = "WithMedia"
+"""Images, and the request inside (:class:`prism.engine.sglang_codec.WithMedia`)."""
 _POOLED_TAG: Final = "TokenizedEmbeddingReqInput"
 _DIMENSIONS: Final = 8
 """Of the made-up vectors."""
@@ -34,6 +36,8 @@ def read_payload(payload: bytes) -> FakePayload:
     """Raises :class:`InvalidValue` when ``payload`` is not a request."""
     try:
         fields: list[Any] = msgspec.msgpack.decode(payload)
+        if fields[0] == _MEDIA_TAG:
+            fields = msgspec.msgpack.decode(fields[1])
         if fields[0] not in (_TAG, _POOLED_TAG):
             raise ValueError(f"tag {fields[0]!r}")
         ids = array("q")

@@ -22,35 +22,58 @@ from sglang.srt.managers.io_struct import (
 )
 
 from prism.core.errors import InvalidValue
+from prism.engine.sglang_media import pack_media, unpack_media
 from prism.wire.messages import TokenItem
 
 Tokenized = TokenizedGenerateReqInput | TokenizedEmbeddingReqInput
 """A request for text, or for a vector (embeddings, scores of a classifier or cross-encoder)."""
 
+
+
+class WithMedia(msgspec.Struct, frozen=True, tag=True, array_like=True):
+    """A request with images: the request without them, and they (:mod:`prism.engine.sglang_media`)."""
+
+    request: bytes
+    media: bytes
+
+
 _encoder = msgspec.msgpack.Encoder(enc_hook=io_struct.enc_hook)
 _decoder: msgspec.msgpack.Decoder[Tokenized] = msgspec.msgpack.Decoder(Tokenized, dec_hook=io_struct.dec_hook)
+_media_decoder = msgspec.msgpack.Decoder(WithMedia)
+_MEDIA_TAG: Final = msgspec.msgpack.encode("WithMedia")
 
 PREFIX_TOKENS: Final = 5
 """Prompt tokens the detokenizer sees before the first output token (SGLang's incremental detokenization offset)."""
 
 
 def encode_request(request: Tokenized) -> bytes:
-    """The request's bytes. Raises :class:`InvalidValue` for what only a pickle could carry (images, for example)."""
-    if _has_pickle(request):
-        raise InvalidValue("messages", "image, audio or video", "this server takes text only")
+    """The request's bytes. Raises :class:`InvalidValue` for what only a pickle could carry."""
     request.time_stats = None
-    return _encoder.encode(request)
+    media, request.mm_inputs = request.mm_inputs, None
+    if _has_pickle(request):
+        raise InvalidValue("messages", "audio or video", "this server takes texts and images only")
+    plain = _encoder.encode(request)
+    if media is None:
+        return plain
+    request.mm_inputs = media
+    return _encoder.encode(WithMedia(plain, pack_media(media)))
 
 
 def decode_request(payload: bytes) -> Tokenized:
     """The request in ``payload``. Raises :class:`InvalidValue` on anything malformed or pickled."""
+    media = None
     try:
+        if payload[1 : 1 + len(_MEDIA_TAG)] == _MEDIA_TAG:
+            found = _media_decoder.decode(payload)
+            payload, media = found.request, found.media
         request = _decoder.decode(payload)
     except (msgspec.ValidationError, msgspec.DecodeError, TypeError, ValueError) as error:
         raise InvalidValue("payload", f"{len(payload)} bytes", f"not a tokenized request: {error}") from None
     if _has_pickle(request):
         raise InvalidValue("payload", "pickled data", "nothing pickled is accepted")
     request.time_stats = None
+    if media is not None:
+        request.mm_inputs = unpack_media(media)
     return request
 
 

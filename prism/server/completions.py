@@ -21,12 +21,12 @@ from prism.server.auth import Caller
 from prism.server.errors import ApiError, internal, invalid, never_affordable, unavailable
 from prism.server.front import Front
 from prism.server.http import read_body
+from prism.server.images import take_images
 from prism.server.kinds import ROUTES, wrong_kind
 from prism.server.models import ServedModel
 from prism.server.recorder import Record
 from prism.server.requests import (
     check_prompt_ids,
-    check_text_only,
     check_token_ids,
     parse,
     read_json,
@@ -102,6 +102,7 @@ class Completions:
 
         call = new_call(record.request_id, self._kind.prefix, served.objectives, self._kind.param)
         record.streams = call.streams
+        call.max_prepared_bytes = int(front.catalog.server.images.max_prepared_bytes)
         call.piecewise = bool(getattr(request, "tools", None) or served.config.reasoning_parser)
         adapted = await _convert(serving, request, body)
         tokens = await _affordable(front, caller, adapted, serving)
@@ -131,11 +132,11 @@ class Completions:
         if self._kind.takes_ids:
             check_prompt_ids(data.get(self._kind.param), front.models.context_tokens(model), self._kind.param)
         request = parse(self._kind.request, data)
-        check_text_only(request)
         front.check_backlog(model)
         served = await front.models.get(model)
         if self._kind.route not in served.endpoints:
             raise wrong_kind(model, served.kind, self._kind.route, await self._others(caller))
+        await take_images(request, front.catalog.server.images, front.images, served.manager.takes_images)
         from prism.server.sglang_tools import check_tools
 
         if (warning := check_tools(request, served.config.tool_call_parser, model)) is not None:

@@ -19,6 +19,7 @@ from prism.obs.zeros import Zeros
 from prism.server.auth import Gate
 from prism.server.broker import Broker
 from prism.server.errors import MAX_SHOWN_CHARS, ApiError, model_not_found, unavailable
+from prism.server.image_fetch import ImageFetcher
 from prism.server.models import Builder, Models
 from prism.server.placements import Placements
 from prism.server.recorder import Recorder
@@ -46,6 +47,7 @@ class Front:
     metrics: Metrics
     recorder: Recorder
     usage: Usage
+    images: ImageFetcher
     decision_log: Path | None = None
     started_s: float = field(default_factory=time.time)
     draining: bool = False
@@ -125,6 +127,7 @@ class Front:
             return
         self.catalog = self.gate.catalog = catalog
         self.models.reload(catalog)
+        self.images = ImageFetcher(catalog.server.images)
         show_prompts(catalog.log.prompts)
         log.info("catalog reloaded", extra={"models": len(catalog.models)})
 
@@ -170,6 +173,7 @@ def make_front(
         metrics=metrics,
         recorder=Recorder(metrics, usage),
         usage=usage,
+        images=ImageFetcher(catalog.server.images),
         decision_log=decision_log,
     )
 

@@ -151,17 +151,6 @@ def check_prompt_ids(prompt: Any, context_tokens: int | None, param: str) -> Non
             raise context_length_exceeded(context_tokens, len(row), None, param)
 
 
-def check_text_only(request: Any) -> None:
-    """Raises :class:`ApiError` when a chat message has a part that is not text."""
-    for index, message in enumerate(getattr(request, "messages", None) or ()):
-        content = getattr(message, "content", None)
-        for part in content if isinstance(content, list) else ():
-            kind = getattr(part, "type", None)
-            if kind != "text":
-                where = f"messages.{index}.content"
-                raise invalid(f"This server takes text only, not {kind!r}.", where, "unsupported_content")
-
-
 def check_token_ids(request: Any, vocab_size: int) -> None:
     """Token ids of ``logit_bias`` and ``stop_token_ids`` must exist in the model (an engine would index with them)."""
     for token in getattr(request, "logit_bias", None) or ():

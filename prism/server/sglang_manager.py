@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import copy
+import threading
 import time
 from collections.abc import AsyncIterator, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -18,6 +19,7 @@ from sglang.srt.managers.io_struct import GenerateReqInput, TokenizedGenerateReq
 from sglang.srt.managers.tokenizer_manager import ReqState, TokenizerManager
 from sglang.srt.server_args import PortArgs, ServerArgs
 
+from prism.config.units import format_size
 from prism.core.ids import ModelName
 from prism.engine.sglang_codec import PREFIX_TOKENS, encode_request
 from prism.server.broker import Broker
@@ -63,6 +65,8 @@ class Call:
     submitted: bool = False
     echo_chars: Sequence[int] = ()
     """Lengths of the prompts' texts when they are repeated before the answers."""
+    max_prepared_bytes: int = 0
+    """Most that its images may have once they are prepared."""
     piecewise: bool = False
     """SGLang's streaming parsers (tools, reasoning) read the text: it is handed on in pieces (:func:`_pieces`)."""
 
@@ -76,6 +80,7 @@ class FrontManager(TokenizerManager):  # type: ignore[misc]
         self.rid_to_state = _NoStates()
         self.detokenizer = Detokenizer(self)
         self.vocab_size: int = self.model_config.vocab_size
+        self._preparing = threading.Lock()
 
     def init_ipc_channels(self, port_args: PortArgs) -> None:
         self.tokenizer_ipc_name = None
@@ -111,12 +116,31 @@ class FrontManager(TokenizerManager):  # type: ignore[misc]
 
     async def _tokenize(self, part: GenerateReqInput, call: Call, long: bool) -> TokenizedGenerateReqInput:
         part.prism_call = call
-        if part.image_data or part.video_data or part.audio_data:
-            raise invalid("This model takes text only.", call.param, "unsupported_content")
+        if part.video_data or part.audio_data or (part.image_data and not self.takes_images):
+            raise invalid("This model takes no such content.", call.param, "unsupported_content")
+        if part.image_data:
+            return await asyncio.to_thread(self._prepare_images, part, call)
         if long and isinstance(part.text, str):
             part.input_ids = await asyncio.to_thread(lambda: self.tokenizer(part.text)["input_ids"])
             part.text = None
         return await self._tokenize_one_request(part)
+
+    @property
+    def takes_images(self) -> bool:
+        """SGLang has a processor for this model's images, and the model's folder has what it needs."""
+        return self.mm_processor is not None
+
+    def _prepare_images(self, part: GenerateReqInput, call: Call) -> TokenizedGenerateReqInput:
+        """On a thread, in a loop of its own: SGLang's processors compute for a while between their awaits. One after
+        the other, since the libraries below are not made for more."""
+        with self._preparing:
+            request = asyncio.run(self._tokenize_one_request(part))
+        items = request.mm_inputs.mm_items if request.mm_inputs is not None else ()
+        sizes = [item.feature.nbytes for item in items if item.feature is not None]
+        if sum(sizes) > call.max_prepared_bytes:
+            shown, limit = format_size(sum(sizes)), format_size(call.max_prepared_bytes)
+            raise invalid(f"The images are {shown} as the model reads them; {limit} are allowed.", call.param)
+        return request
 
     def _validate_one_request(self, obj: GenerateReqInput, input_ids: list[int]) -> None:
         wanted = obj.sampling_params.get("max_new_tokens")
