@@ -83,8 +83,8 @@ class Side:
         }
 
 
-def start_sglang(model: Path, port: int, log: Path) -> subprocess.Popen[bytes]:
-    """SGLang's own server, with the engine settings Prism uses on virtual devices."""
+def start_sglang(model: Path, port: int, log: Path, *more: str) -> subprocess.Popen[bytes]:
+    """SGLang's own server, with the engine settings Prism uses on virtual devices and ``more`` arguments."""
     environment = {**os.environ, **HOST_ENVIRONMENT, "SGLANG_PLUGINS": "none"}
     if not cuda_stub.driver_present():
         cuda_stub.build(cuda_stub.stub_path())
@@ -93,7 +93,7 @@ def start_sglang(model: Path, port: int, log: Path) -> subprocess.Popen[bytes]:
     command += ["--port", str(port), "--device", "cpu", "--dtype", "float32", "--disable-cuda-graph"]
     command += ["--attention-backend", str(HOST["attention_backend"]), "--sleep-on-idle"]
     command += ["--mem-fraction-static", "0.2", "--max-total-tokens", "8192", "--log-level", "warning"]
-    command += ["--skip-server-warmup"]
+    command += ["--skip-server-warmup", *more]
     with log.open("wb") as out:
         return subprocess.Popen(command, env=environment, stdout=out, stderr=out)
 

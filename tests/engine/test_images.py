@@ -1,0 +1,226 @@
+"""Images: through SGLang's own processors, over the wire without pickles, answered like Hugging Face."""
+
+from __future__ import annotations
+
+import base64
+import io
+import shutil
+import warnings
+from functools import cache
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from prism.config.catalog import load_catalog
+from prism.core.errors import InvalidValue
+from prism.server.kinds import CHAT
+from tests.engine.rig import Rig, codec
+from tests.engine.test_families import TOKENIZER
+from tests.server.live import import_sglang
+
+pytestmark = pytest.mark.engine
+NEW = 12
+MARKS = ["<|im_start|>", "<|im_end|>", "<|vision_start|>", "<|vision_end|>", "<|image_pad|>", "<|video_pad|>"]
+TEMPLATE = (
+    "{% for message in messages %}<|im_start|>{{ message['role'] }}\n"
+    "{% if message['content'] is string %}{{ message['content'] }}{% else %}"
+    "{% for part in message['content'] %}"
+    "{% if part['type'] == 'image' or part['type'] == 'image_url' %}<|vision_start|><|image_pad|><|vision_end|>"
+    "{% else %}{{ part['text'] }}{% endif %}{% endfor %}{% endif %}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+
+
+def make_model(folder: Path, like: Path) -> Path:
+    """A tiny Qwen2-VL with random weights, its processor, and the tokenizer of the model ``like`` with the marks that
+    images need."""
+    import torch
+    import transformers
+
+    folder.mkdir()
+    for file in TOKENIZER:
+        if (like / file).exists():
+            shutil.copy(like / file, folder)
+    tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
+    tokenizer.add_special_tokens({"additional_special_tokens": MARKS})
+    ids = dict(zip(MARKS, tokenizer.convert_tokens_to_ids(MARKS), strict=True))
+    config = transformers.Qwen2VLConfig(
+        text_config={
+            "hidden_size": 64,
+            "intermediate_size": 128,
+            "num_hidden_layers": 2,
+            "num_attention_heads": 4,
+            "num_key_value_heads": 2,
+            "max_position_embeddings": 2048,
+            "vocab_size": len(tokenizer),
+            "rope_parameters": {"rope_type": "default", "type": "mrope", "mrope_section": [2, 3, 3], "rope_theta": 1e4},
+            "initializer_range": 0.1,
+            "bos_token_id": 0,
+            "eos_token_id": 1,
+        },
+        vision_config={"depth": 2, "embed_dim": 32, "num_heads": 2, "hidden_size": 64, "mlp_ratio": 2, "patch_size": 14},
+        image_token_id=ids["<|image_pad|>"],
+        video_token_id=ids["<|video_pad|>"],
+        vision_start_token_id=ids["<|vision_start|>"],
+        vision_end_token_id=ids["<|vision_end|>"],
+        dtype="float32",
+    )
+    torch.manual_seed(9)
+    transformers.Qwen2VLForConditionalGeneration(config).save_pretrained(folder)
+    images = transformers.Qwen2VLImageProcessor(min_pixels=56 * 56, max_pixels=112 * 112)
+    videos = transformers.Qwen2VLVideoProcessor()
+    transformers.Qwen2VLProcessor(images, tokenizer, videos, chat_template=TEMPLATE).save_pretrained(folder)
+    return folder
+
+
+def picture(seed: int, width: int = 100, height: int = 80) -> Image.Image:
+    values = np.random.default_rng(seed).integers(0, 255, (height, width, 3), dtype=np.uint8)
+    return Image.fromarray(values)
+
+
+def data_url(image: Image.Image) -> str:
+    out = io.BytesIO()
+    image.save(out, "PNG")
+    return "data:image/png;base64," + base64.b64encode(out.getvalue()).decode()
+
+
+def messages(text: str, *images: Image.Image) -> list[dict[str, Any]]:
+    parts: list[dict[str, Any]] = [{"type": "image_url", "image_url": {"url": data_url(image)}} for image in images]
+    return [{"role": "user", "content": [*parts, {"type": "text", "text": text}]}]
+
+
+@cache
+def reference_model(path: Path) -> Any:
+    import torch
+    import transformers
+
+    return transformers.Qwen2VLForConditionalGeneration.from_pretrained(path, dtype=torch.float32).eval()
+
+
+def reference(path: Path, text: str, *images: Image.Image) -> list[int]:
+    """What Hugging Face answers, greedy."""
+    import torch
+    import transformers
+
+    torch.set_num_threads(1)
+    processor = transformers.AutoProcessor.from_pretrained(path)
+    parts = [*({"type": "image"} for _ in images), {"type": "text", "text": text}]
+    prompt = processor.apply_chat_template([{"role": "user", "content": parts}], add_generation_prompt=True)
+    inputs = processor(text=[prompt], images=list(images) or None, return_tensors="pt")
+    model = reference_model(path)
+    model.generation_config.eos_token_id = None
+    with torch.no_grad(), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        out = model.generate(**inputs, max_new_tokens=NEW, do_sample=False, pad_token_id=2)
+    found: list[int] = out[0, inputs["input_ids"].shape[1] :].tolist()
+    return found
+
+
+class FrontSide:
+    """A front door's objects for one model, up to the queue."""
+
+    def __init__(self, path: Path) -> None:
+        import_sglang()
+        from prism.server.sglang_build import builder
+
+        (path.parent / "c.yaml").write_text(f"models: [{{name: m, path: {path.name}}}]")
+        catalog = load_catalog(path.parent / "c.yaml")
+        broker: Any = SimpleNamespace()
+        self.served = builder(broker)(catalog, catalog.model("m"))
+
+    async def tokenized(self, text: str, *images: Image.Image) -> Any:
+        from sglang.srt.entrypoints.openai.protocol import ChatCompletionRequest
+
+        from prism.server.sglang_manager import new_call
+
+        asked = {"model": "m", "messages": messages(text, *images), "max_tokens": NEW, "temperature": 0}
+        request = ChatCompletionRequest.model_validate({**asked, "ignore_eos": True})
+        adapted = self.served.endpoints[CHAT].convert(request)
+        adapted.normalize_batch_and_arguments()
+        call = new_call("req_1", "", self.served.objectives, "messages")
+        call.max_prepared_bytes = 1 << 20
+        found = await self.served.manager._tokenize(adapted, call, False)
+        found.rid = ""
+        return found
+
+
+async def test_answers_to_images_are_those_of_hugging_face(rig: Rig, tmp_path: Path) -> None:
+    path = make_model(tmp_path / "vl", rig.models / "demo-llama")
+    front = FrontSide(path)
+    asked = [("what is this", picture(1)), ("compare", picture(2), picture(3, 60, 120)), ("no picture",)]
+    for from_image in (False, True):
+        handle = await rig.activate(rig.spec_at(path), [rig.devices[0]])
+        try:
+            assert handle.info.from_image is from_image
+            rids = [rig.submit(handle, await front.tokenized(text, *images)) for text, *images in asked]
+            answers = [await rig.answer(rid) for rid in rids]
+        finally:
+            await handle.deactivate()
+        assert answers == [reference(path, text, *images) for text, *images in asked]
+
+
+async def test_an_answer_to_an_image_goes_on_in_another_engine(rig: Rig, tmp_path: Path) -> None:
+    path = make_model(tmp_path / "vl", rig.models / "demo-llama")
+    request = await FrontSide(path).tokenized("what is this", picture(1))
+    whole = reference(path, "what is this", picture(1))
+    handle = await rig.activate(rig.spec_at(path), [rig.devices[0]])
+    try:
+        assert await rig.ask(handle, request, attempt=2, resumed=whole[:5]) == whole
+    finally:
+        await handle.deactivate()
+
+
+def media() -> Any:
+    import torch
+    from sglang.srt.managers.schedule_batch import Modality, MultimodalDataItem, MultimodalProcessorOutput
+
+    item = MultimodalDataItem(
+        modality=Modality.IMAGE,
+        hash=(1 << 127) + 1,
+        offsets=[(1, 4)],
+        feature=torch.arange(6, dtype=torch.bfloat16).reshape(2, 3),
+        model_specific_data={"grid": torch.tensor([[1, 2, 3]]), "sizes": [(3, 4)], "array": np.ones((2, 2), np.float16)},
+    )
+    return MultimodalProcessorOutput(mm_items=[item], input_ids=[1, 2], im_token_id=7, mrope_positions=torch.ones(3, 2))
+
+
+def test_prepared_images_survive_the_wire() -> None:
+    codec()
+    import torch
+
+    from prism.engine.sglang_media import pack_media, unpack_media
+
+    sent, found = media(), unpack_media(pack_media(media()))
+    [item], [before] = found.mm_items, sent.mm_items
+    assert (item.modality, item.hash, item.offsets, item.format) == (before.modality, before.hash, [(1, 4)], before.format)
+    assert item.feature.dtype == torch.bfloat16 and torch.equal(item.feature, before.feature)
+    assert torch.equal(item.grid, before.grid) and item.sizes == [(3, 4)]
+    assert np.array_equal(item.array, before.array) and item.array.dtype == np.float16
+    assert (found.input_ids, found.im_token_id, found.video_token_id) == ([1, 2], 7, None)
+    assert torch.equal(found.mrope_positions, sent.mrope_positions)
+
+
+@pytest.mark.parametrize("value", [object(), {"a": [object()]}, np.array(["x"]), np.array([object()])])
+def test_what_has_no_coding_is_refused(value: Any) -> None:
+    codec()
+    from prism.engine.sglang_media import pack_media
+
+    odd = media()
+    odd.mm_items[0].model_specific_data["odd"] = value
+    with pytest.raises(InvalidValue):
+        pack_media(odd)
+
+
+@pytest.mark.parametrize("cut", [0, 1, 10, 100])
+def test_bytes_that_are_no_images_are_refused(cut: int) -> None:
+    codec()
+    from prism.engine.sglang_media import pack_media, unpack_media
+
+    data = pack_media(media())
+    for broken in (data[:cut], b"\x93" + data[1 + cut :], data.replace(b"tensor", b"senile")):
+        with pytest.raises(InvalidValue):
+            unpack_media(broken)
