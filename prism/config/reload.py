@@ -15,7 +15,7 @@ LIVE_SERVER_KEYS: Final = frozenset(
 
 RESTART_SECTIONS: Final = ("devices", "virtual", "gpu_memory_fraction", "engines", "weights")
 
-REACTIVATE_KEYS: Final = frozenset({"path", "revision", "tp", "context_tokens", "engine_args"})
+REACTIVATE_KEYS: Final = frozenset({"path", "revision", "tp", "context_tokens", "engine_args", "kind"})
 """Attributes of a model that its engine is built from: a change takes effect at its next activation."""
 
 

@@ -20,6 +20,7 @@ ENVIRONMENT: Final = {
     "PRISM_ENGINE": "1",  # sglang_patches does nothing in processes that are not Prism's
     "SGLANG_PLUGINS": PLUGIN_NAME,
     "SGLANG_USE_PICKLE_IPC": "0",
+    "SGLANG_VLM_CACHE_SIZE_MB": "0",  # what encoders made of images would be kept outside of the account
     "TOKENIZERS_PARALLELISM": "false",
 }
 HOST_ENVIRONMENT: Final = {

@@ -38,6 +38,8 @@ FRONT_ARGS: Final = (
     "sampling_defaults",
     "allow_auto_truncate",
     "dtype",
+    "enable_multimodal",
+    "mm_process_config",
 )
 """Engine arguments that mean something on this side."""
 

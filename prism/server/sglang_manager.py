@@ -128,7 +128,7 @@ class FrontManager(TokenizerManager):  # type: ignore[misc]
     @property
     def takes_images(self) -> bool:
         """SGLang has a processor for this model's images, and the model's folder has what it needs."""
-        return self.mm_processor is not None
+        return self.mm_processor is not None and bool(self.model_config.is_image_understandable_model)
 
     def _prepare_images(self, part: GenerateReqInput, call: Call) -> TokenizedGenerateReqInput:
         """On a thread, in a loop of its own: SGLang's processors compute for a while between their awaits. One after

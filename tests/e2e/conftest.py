@@ -24,9 +24,11 @@ def demo_models(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def server(demo_models: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    """The demo models on two devices that hold little more than two of them each, and one model over both devices."""
+    """The demo models on two devices that hold little more than two of them each, one model over both devices, and
+    one that embeds."""
     config = catalog(demo_models)
     config["models"].append({"name": "demo-tp2", "path": str(demo_models / DEMOS[0]), "tp": 2})
+    config["models"].append({"name": "demo-vectors", "path": str(demo_models / DEMOS[1]), "kind": "embed"})
     server = start(tmp_path_factory.mktemp("s"), config)
     yield server
     server.stop()
