@@ -25,7 +25,7 @@ Name = Annotated[str, Meta(pattern=MODEL_NAME_PATTERN, description="Name in the 
 class Slo(Section, frozen=True, kw_only=True):
     """Latency objectives of a model."""
 
-    ttft_s: Annotated[Seconds, Meta(description="Time to first token a request should meet.")] = field(
+    ttft_s: Annotated[Seconds, Meta(description="Time to first token a request should meet; without tokens (vectors, scores): to its answer.")] = field(
         name="ttft", default_factory=lambda: Seconds(2.0)
     )
     tpot_s: Annotated[Seconds, Meta(description="Mean time per further output token a request should meet.")] = field(
