@@ -219,7 +219,7 @@ def model_classes() -> list[str]:
     assert spec is not None and spec.origin is not None
     found: set[str] = set()
     for file in (Path(spec.origin).parent / "srt" / "models").rglob("*.py"):
-        for node in ast.parse(file.read_text("utf-8")).body:
+        for node in ast.parse(file.read_text("utf-8-sig")).body:
             if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "EntryClass":
                 found |= {n.id for n in ast.walk(node.value) if isinstance(n, ast.Name)}
     return sorted(found)

@@ -63,8 +63,8 @@ def _token_types(scheduler: Any) -> int | None:
 
 
 def no_bias(_: Any, model: Any, *__: Any, **___: Any) -> None:
-    """After the ``__init__`` of Qwen's classifiers: the head of such checkpoints has no bias, SGLang's has one, and what
-    no file fills would stay random."""
+    """After the ``__init__`` of Qwen's classifiers: the head of such checkpoints has no bias, SGLang's has one, and
+    what no file fills would stay random."""
     torch.nn.init.zeros_(model.score.bias)
 
 

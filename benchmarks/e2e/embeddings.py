@@ -32,7 +32,8 @@ from tests.patience import free_port
 
 CLIENTS = 4
 TEXTS = 32
-WORDS = 40
+LENGTH = 40
+WORDS = ("time", "year", "people", "way", "day", "man", "thing", "woman", "life", "child", "world")
 TOKENIZER = ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json")
 SIZE = {
     "hidden_size": 256,
@@ -93,8 +94,8 @@ def make_model(folder: Path, like: Path) -> None:
 
 def batches(seed: int, count: int) -> list[list[str]]:
     """Texts that no other batch has, so that no cache answers."""
-    words, draw = "time year people way day man thing woman life child world".split(), random.Random(seed)
-    return [[" ".join(draw.choices(words, k=WORDS)) + f" {seed}.{i}.{j}" for j in range(TEXTS)] for i in range(count)]
+    draw = random.Random(seed)
+    return [[" ".join(draw.choices(WORDS, k=LENGTH)) + f" {seed}.{i}.{j}" for j in range(TEXTS)] for i in range(count)]
 
 
 async def measure(urls: dict[str, str], rounds: int, requests: int) -> tuple[list[EmbeddingSide], float]:
@@ -133,9 +134,7 @@ def main() -> None:
         try:
             url = f"http://127.0.0.1:{port}"
             wait_for(url, sglang, folder / "sglang.log")
-            sides, apart = asyncio.run(
-                measure({"prism": prism.url, "sglang": url}, options.rounds, options.requests)
-            )
+            sides, apart = asyncio.run(measure({"prism": prism.url, "sglang": url}, options.rounds, options.requests))
         finally:
             sglang.terminate()
             sglang.wait(30)

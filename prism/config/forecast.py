@@ -1,5 +1,5 @@
-"""What an engine will make of a model, foretold from its ``config.json``: which attention state it needs, which kernels,
-and what would serve a model that cannot be served as it stands. Nothing is loaded, and SGLang is not asked.
+"""What an engine will make of a model, foretold from its ``config.json``: which attention state it needs, which
+kernels, and what would serve a model that cannot be served as it stands. Nothing is loaded, and SGLang is not asked.
 
 What engines refuse is decided by them (``sglang_patches``); tests keep the two in step.
 """
@@ -29,7 +29,13 @@ MANAGED: Final = frozenset((KvKind.PLAIN,))
 """What Prism's memory hands out page by page; models with other states are refused when they are loaded."""
 
 _STATE_LAYERS: Final = frozenset(("linear_attention", "mamba", "mamba2", "conv", "recurrent", "ssm"))
-_STATE_KEYS: Final = ("mamba_d_state", "ssm_state_size", "hybrid_override_pattern", "linear_attn_config", "conv_L_cache")
+_STATE_KEYS: Final = (
+    "mamba_d_state",
+    "ssm_state_size",
+    "hybrid_override_pattern",
+    "linear_attn_config",
+    "conv_L_cache",
+)
 _HOST_QUANTISED: Final = frozenset[str]()
 """Quantised formats that SGLang computes with on a CPU without AMX."""
 

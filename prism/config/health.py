@@ -52,9 +52,7 @@ class Hub:
         return f"model {model.path} {self._away}" if self._away else None
 
 
-def examine_model(
-    catalog: Catalog, name: str, hub: Hub | None = None, devices: Collection[DeviceKind] = ()
-) -> Health:
+def examine_model(catalog: Catalog, name: str, hub: Hub | None = None, devices: Collection[DeviceKind] = ()) -> Health:
     """Reads headers, templates and names of files of the model called ``name``. Of one that is not on this machine
     ``hub`` is asked whether it exists, which is quick; None: its headers are fetched. ``devices``: the kinds that are
     there; none: they are not known, and what only some can run is passed over."""

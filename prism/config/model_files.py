@@ -175,8 +175,8 @@ def _sizes(shape: ModelShape) -> tuple[int, ...]:
 
 
 def announced(path: str, base: Path, revision: str | None = None) -> tuple[int, ModelKind]:
-    """Context length and kind of the model at ``path`` by its ``config.json``. Raises :class:`ModelFilesError`, also for
-    one that is not on this machine."""
+    """Context length and kind of the model at ``path`` by its ``config.json``. Raises :class:`ModelFilesError`, also
+    for one that is not on this machine."""
     folder = model_folder(path, base, revision, download=False)
     config = model_config(folder)
     return _context_tokens(text_config(config)), kind_of(config, is_sentence_encoder(folder))

@@ -82,7 +82,9 @@ def pooling_problem(folder: Path, names: Iterable[str]) -> str | None:
     modules = _modules(folder)
     beyond = [_name(module) for module in modules if _name(module) not in ("Transformer", "Pooling", "Normalize")]
     if beyond:
-        return f"{folder / _MODULES} has a module {beyond[0]!r}, which SGLang does not apply: its vectors would be others"
+        return (
+            f"{folder / _MODULES} has a module {beyond[0]!r}, which SGLang does not apply: its vectors would be others"
+        )
     ours = "cls_token" if reads_both_ways(names) else "lasttoken"
     for module in (m for m in modules if _name(m) == "Pooling"):
         file = folder / str(module.get("path", "")) / "config.json"

@@ -25,9 +25,10 @@ Name = Annotated[str, Meta(pattern=MODEL_NAME_PATTERN, description="Name in the 
 class Slo(Section, frozen=True, kw_only=True):
     """Latency objectives of a model."""
 
-    ttft_s: Annotated[Seconds, Meta(description="Time to first token a request should meet; without tokens (vectors, scores): to its answer.")] = field(
-        name="ttft", default_factory=lambda: Seconds(2.0)
-    )
+    ttft_s: Annotated[
+        Seconds,
+        Meta(description="Time to first token a request should meet; without tokens (vectors, scores): to its answer."),
+    ] = field(name="ttft", default_factory=lambda: Seconds(2.0))
     tpot_s: Annotated[Seconds, Meta(description="Mean time per further output token a request should meet.")] = field(
         name="tpot", default_factory=lambda: Seconds(0.2)
     )
@@ -130,8 +131,8 @@ class ModelConfig(ModelOptions, frozen=True, kw_only=True):
     kind: Annotated[
         ModelKind | None,
         Meta(
-            description="What it answers with: text (generate), vectors (embed), scores of labels (classify) or of pairs "
-            "(rerank). Default: what its files say (docs/api.md)."
+            description="What it answers with: text (generate), vectors (embed), scores of labels (classify) or of "
+            "pairs (rerank). Default: what its files say (docs/api.md)."
         ),
     ] = None
 
@@ -187,8 +188,8 @@ class ImageConfig(Section, frozen=True, kw_only=True):
     hosts: Annotated[
         tuple[str, ...],
         Meta(
-            description="Hosts (`images.example.org`, `*.example.org`, with `:PORT` if it is not the usual one) from which "
-            "images are fetched for clients, never over private addresses. Default: none; clients send data URLs."
+            description="Hosts (`images.example.org`, `*.example.org`, with `:PORT` if it is not the usual one) from "
+            "which images are fetched for clients, never over private addresses. Default: none; clients send data URLs."
         ),
     ] = ()
     max_bytes: Annotated[Bytes, Meta(description="Largest image, as it is sent or fetched.")] = field(

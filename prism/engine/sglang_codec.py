@@ -11,7 +11,7 @@ import sys
 from array import array
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Any, Final, TypeAlias
 
 import msgspec
 from sglang.srt.managers import io_struct
@@ -25,9 +25,8 @@ from prism.core.errors import InvalidValue
 from prism.engine.sglang_media import pack_media, unpack_media
 from prism.wire.messages import TokenItem
 
-Tokenized = TokenizedGenerateReqInput | TokenizedEmbeddingReqInput
+Tokenized: TypeAlias = TokenizedGenerateReqInput | TokenizedEmbeddingReqInput
 """A request for text, or for a vector (embeddings, scores of a classifier or cross-encoder)."""
-
 
 
 class WithMedia(msgspec.Struct, frozen=True, tag=True, array_like=True):

@@ -1,5 +1,5 @@
-"""Images that SGLang's processors prepared, on Prism's wires: a fixed set of types, each coded by name. Nothing is pickled,
-and what has no coding here is refused."""
+"""Images that SGLang's processors prepared, on Prism's wires: a fixed set of types, each coded by name. Nothing is
+pickled, and what has no coding here is refused."""
 
 from __future__ import annotations
 

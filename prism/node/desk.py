@@ -160,8 +160,8 @@ class RequestDesk:
         for live in self.requests.run_by(key):
             live.died_of = died.reason
         for rid in died.suspects:
-            if live := self.requests.get(RequestId(rid)):
-                live.suspicions, live.died_of = live.suspicions + 1, died.reason
+            if suspect := self.requests.get(RequestId(rid)):
+                suspect.suspicions, suspect.died_of = suspect.suspicions + 1, died.reason
 
     def _lose(self, live: Live) -> None:
         key = live.instance
@@ -219,9 +219,7 @@ class RequestDesk:
 
     def _send_back(self, live: Live) -> None:
         hops = live.submission.hops + 1
-        moved = msgspec.structs.replace(
-            live.submission, hops=hops, suspicions=live.suspicions, died_of=live.died_of
-        )
+        moved = msgspec.structs.replace(live.submission, hops=hops, suspicions=live.suspicions, died_of=live.died_of)
         self.ledger.move(live.entry, keys.INACTIVE_QUEUE, encode(moved))
         self._forget(live, acknowledge=False)
 

@@ -6,7 +6,7 @@ import asyncio
 import json
 import logging
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable
 from dataclasses import dataclass
 from typing import Any, Final, TypeVar
 
@@ -254,7 +254,7 @@ async def _affordable(front: Front, caller: Caller, adapted: Any, serving: Any) 
         demand = await asyncio.to_thread(serving.demand, adapted, exact=True)
         if demand.tokens > limit:
             raise never_affordable(limit, demand.prompt_tokens, demand.tokens, demand.fitting(limit), demand.chosen)
-    return demand.tokens
+    return int(demand.tokens)
 
 
 def _used(record: Record) -> int:

@@ -1,5 +1,5 @@
-"""Images in chat messages: where they may come from, how large they may be, and that they are images at all. What passes
-is a data URL in one form; SGLang's processors never see an address or a path."""
+"""Images in chat messages: where they may come from, how large they may be, and that they are images at all. What
+passes is a data URL in one form; SGLang's processors never see an address or a path."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """The endpoints of models that answer with vectors or scores: what a request asks of the engine, and the answer's JSON.
 
-Scores come from SGLang's own definitions (``serving_rerank``, ``serving_score``, ``serving_classify``), the shapes of the
-answers from OpenAI (embeddings), Cohere and Jina (rerank), SGLang (score, classify).
+Scores come from SGLang's own definitions (``serving_rerank``, ``serving_score``, ``serving_classify``), the shapes of
+the answers from OpenAI (embeddings), Cohere and Jina (rerank), SGLang (score, classify).
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
-"""``/v1/score`` and ``/v1/rerank``, for models of three kinds: cross-encoders read both texts together, classifiers score
-their text, and what generates is asked for the probability of some tokens (rerankers: of "yes" and "no")."""
+"""``/v1/score`` and ``/v1/rerank``, for models of three kinds: cross-encoders read both texts together, classifiers
+score their text, and what generates is asked for the probability of some tokens (rerankers: of "yes" and "no")."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, TypeAlias
 
 from sglang.srt.entrypoints.openai import serving_rerank as theirs
 from sglang.srt.managers.io_struct import GenerateReqInput
@@ -17,7 +17,7 @@ from prism.server.pooled_serving import PooledServing, rendered, softmax, usage_
 from prism.server.sglang_manager import Call
 from prism.server.sglang_pooling import Inputs
 
-Asked = Inputs | GenerateReqInput
+Asked: TypeAlias = Inputs | GenerateReqInput
 
 
 class ScoringServing(PooledServing):
@@ -44,7 +44,7 @@ class ScoringServing(PooledServing):
         try:
             results = await anext(steps)
         finally:
-            await steps.aclose()  # type: ignore[attr-defined]
+            await steps.aclose()
         results = results if isinstance(results, list) else [results]
         scored = self.manager._process_single_item_scoring_results(results, list(label_token_ids), apply_softmax)
         return [list(row) for row in scored.scores]
@@ -83,8 +83,10 @@ class ScoreServing(ScoringServing):
             raise invalid("'query' and 'items' must both be texts, or both token ids.", "query")
         if kind is list and query:
             rows_of(query, "query")
-        query = query or kind()
-        return [item + query if request.item_first else query + item for item in items]
+        first: Any = query or kind()
+        joined: Any = [item + first if request.item_first else first + item for item in items]
+        rows: list[str] | list[list[int]] = joined
+        return rows
 
     async def answer(self, adapted: Asked, request: ScoreRequest) -> bytes:
         scores = await self.scores(adapted, request.label_token_ids or (), request.apply_softmax)

@@ -98,7 +98,7 @@ class PooledQueue:
 
     def _tokenize(self, rows: Rows) -> list[_Tokens]:
         if not isinstance(rows[0], str | tuple):
-            return [_Tokens(list(row)) for row in rows]  # type: ignore[arg-type]
+            return [_Tokens(list(row)) for row in rows]
         tokenizer = self._manager.tokenizer
         if isinstance(rows[0], tuple):
             found = tokenizer(*map(list, zip(*rows, strict=True)), return_token_type_ids=True)

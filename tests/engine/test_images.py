@@ -62,7 +62,14 @@ def make_model(folder: Path, like: Path) -> Path:
             "bos_token_id": 0,
             "eos_token_id": 1,
         },
-        vision_config={"depth": 2, "embed_dim": 32, "num_heads": 2, "hidden_size": 64, "mlp_ratio": 2, "patch_size": 14},
+        vision_config={
+            "depth": 2,
+            "embed_dim": 32,
+            "num_heads": 2,
+            "hidden_size": 64,
+            "mlp_ratio": 2,
+            "patch_size": 14,
+        },
         image_token_id=ids["<|image_pad|>"],
         video_token_id=ids["<|video_pad|>"],
         vision_start_token_id=ids["<|vision_start|>"],
@@ -183,7 +190,11 @@ def media() -> Any:
         hash=(1 << 127) + 1,
         offsets=[(1, 4)],
         feature=torch.arange(6, dtype=torch.bfloat16).reshape(2, 3),
-        model_specific_data={"grid": torch.tensor([[1, 2, 3]]), "sizes": [(3, 4)], "array": np.ones((2, 2), np.float16)},
+        model_specific_data={
+            "grid": torch.tensor([[1, 2, 3]]),
+            "sizes": [(3, 4)],
+            "array": np.ones((2, 2), np.float16),
+        },
     )
     return MultimodalProcessorOutput(mm_items=[item], input_ids=[1, 2], im_token_id=7, mrope_positions=torch.ones(3, 2))
 
@@ -196,7 +207,12 @@ def test_prepared_images_survive_the_wire() -> None:
 
     sent, found = media(), unpack_media(pack_media(media()))
     [item], [before] = found.mm_items, sent.mm_items
-    assert (item.modality, item.hash, item.offsets, item.format) == (before.modality, before.hash, [(1, 4)], before.format)
+    assert (item.modality, item.hash, item.offsets, item.format) == (
+        before.modality,
+        before.hash,
+        [(1, 4)],
+        before.format,
+    )
     assert item.feature.dtype == torch.bfloat16 and torch.equal(item.feature, before.feature)
     assert torch.equal(item.grid, before.grid) and item.sizes == [(3, 4)]
     assert np.array_equal(item.array, before.array) and item.array.dtype == np.float16

@@ -61,7 +61,12 @@ def test_the_connection_goes_to_the_address_that_was_looked_at() -> None:
 
 @pytest.mark.parametrize(
     "url",
-    ["https://a.cdn.example.org/x", "http://images.example.org", "https://odd.example.org:8443/", "https://IMAGES.example.org."],
+    [
+        "https://a.cdn.example.org/x",
+        "http://images.example.org",
+        "https://odd.example.org:8443/",
+        "https://IMAGES.example.org.",
+    ],
 )
 def test_listed_hosts(url: str) -> None:
     assert Net(PUBLIC).fetch(url) == png()

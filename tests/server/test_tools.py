@@ -39,7 +39,11 @@ def sampling(live: LiveFront, **more: object) -> dict[str, Any]:
     from sglang.srt.entrypoints.openai.protocol import ChatCompletionRequest
 
     served = live.run(live.front.models.get(ModelName(PARSED)))
-    return served.endpoints["/v1/chat/completions"].convert(ChatCompletionRequest.model_validate(chat(PARSED, **more))).sampling_params
+    return (
+        served.endpoints["/v1/chat/completions"]
+        .convert(ChatCompletionRequest.model_validate(chat(PARSED, **more)))
+        .sampling_params
+    )
 
 
 def babble(live: LiveFront, structural_tag: str, seed: int) -> str:
