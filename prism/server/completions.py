@@ -22,7 +22,7 @@ from prism.server.errors import ApiError, internal, invalid, never_affordable, u
 from prism.server.front import Front
 from prism.server.http import read_body
 from prism.server.images import take_images
-from prism.server.kinds import ROUTES, wrong_kind
+from prism.server.kinds import served_at, wrong_kind
 from prism.server.models import ServedModel
 from prism.server.recorder import Record
 from prism.server.requests import (
@@ -151,7 +151,7 @@ class Completions:
         usable = [m for m in front.catalog.models if front.catalog.may_use(caller.key, m.name)]
         await front.models.learn(usable)
         kinds = {m.name: front.models.kind(ModelName(m.name)) for m in usable}
-        return [name for name, kind in kinds.items() if kind and self._kind.route in ROUTES[kind]][:MOST_CHOICES]
+        return [name for name, kind in kinds.items() if kind and self._kind.route in served_at(kind)][:MOST_CHOICES]
 
     async def _respond(
         self,

@@ -90,13 +90,15 @@ class ImageFetcher:
             client.stream(
                 "GET",
                 f"{parts.scheme}://{there}:{port}{path}",
-                headers={"host": host, "accept": "image/*"},
+                headers={"host": host, "accept": "image/*", "accept-encoding": "identity"},
                 extensions={"sni_hostname": parts.hostname},
             ) as answer,
         ):
+            if answer.headers.get("content-encoding", "identity") != "identity":
+                raise _refused("came compressed beyond its own format", where)  # a few bytes could become very many
             if answer.status_code != 200:
                 raise _refused(f"was answered with {answer.status_code}; redirects are not followed", where)
-            async for piece in answer.aiter_raw():
+            async for piece in answer.aiter_bytes():
                 data += piece
                 if len(data) > limit:
                     raise invalid(f"An image may have {format_size(limit)}.", where)

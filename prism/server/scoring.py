@@ -44,7 +44,7 @@ class ScoringServing(PooledServing):
         try:
             results = await anext(steps)
         finally:
-            await steps.aclose()
+            await steps.aclose()  # type: ignore[attr-defined]
         results = results if isinstance(results, list) else [results]
         scored = self.manager._process_single_item_scoring_results(results, list(label_token_ids), apply_softmax)
         return [list(row) for row in scored.scores]

@@ -141,6 +141,14 @@ def test_what_is_too_large_is_cut_off() -> None:
         net.fetch("https://images.example.org/x.png", max_bytes=Bytes(1000))
 
 
+def test_what_unpacks_itself_is_refused() -> None:
+    import gzip
+
+    net = Net(PUBLIC, answer=httpx.Response(200, content=gzip.compress(bytes(9)), headers={"content-encoding": "gzip"}))
+    with pytest.raises(ApiError, match="compressed"):
+        net.fetch("https://images.example.org/x.png")
+
+
 def test_what_never_comes_is_given_up() -> None:
     class Silent(Net):
         async def resolve(self, host: str, port: int) -> Sequence[str]:
@@ -165,11 +173,11 @@ def data_url(data: bytes) -> str:
         ("data:image/png,AAAA", "data:image/png"),
         ("data:image/png;base64", "data:image/png"),
         ("data:image/png;base64,!!!!", "not valid base64"),
-        (data_url(bytes(4001)), "3.9KiB"),
-        (data_url(bytes(9000)), "3.9KiB"),
+        (data_url(bytes(4001)), "4000B"),
+        (data_url(bytes(9000)), "4000B"),
         (data_url(b"<svg></svg>"), "no image in a known format"),
         (data_url(png(20, 20)), "20 x 20"),
-        (data_url(png()[:40]), "cannot be read"),
+        (data_url(png(9, 9)[:-30]), "cannot be read"),
     ],
 )
 def test_data_urls_that_are_no_images(url: str, words: str) -> None:
