@@ -24,7 +24,6 @@ from prism.server.errors import ApiError, invalid
 Resolve = Callable[[str, int], Awaitable[Sequence[str]]]
 """Host and port -> the addresses of the name."""
 _PORTS: Final = {"http": 80, "https": 443}
-_CODE: Final = "image_not_fetched"
 
 
 async def look_up(host: str, port: int) -> Sequence[str]:
@@ -121,4 +120,4 @@ def is_public(address: str) -> bool:
 
 
 def _refused(why: str, where: str) -> ApiError:
-    return invalid(f"The image {why}.", where, _CODE)
+    return invalid(f"The image {why}.", where, "image_not_fetched")
