@@ -29,10 +29,11 @@ async def take_images(request: Any, limits: ImageConfig, fetcher: ImageFetcher, 
             kind = getattr(part, "type", None)
             if kind == "text":
                 continue
-            where = f"messages.{index}.content.{number}"
+            where = f"messages.{index}.content"
             if kind != "image_url" or not takes_images:
                 what = "texts and images" if takes_images else "text only"
                 raise invalid(f"This model takes {what}, not {kind!r}.", where, "unsupported_content")
+            where = f"{where}.{number}"
             found += 1
             if found > limits.max_count:
                 raise invalid(f"A request may have {limits.max_count} images.", where)

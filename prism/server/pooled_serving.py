@@ -19,7 +19,7 @@ from prism.server.demand import Demand
 from prism.server.errors import invalid
 from prism.server.pooled_requests import ClassifyRequest, EmbeddingsRequest, rows_of
 from prism.server.sglang_manager import Call, FrontManager
-from prism.server.sglang_pooling import Inputs, PooledQueue
+from prism.server.sglang_pooling import PooledInputs, PooledQueue
 
 _FLOAT: Final = np.dtype("<f4")
 
@@ -30,10 +30,10 @@ class PooledServing:
     def __init__(self, manager: FrontManager, queue: PooledQueue, kind: ModelKind) -> None:
         self.manager, self.queue, self.kind = manager, queue, kind
 
-    def demand(self, adapted: Inputs, exact: bool) -> Demand:
+    def demand(self, adapted: PooledInputs, exact: bool) -> Demand:
         return self.queue.demand(adapted, exact)
 
-    async def submit(self, adapted: Inputs, call: Call) -> None:
+    async def submit(self, adapted: PooledInputs, call: Call) -> None:
         await self.queue.submit(adapted, call)
 
     def events(self, adapted: Any, request: Any) -> AsyncIterator[str]:
@@ -45,7 +45,7 @@ class PooledServing:
         named = self.manager.model_config.hf_config.id2label
         return [str(named[index]) for index in sorted(named)]
 
-    async def vectors(self, adapted: Inputs) -> list[NDArray[np.float32]]:
+    async def vectors(self, adapted: PooledInputs) -> list[NDArray[np.float32]]:
         """One row of values per input."""
         assert adapted.prism_call is not None
         return [np.frombuffer(data, _FLOAT) for data in await self.queue.answers(adapted.prism_call)]
@@ -54,10 +54,10 @@ class PooledServing:
 class EmbeddingsServing(PooledServing):
     """``/v1/embeddings``."""
 
-    def convert(self, request: EmbeddingsRequest) -> Inputs:
+    def convert(self, request: EmbeddingsRequest) -> PooledInputs:
         if request.dimensions is not None:
             self._check_dimensions(request.dimensions, request.model)
-        return Inputs(rows_of(request.input, "input"), "input", request.dimensions)
+        return PooledInputs(rows_of(request.input, "input"), "input", request.dimensions)
 
     def _check_dimensions(self, wanted: int, model: str) -> None:
         config = self.manager.model_config
@@ -72,7 +72,7 @@ class EmbeddingsServing(PooledServing):
             shown = f"1 to {config.hidden_size}" if isinstance(choices, range) else ", ".join(map(str, choices))
             raise invalid(f"{model!r} has vectors of {shown} dimensions (got {wanted}).", "dimensions")
 
-    async def answer(self, adapted: Inputs, request: EmbeddingsRequest) -> bytes:
+    async def answer(self, adapted: PooledInputs, request: EmbeddingsRequest) -> bytes:
         vectors = await self.vectors(adapted)
         as_text = request.encoding_format == "base64"
         data = [
@@ -85,10 +85,10 @@ class EmbeddingsServing(PooledServing):
 class ClassifyServing(PooledServing):
     """``/v1/classify``: the probabilities of the labels."""
 
-    def convert(self, request: ClassifyRequest) -> Inputs:
-        return Inputs(rows_of(request.input, "input"), "input")
+    def convert(self, request: ClassifyRequest) -> PooledInputs:
+        return PooledInputs(rows_of(request.input, "input"), "input")
 
-    async def answer(self, adapted: Inputs, request: ClassifyRequest) -> bytes:
+    async def answer(self, adapted: PooledInputs, request: ClassifyRequest) -> bytes:
         call, labels = adapted.prism_call, self.labels
         assert call is not None
         data = []

@@ -15,29 +15,29 @@ from prism.server.errors import invalid
 from prism.server.pooled_requests import RerankRequest, ScoreRequest, check_count, rows_of
 from prism.server.pooled_serving import PooledServing, rendered, softmax, usage_of
 from prism.server.sglang_manager import Call
-from prism.server.sglang_pooling import Inputs
+from prism.server.sglang_pooling import PooledInputs
 
-Asked: TypeAlias = Inputs | GenerateReqInput
+Asked: TypeAlias = PooledInputs | GenerateReqInput
 
 
 class ScoringServing(PooledServing):
     """Hands inputs to the vectors' way or to the generating one, as the model needs."""
 
     def demand(self, adapted: Asked, exact: bool) -> Demand:
-        if isinstance(adapted, Inputs):
+        if isinstance(adapted, PooledInputs):
             return super().demand(adapted, exact)
         found = demand_of(adapted, self.manager.context_len, self.manager.tokenizer if exact else None)
         return Demand(found.prompt_tokens, 0, found.answers, chosen=True)
 
     async def submit(self, adapted: Asked, call: Call) -> None:
-        if isinstance(adapted, Inputs):
+        if isinstance(adapted, PooledInputs):
             await super().submit(adapted, call)
         else:
             await self.manager.submit(adapted, call)
 
     async def scores(self, adapted: Asked, label_token_ids: Sequence[int], apply_softmax: bool) -> list[list[float]]:
         """For each input the scores of the classifier's labels, or the probabilities of the tokens."""
-        if isinstance(adapted, Inputs):
+        if isinstance(adapted, PooledInputs):
             found = await self.vectors(adapted)
             return [(softmax(row) if apply_softmax else row).tolist() for row in found]
         steps = self.manager.generate_request(adapted)
@@ -69,7 +69,7 @@ class ScoreServing(ScoringServing):
     def convert(self, request: ScoreRequest) -> Asked:
         rows = self._rows(request)
         if self.kind is not ModelKind.GENERATE:
-            return Inputs(rows, "items")
+            return PooledInputs(rows, "items")
         if not request.label_token_ids:
             raise invalid(f"{request.model!r} generates text: 'label_token_ids' says what to score.", "label_token_ids")
         self.manager.check_ids(request.label_token_ids, "label_token_ids")
@@ -111,7 +111,7 @@ class RerankServing(ScoringServing):
                 "model",
                 "unsupported_model_kind",
             )
-        return Inputs([(request.query, text) for text in documents], "documents")
+        return PooledInputs([(request.query, text) for text in documents], "documents")
 
     def _judged(self, request: RerankRequest, documents: list[str]) -> GenerateReqInput:
         template = self.manager.tokenizer.chat_template
@@ -125,7 +125,7 @@ class RerankServing(ScoringServing):
         return next_tokens(prompts, theirs._get_yes_no_token_ids(self.manager.tokenizer))
 
     async def answer(self, adapted: Asked, request: RerankRequest) -> bytes:
-        if isinstance(adapted, Inputs):
+        if isinstance(adapted, PooledInputs):
             scores = [float(row[0]) for row in await self.vectors(adapted)]
         else:
             pairs = await self.scores(adapted, adapted.token_ids_logprob[0], False)

@@ -29,7 +29,7 @@ Rows = list[str] | list[list[int]] | list[tuple[str, str]]
 
 
 @dataclass(slots=True)
-class Inputs:
+class PooledInputs:
     """What one HTTP request wants answered: texts, lists of token ids, or pairs of texts."""
 
     rows: Rows
@@ -66,7 +66,7 @@ class PooledQueue:
         self._params = SamplingParams(max_new_tokens=0)
         self._params.normalize(manager.tokenizer)
 
-    def demand(self, inputs: Inputs, exact: bool) -> Demand:
+    def demand(self, inputs: PooledInputs, exact: bool) -> Demand:
         """Tokens it may use; texts are estimated, or counted."""
         if exact:
             sizes = [len(row.ids) for row in self._tokenize(inputs.rows)]
@@ -74,7 +74,7 @@ class PooledQueue:
             sizes = [_estimate(row) for row in inputs.rows]
         return Demand(sum(sizes), 0, len(sizes), chosen=True)
 
-    async def submit(self, inputs: Inputs, call: Call) -> None:
+    async def submit(self, inputs: PooledInputs, call: Call) -> None:
         """Queues all inputs. Raises :class:`ApiError`; what was queued then is the caller's to abandon."""
         if sum(_chars(row) for row in inputs.rows) > LONG_TEXT_CHARS:
             rows = await asyncio.to_thread(self._tokenize, inputs.rows)
@@ -126,7 +126,7 @@ class PooledQueue:
             arrival_s=call.arrival_s,
         )
 
-    async def _queue(self, rows: Sequence[_Tokens], inputs: Inputs, call: Call, start: int) -> None:
+    async def _queue(self, rows: Sequence[_Tokens], inputs: PooledInputs, call: Call, start: int) -> None:
         broker = self._manager.broker
         for stream, row in list(zip(call.streams, rows, strict=True))[start::AT_ONCE]:
             payload = encode_request(self._request(stream.id, row, inputs.dimensions))
