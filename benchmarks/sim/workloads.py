@@ -132,7 +132,7 @@ class Setup:
     max_running: int = 256
     base_rps: float = 4.0
     """Of the base trace, from which the objectives come and which is scaled to every rate."""
-    rates: tuple[float, ...] = (6.0, 12.0, 18.0, 24.0, 32.0, 48.0, 72.0, 108.0)
+    rates: tuple[float, ...] = (3.0, 6.0, 9.0, 12.0, 18.0, 24.0, 32.0, 48.0, 72.0, 108.0)
 
     def models(self) -> tuple[ModelSpec, ...]:
         return catalog(self.mix, in_order=self.in_order)
@@ -165,7 +165,7 @@ SETUPS = {
             lengths="sharegpt",
             max_running=2048,
             base_rps=1.0,
-            rates=(0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, 9.0),
+            rates=(0.125, 0.25, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, 9.0),
         ),
     )
 }
