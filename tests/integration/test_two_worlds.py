@@ -153,7 +153,9 @@ def _kinds(told: Told) -> list[str]:
 
 def simulated_story() -> Told:
     group = {"gpu": "cpu", "nodes": 1, "gpus_per_node": 2, "memory": "100MiB"}
-    cluster = parse_cluster({"groups": [group], "engine": {"max_running": SPEED.max_running}}, "test")
+    timing = {"relayout": "120ms", "ready": "80ms"}  # as CPU devices take
+    data = {"groups": [group], "engine": {"max_running": SPEED.max_running}, "timing": timing}
+    cluster = parse_cluster(data, "test")
     spec, told = model(A), Told()
     world = World(cluster, [spec], PolicySettings(), RunRecorder(0.0))
     told.listen(CLUSTER, world.control.scheduler)
