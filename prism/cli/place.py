@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from prism.cli import output
-from prism.cli.client import connect, model_path
+from prism.cli import client, output
 from prism.cli.errors import CliError
 from prism.cli.profile import profile_options, profiles_of
 from prism.config.units import parse_size_bytes
@@ -75,7 +74,7 @@ def command(
         output.print_table(COLUMNS, rows, "the catalog has no models")
         click.echo(_summary(needs, plan, pairs))
     if load:
-        _load(beside, gpus, connect(url, key, question["state_dir"]))
+        _load(beside, gpus, client.connect(url, key, question["state_dir"]))
 
 
 COLUMNS = ("SERVER>", "MODEL", "GPUS>", "FREE>", "LACKS>", "WITH")
@@ -120,11 +119,11 @@ def _as_json(
     }
 
 
-def _load(beside: Sequence[Sequence[MemoryNeed]], gpus: int, client: Any) -> None:
+def _load(beside: Sequence[Sequence[MemoryNeed]], gpus: int, fleet: client.AdminClient) -> None:
     """Server n of the plan is the n-th machine by name. Raises :class:`CliError` when the fleet is smaller than the
     plan."""
     machines: dict[str, list[str]] = {}
-    for device in client.get("devices")["devices"]:
+    for device in fleet.get("devices")["devices"]:
         machines.setdefault(device["node"], []).append(device["id"])
     fits = [sorted(devices, key=_index)[:gpus] for _, devices in sorted(machines.items()) if len(devices) >= gpus]
     if len(fits) < len(beside):
@@ -133,7 +132,7 @@ def _load(beside: Sequence[Sequence[MemoryNeed]], gpus: int, client: Any) -> Non
         left = iter(devices)
         for need in needs:
             where = [next(left) for _ in range(need.shards)]
-            client.post(model_path(str(need.model), "load"), devices=where)
+            fleet.post(client.model_path(str(need.model), "load"), devices=where)
             click.echo(f"{need.model} is on {', '.join(where)}")
 
 

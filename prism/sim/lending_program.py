@@ -25,10 +25,10 @@ from prism.policy.lending_map import (
     assign_in_turn,
     check_fits,
     imbalance_bytes,
-    improve,
     least_count,
     least_imbalance_bytes,
 )
+from prism.policy.lending_search import improve
 
 Counts = npt.NDArray[np.int_]
 """How many of each kind of model stand on each server, kind by kind."""

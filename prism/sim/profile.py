@@ -95,8 +95,9 @@ class ProfileSpec:
 def profile(spec: ProfileSpec, on_try: Callable[[float], None] = lambda rate_rps: None) -> Profile:
     """Search, then the bursts. ``on_try`` hears of each rate. Raises :class:`InvalidValue` when it does not fit."""
     spec.check()
-    capacity_bytes = int(gpu(spec.gpu).memory_bytes * USABLE)
-    if spec.model.shard_weight_bytes >= capacity_bytes:
+    kind = gpu(spec.gpu)
+    capacity_bytes = int(kind.memory_bytes * USABLE)
+    if spec.model.shard_weight_bytes >= capacity_bytes - kind.process_bytes:
         why = f"a shard of {spec.model.name} has {spec.model.shard_weight_bytes} bytes, a device takes {capacity_bytes}"
         raise InvalidValue("gpu", spec.gpu, why)
     rate_rps, used_bytes = _largest_rate(spec, on_try)

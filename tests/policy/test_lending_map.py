@@ -16,10 +16,10 @@ from prism.policy.lending_map import (
     assign_in_turn,
     check_fits,
     imbalance_bytes,
-    improve,
     least_imbalance_bytes,
     match_lenders,
 )
+from prism.policy.lending_search import improve
 
 GPU = 80
 
