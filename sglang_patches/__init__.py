@@ -15,7 +15,9 @@ def all_hooks() -> tuple[Hook, ...]:
     """Every hook, by subsystem. Importing them imports SGLang."""
     from sglang_patches import (
         channels,
+        gpus,
         grammar,
+        graphs,
         kv_allocator,
         kv_placement,
         kv_pool,
@@ -39,6 +41,8 @@ def all_hooks() -> tuple[Hook, ...]:
         reuse,
         streams,
         weights,
+        graphs,
+        gpus,
     )
     return tuple(hook for module in modules for hook in module.HOOKS)
 

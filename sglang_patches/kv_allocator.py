@@ -11,6 +11,7 @@ from sglang.srt.mem_cache.allocator.token import TokenToKVPoolAllocator
 from sglang_patches.hooks import Hook, HookKind
 from sglang_patches.kv_lease import KvLease
 from sglang_patches.kv_placement import SlotPlacement
+from sglang_patches.kv_returns import SlotReturns, to_device
 
 
 class ElasticTokenAllocator(BaseTokenToKVPoolAllocator):  # type: ignore[misc]
@@ -22,8 +23,9 @@ class ElasticTokenAllocator(BaseTokenToKVPoolAllocator):  # type: ignore[misc]
 
     def __init__(self, size: int, dtype: torch.dtype, device: str, kvcache: Any, need_sort: bool) -> None:
         super().__init__(size, 1, dtype, device, kvcache, need_sort)
-        self.lease = KvLease(kvcache.prism_pool, kvcache.prism_seat, size)
         self._pool = kvcache.prism_pool
+        self.returns = SlotReturns(self._pool)
+        self.lease = KvLease(self._pool, kvcache.prism_seat, size, self.returns)
         self.placement = SlotPlacement(self._pool)
         # SGLang's page census reads these lists; there is no list of free slots here, so they stay empty.
         self.free_pages = self.release_pages = torch.empty((0,), dtype=torch.int64)
@@ -32,6 +34,7 @@ class ElasticTokenAllocator(BaseTokenToKVPoolAllocator):  # type: ignore[misc]
         """SGLang's flush of an idle engine: every slot is free again."""
         self.is_not_in_free_group = True
         self.free_group: list[torch.Tensor] = []
+        self.returns.forget()
         self._pool.reset()
 
     def available_size(self) -> int:
@@ -39,18 +42,18 @@ class ElasticTokenAllocator(BaseTokenToKVPoolAllocator):  # type: ignore[misc]
 
     def unleased_size(self) -> int:
         """Slots not in use, leased or not: what SGLang's leak check must see as free."""
-        return int(self.size - self._pool.used())
+        return int(self.size - self._pool.used()) + self.returns.coming
 
     def alloc(self, need_size: int) -> torch.Tensor | None:
         if need_size > self.available_size():
             return None
-        return torch.from_numpy(self.placement.take(need_size)).to(self.device, non_blocking=True)
+        return to_device(torch.from_numpy(self.placement.take(need_size)), self.device)
 
     def free(self, free_index: torch.Tensor) -> None:
         if free_index.numel() == 0:
             return
         if self.is_not_in_free_group:
-            self._pool.free(free_index.to("cpu", torch.int64))
+            self.returns.free(free_index)
         else:
             self.free_group.append(free_index)
 

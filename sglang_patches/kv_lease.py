@@ -20,6 +20,7 @@ import torch
 
 from prism import memory
 from sglang_patches.kv_placement import own_blocks
+from sglang_patches.kv_returns import SlotReturns
 from sglang_patches.seat import Seat
 
 _CLIP_NEW_TOKENS = 4096
@@ -29,10 +30,11 @@ _LOOKAHEAD_STEPS = 16
 
 
 class KvLease:
-    """The lease of one pool. ``size`` is the pool's virtual size in tokens."""
+    """The lease of one pool. ``size`` is the pool's virtual size in tokens, ``returns`` its slots that come back."""
 
-    def __init__(self, pool: memory.Pool, seat: Seat, size: int) -> None:
+    def __init__(self, pool: memory.Pool, seat: Seat, size: int, returns: SlotReturns | None = None) -> None:
         self.pool, self._seat, self._size = pool, seat, size
+        self._returns = SlotReturns(pool) if returns is None else returns
         self._own = own_blocks(pool)
         self._spread = 0
         """Slots this rank could still hand out beyond what the tightest rank can."""
@@ -55,9 +57,12 @@ class KvLease:
 
     def before_step(self, scheduler: Any) -> None:
         """Adjust the lease for the step about to be scheduled."""
-        self._resting = False
+        self._resting = self._returns.defer = False
+        self._returns.settle()
         running, admissions = demand_tokens(scheduler, self.pool.block_slots if self._own else 1)
         wanted, excess = self._agree_on_pressure(scheduler)
+        if wanted > 0 or self._mine() < running + self._scattered() + (admissions[-1] if admissions else 0):
+            self._returns.settle(wait=True)
         if wanted > 0:
             self._give_back(scheduler, wanted, excess, keep=0 if excess else running + self._scattered())
             self.pool.ensure(self._within_size(running // _LOOKAHEAD_STEPS))
@@ -73,8 +78,14 @@ class KvLease:
             scheduler.running_batch.batch_is_full = False
         self._last_available = available
 
+    def planned(self, ahead: bool) -> None:
+        """The step is scheduled. ``ahead``: the device still computes it when the results of the one before are
+        processed, so that reading there what they free would wait for it."""
+        self._returns.defer = ahead
+
     def rest(self, scheduler: Any) -> None:
         """The engine is idle: keep only cached prefixes, and fewer of them when others wait for memory."""
+        self._returns.settle(wait=True)
         self.withdraw_wish()
         wanted, excess = self._agree_on_pressure(scheduler)
         if wanted > 0:
@@ -121,12 +132,19 @@ class KvLease:
     def _give_back(self, scheduler: Any, wanted: int, excess: int, keep: int) -> None:
         """First what nothing needs, then cached prefixes; what is above the limit then becomes a target that SGLang
         reaches by retracting."""
-        missing = wanted - int(self.pool.give_back(keep, wanted))
-        while missing > 0 and evict(scheduler, -(-missing // self.token_bytes)):
-            missing -= int(self.pool.give_back(keep, missing))
+        given = int(self.pool.give_back(keep, max(0, wanted - self._leaving_bytes())))
+        while (missing := wanted - given - self._leaving_bytes()) > 0:
+            if not evict(scheduler, -(-missing // self.token_bytes)):
+                break
+            given += int(self.pool.give_back(keep, missing))
         excess = min(excess, missing)
         if excess > 0:
             self.pool.set_lease(max(0, int(self.pool.lease_bytes) - excess))
+
+    def _leaving_bytes(self) -> int:
+        """What goes back as soon as the steps in flight, which may read it, are over: nothing more is due for it."""
+        now = self.pool.stats()
+        return min(int(now["lease_bytes"] - now["target_bytes"]), int(now["deferred_bytes"]))
 
     def _grow(self, running: int, admissions: Sequence[int], cached: int) -> None:
         """What runs takes what is free; new requests, as many as fit, what no wish that goes first needs."""
@@ -184,7 +202,10 @@ class KvLease:
 def demand_tokens(scheduler: Any, block: int) -> tuple[int, list[int]]:
     """Slots needed soon, in whole blocks of ``block``: by what runs (steps of decoding, the rest of a prompt that is
     taken in by chunks), and beyond that by the first, the first two, ... of the requests that wait, as SGLang's
-    admission counts them: with what running requests may still need."""
+    admission counts them: with what running requests may still need.
+
+    With overlap the last step's tokens are not known yet. Its requests count as if they went on, as they do: SGLang
+    runs one step more of each before it sees that it has ended."""
     ratio = scheduler.new_token_ratio_tracker.current
     requests = [r for r in scheduler.running_batch.reqs if not r.finished()]
     if scheduler.last_batch is not None and scheduler.last_batch is not scheduler.running_batch:

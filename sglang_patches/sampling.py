@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from sglang_patches.hooks import Hook, HookKind
+from sglang_patches.kv_returns import to_device
 
 
 def request_seed(req: Any) -> int:
@@ -19,7 +20,7 @@ def request_seed(req: Any) -> int:
 
 def complete_sampling_info(info: Any, batch: Any, vocab_size: int) -> None:
     """After ``SamplingBatchInfo.from_schedule_batch``: seeds for all, penalties of tokens generated before."""
-    info.sampling_seed = torch.tensor([request_seed(r) for r in batch.reqs], dtype=torch.int64).to(batch.device)
+    info.sampling_seed = to_device(torch.tensor([request_seed(r) for r in batch.reqs], dtype=torch.int64), batch.device)
     restore_penalties(info.penalizer_orchestrator, batch.reqs)
 
 
@@ -43,6 +44,29 @@ def restore_penalties(orchestrator: Any, reqs: list[Any]) -> None:
                 penalizer.cumulated_repetition_penalties[row, ids] = penalizer.repetition_penalties[row]
             elif kind is penaltylib.BatchedMinNewTokensPenalizer:
                 penalizer.len_output_tokens[row] = ids.numel()
+
+
+def count_on_host(original: Callable[..., Any], batch: Any) -> None:
+    """Around ``ScheduleBatch.cumulate_penalty_output_tokens``: with a step in flight the host does not know the last
+    token yet, and SGLang counts the one before it (a prompt's token at first). See :func:`count_on_device`."""
+    if _mixes_steps():
+        original(batch)
+
+
+def count_on_device(original: Callable[..., Any], batch: Any, future_map: Any) -> None:
+    """Around ``resolve_forward_inputs``, after which the tokens of the step before lie on the device: penalties count
+    them there, with overlap or without, so that both answer alike and a resumed request goes on exactly."""
+    original(batch, future_map)
+    plain = batch.forward_mode.is_decode() and batch.spec_algorithm.is_none()
+    if plain and batch.sampling_info.penalizer_orchestrator.is_required and not _mixes_steps():
+        batch.sampling_info.penalizer_orchestrator.cumulate_output_tokens(batch.input_ids)
+
+
+def _mixes_steps() -> bool:
+    """Steps may hold prompts and decoding requests together; then nothing is ever in flight (``server_arguments``)."""
+    from sglang.srt.runtime_context import get_server_args
+
+    return bool(get_server_args().enable_mixed_chunk)
 
 
 def sample_filtered(
@@ -127,6 +151,20 @@ HOOKS = (
         lambda result, cls, batch, vocab_size: complete_sampling_info(result, batch, vocab_size),
         ("batch", "vocab_size"),
         "penalties and seeds of resumed and retracted requests",
+    ),
+    Hook(
+        "sglang.srt.managers.schedule_batch.ScheduleBatch.cumulate_penalty_output_tokens",
+        HookKind.AROUND,
+        count_on_host,
+        ("self",),
+        "with overlap the host's last token is one behind",
+    ),
+    Hook(
+        "sglang.srt.managers.scheduler.resolve_forward_inputs",
+        HookKind.AROUND,
+        count_on_device,
+        ("batch", "future_map"),
+        "penalties count the tokens that the device has",
     ),
     Hook(
         "sglang.srt.layers.sampler.top_k_top_p_min_p_sampling_from_probs_torch",

@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from http import HTTPStatus
 from typing import Any
 
+from sglang_patches.graphs import capture_due
 from sglang_patches.hooks import Hook, HookKind
 from sglang_patches.seat import Seat
 
@@ -20,8 +21,11 @@ _BLOCKED_NAP_S = 0.005
 def schedule(original: Callable[..., Any], scheduler: Any, running_batch: Any, last_batch: Any) -> Any:
     """Around ``Scheduler.get_next_batch_to_run``."""
     seat: Seat = scheduler.server_args.prism_seat
-    scheduler.token_to_kv_pool_allocator.lease.before_step(scheduler)
+    capture_due(scheduler, idle=False)
+    lease = scheduler.token_to_kv_pool_allocator.lease
+    lease.before_step(scheduler)
     plan = original(scheduler, running_batch, last_batch)
+    lease.planned(scheduler.enable_overlap)
     seat.stepped(scheduler)
     if plan.batch_to_run is None and last_batch is None and seat.rank == 0 and scheduler.waiting_queue:
         seat.wait(_BLOCKED_NAP_S)

@@ -28,6 +28,9 @@ def command(client: AdminClient, as_json: bool) -> None:
     for model in models:
         if model.get("failure"):
             click.echo(f"{model['name']}: {model['failure']}")
+    for device in client.get("devices")["devices"]:
+        if device.get("fault"):
+            click.echo(f"{device['id']} is out of service: {device['fault']}")
 
 
 def weights(replica: dict[str, Any]) -> str:

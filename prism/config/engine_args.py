@@ -33,7 +33,7 @@ OWNED: Final = {
     "sleep_on_idle": "Prism's engine worker",
     "skip_tokenizer_init": "Prism: the front door tokenises",
     "sampling_backend": "Prism, so that seeds give the same answer everywhere",
-    "disable_overlap_schedule": "Prism's memory: pages are unmapped between steps",
+    "disable_overlap_schedule": "`engines.overlap`",
     "speculative_algorithm": "Prism, which has no memory for a draft model",
     "is_embedding": "`kind`",
     **dict.fromkeys(

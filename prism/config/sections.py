@@ -161,6 +161,22 @@ class EngineConfig(Section, frozen=True, kw_only=True):
             "workspaces. Set aside for each model that is active; torch is held to it."
         ),
     ] = field(name="active_memory", default_factory=lambda: Bytes(2 << 30))
+    kept_models: Annotated[
+        int,
+        Meta(
+            ge=0,
+            le=64,
+            description="Recently used models that a worker keeps built, without weights and KV, so that they come "
+            "back in a fraction of the time. Each keeps its graphs and tables in memory.",
+        ),
+    ] = 2
+    overlap: Annotated[
+        bool | None,
+        Meta(
+            description="Prepare a step while the device computes the one before. Default: on GPUs, where it hides the "
+            "scheduler's time; a virtual device has nothing to hide it behind."
+        ),
+    ] = None
     standby: Annotated[
         bool,
         Meta(

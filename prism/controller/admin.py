@@ -283,6 +283,7 @@ class Admin:
         view["instances"] = [shown for node in self._c.nodes.all() for shown in node.shown_instances()]
         view["held"] = self._held()
         view["deaths"] = self._deaths()
+        view["faults"] = {id: why for node in self._c.nodes.all() for id, why in node.faults.items()}
         view["arriving"] = [
             {"node": node.id, **msgspec.to_builtins(a)} for node in self._c.nodes.all() for a in node.arriving
         ]

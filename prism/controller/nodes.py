@@ -46,6 +46,8 @@ class Node:
     """Instances whose parts here serve, as of the last report or of an answer since: if the next report lacks one, it
     was lost."""
     leaving: bool = False
+    faults: dict[DeviceId, str] = field(default_factory=dict)
+    """Devices on which no engine can run, and why. They are drained until that is over."""
     weights: str = ""
     """Address of its weight server; "": it has none."""
     packs: list[PackReport] = field(default_factory=list)
@@ -103,6 +105,16 @@ class FleetNodes:
         if report.leaving and not node.leaving:
             node.leaving = True
             events.append(OperatorDrain(tuple(spec.id for spec in node.devices)))
+        return events + self._faults(node, report)
+
+    def _faults(self, node: Node, report: AgentReport) -> list[ClusterEvent]:
+        before, node.faults = node.faults, {DeviceId(d.id): d.fault for d in report.devices if d.fault}
+        broken, mended = sorted(node.faults.keys() - before.keys()), sorted(before.keys() - node.faults.keys())
+        events: list[ClusterEvent] = []
+        if broken:
+            events.append(OperatorDrain(tuple(broken), carry=True))
+        if mended and not node.leaving:
+            events.append(OperatorDrain(tuple(mended), on=False))
         return events
 
     def _instances(self, node: Node, report: AgentReport) -> list[ClusterEvent]:

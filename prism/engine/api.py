@@ -146,6 +146,10 @@ class Engines(Protocol):
         """Workers of each device by state: ``starting``, ``parked``, ``active``."""
         ...
 
+    def faults(self) -> Mapping[DeviceId, str]:
+        """Why devices are out of service: no worker starts there."""
+        ...
+
     async def close(self) -> None:
         """End every engine; when this returns no process of the pool is left."""
         ...

@@ -34,6 +34,8 @@ CUDA_ENVIRONMENT: Final = {
     **ORDER,
     # Ranks of a model may stand on GPUs that others use too, with unequal memory left.
     "SGLANG_ENABLE_TP_MEMORY_INBALANCE_CHECK": "0",
+    # SGLang would size its own KV pool after capturing graphs; ours has no size but the lease.
+    "SGLANG_ENABLE_POST_CAPTURE_KV_SIZING": "0",
 }
 
 WARM_MODULES: Final = (

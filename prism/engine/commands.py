@@ -6,6 +6,7 @@ Pool to worker: :data:`Command`. Worker to pool: :data:`Report`. Nothing else, a
 from __future__ import annotations
 
 import msgspec
+import xxhash
 
 from prism.engine.events import Accepted, AttemptFinished, AttemptFirstToken, EngineCounters, Lost
 
@@ -35,6 +36,11 @@ class ActivateModel(_Frame, frozen=True, kw_only=True):
     weight_bytes: int = 0
     """Their size, all ranks together, as the catalog knows it."""
 
+    @property
+    def build(self) -> str:
+        """See :func:`build_name`."""
+        return build_name(self.server_args, self.limit_bytes, self.world)
+
 
 class Submit(_Frame, frozen=True, kw_only=True):
     """One attempt at a request (:class:`prism.engine.api.Work`)."""
@@ -60,6 +66,11 @@ class Nudge(_Frame, frozen=True, kw_only=True):
 
 class DeactivateModel(_Frame, frozen=True, kw_only=True):
     """Drop the model now. Requests still here are named in the answer."""
+
+
+def build_name(server_args: bytes, limit_bytes: int | None, world: int) -> str:
+    """Names what a rank builds for a model with these fields of its :class:`ActivateModel`."""
+    return xxhash.xxh3_64_hexdigest(server_args + f"|{limit_bytes}|{world}".encode())
 
 
 Command = ActivateModel | Submit | AbortRequest | SetKvLimit | Nudge | DeactivateModel
@@ -105,16 +116,23 @@ class NotActivated(_Frame, frozen=True, kw_only=True):
 
 
 class Deactivated(_Frame, frozen=True, kw_only=True):
+    """The worker has no model any more and is ready for the next."""
+
     unfinished: list[str]
     seconds: float
-    reusable: bool
+    kept: list[str] = []
+    """Names of the builds it keeps (:func:`build_name`): these models come back to it in a fraction of the time."""
 
 
 class Crashed(_Frame, frozen=True, kw_only=True):
-    """The worker's last words after an error inside the engine."""
+    """The worker's last words after an error inside the engine, or its first when it cannot use its device."""
 
     reason: str
     suspects: list[str]
+    worker: str = ""
+    """Of one that never was ready."""
+    cuda: int | None = None
+    """The result of CUDA that no process survives, if that was it."""
 
 
 Report = (

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 
 from prism.engine.errors import ActivationCause
-from prism.memory import errors as memory
+from prism.engine.gpu_faults import chain, is_out_of_memory
 
 _CORRUPT_HINTS = (
     "safetensor",
@@ -28,34 +28,25 @@ def diagnose(error: BaseException) -> tuple[str, str]:
 
 
 def _cause(error: BaseException) -> ActivationCause:
-    chain = _chain(error)
-    names = {type(e).__name__ for e in chain}
+    errors = list(chain(error))
+    names = {type(e).__name__ for e in errors}
     if names & {"UnsupportedModel"}:
         return ActivationCause.UNSUPPORTED
-    if any(isinstance(e, memory.OutOfMemory | memory.LimitExceeded) for e in chain):
+    if is_out_of_memory(error):
         return ActivationCause.OUT_OF_MEMORY
-    if any(isinstance(e, FileNotFoundError | NotADirectoryError) for e in chain):
+    if any(isinstance(e, FileNotFoundError | NotADirectoryError) for e in errors):
         return ActivationCause.MISSING
-    text = " ".join(str(e) for e in chain)
+    text = " ".join(str(e) for e in errors)
     if "Cannot find any model weights" in text or "does not appear to have a file named" in text:
         return ActivationCause.MISSING
     if "not supported" in text or "are not supported" in text or "Cannot find model module" in text:
         return ActivationCause.UNSUPPORTED
     if names & {"SafetensorError", "CorruptBlock", "BadPack", "BadModelFolder", "WeightsError"}:
         return ActivationCause.CORRUPT
-    if any(isinstance(e, json.JSONDecodeError | UnicodeDecodeError) for e in chain):
+    if any(isinstance(e, json.JSONDecodeError | UnicodeDecodeError) for e in errors):
         return ActivationCause.CORRUPT
-    if any(isinstance(e, ValueError | KeyError | RuntimeError | AssertionError | OSError) for e in chain) and any(
+    if any(isinstance(e, ValueError | KeyError | RuntimeError | AssertionError | OSError) for e in errors) and any(
         hint in text for hint in _CORRUPT_HINTS
     ):
         return ActivationCause.CORRUPT
     return ActivationCause.INTERNAL
-
-
-def _chain(error: BaseException) -> list[BaseException]:
-    found: list[BaseException] = []
-    current: BaseException | None = error
-    while current is not None and current not in found:
-        found.append(current)
-        current = current.__cause__ or current.__context__
-    return found

@@ -215,6 +215,8 @@ class FakePool:
     ) -> None:
         self.speed = speed or FakeSpeed()
         self.failures = dict(failures or {})
+        self.broken: dict[DeviceId, str] = {}
+        """Devices to be out of service, and why."""
         self.handles: list[FakeHandle] = []
         self._outbox = Outbox(keys=keys)
         self._numbers = itertools.count(1)
@@ -235,6 +237,9 @@ class FakePool:
         if timeout_s is not None and self.speed.activation_s > timeout_s:
             raise CannotActivate(spec.name, part.devices, ActivationCause.TIMEOUT, f"not ready in {timeout_s:g} s")
         await asyncio.sleep(self.speed.activation_s)
+        for device in part.devices:
+            if device in self.broken:
+                raise CannotActivate(spec.name, part.devices, ActivationCause.ENGINE_DIED, self.broken[device])
         if (cause := self.failures.get(spec.name)) is not None:
             raise CannotActivate(spec.name, part.devices, cause, "the fake pool was told to fail")
         return self.start_engine(key, part.devices, kv_limit_bytes)
@@ -246,6 +251,9 @@ class FakePool:
                 states = active.setdefault(device, {"starting": 0, "parked": 0, "active": 0})
                 states["active"] += handle.alive
         return active
+
+    def faults(self) -> Mapping[DeviceId, str]:
+        return dict(self.broken)
 
     def start_engine(
         self, key: InstanceKey, devices: Sequence[DeviceId], kv_limit_bytes: int | None = None

@@ -159,8 +159,8 @@ class EngineHandle:
         reusable = False
         with contextlib.suppress(TimeoutError, EngineGone):
             async with asyncio.timeout(_SHUTDOWN_S):
-                answers = await asyncio.gather(*self._answers.values())
-            reusable = all(answer.reusable for answer in answers)
+                await asyncio.gather(*self._answers.values())
+            reusable = True
         self._finish(reusable)
         if not reusable:
             await until_gone(self._links)
@@ -187,6 +187,7 @@ class EngineHandle:
     def on_report(self, link: WorkerLink, report: Report) -> None:
         match report:
             case Deactivated():
+                link.kept = tuple(report.kept)
                 answer = self._answers.get(link.worker)
                 if answer is not None and not answer.done():
                     answer.set_result(report)

@@ -28,6 +28,7 @@ _NOT_IN_THE_BYTES: Final = frozenset(
         "max_total_tokens",
         "schedule_policy",
         "schedule_conservativeness",
+        "disable_overlap_schedule",
         "log_level",
         "random_seed",
         "disable_radix_cache",

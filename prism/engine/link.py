@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import os
 import signal
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Final, Protocol
 
 import msgspec
@@ -41,9 +41,23 @@ class WorkerLink:
     It belongs to one owner at a time, who hears its reports and its end (:meth:`hand_to`).
     """
 
-    def __init__(self, worker: str, device: DeviceId, world: int, owner: WorkerOwner) -> None:
-        self.worker, self.device, self.world, self._owner = worker, device, world, owner
+    def __init__(
+        self,
+        worker: str,
+        device: DeviceId,
+        world: int,
+        owner: WorkerOwner,
+        shape: str = "",
+        on_last_words: Callable[[WorkerLink, Crashed], None] = lambda link, words: None,
+    ) -> None:
+        """``shape``: of the process groups it makes with ``world - 1`` others (:func:`group_shape`). ``on_last_words``
+        is called when it says why it ends."""
+        self.worker, self.device, self.world, self._owner, self.shape = worker, device, world, owner, shape
+        self._on_last_words = on_last_words
         self.pid = 0
+        self._doomed = False
+        self.kept: tuple[str, ...] = ()
+        """Builds of models it had before (:func:`build_name`)."""
         self.parked: asyncio.Future[Parked] = asyncio.get_running_loop().create_future()
         self.gone = asyncio.Event()
         self.status: int | None = None
@@ -65,20 +79,24 @@ class WorkerLink:
     async def attach(self, hello: Parked, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """The worker has connected: read its reports until it is gone."""
         self._writer = writer
-        self.pid = hello.pid
+        self.began(hello.pid)
         if not self.parked.done():
             self.parked.set_result(hello)
         with contextlib.suppress(BadFrame, msgspec.MsgspecError):
             while (frame := await read_frame(reader)) is not None:
                 report = report_decoder.decode(frame)
                 if isinstance(report, Crashed):
-                    self.last_words = report
+                    self.note_last_words(report)
                 else:
                     self._owner.on_report(self, report)
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(_EXIT_REPORT_S):
                 await self._exited.wait()
         self.lost()
+
+    def note_last_words(self, words: Crashed) -> None:
+        self.last_words = words
+        self._on_last_words(self, words)
 
     def exited(self, status: int) -> None:
         """The zygote reports the process's end."""
@@ -102,8 +120,15 @@ class WorkerLink:
             self._writer.close()
         self._owner.on_gone(self)
 
+    def began(self, pid: int) -> None:
+        """The process is known now, and ended if it should not be there any more."""
+        self.pid = pid
+        if self._doomed:
+            self.kill()
+
     def kill(self) -> None:
-        """End the process now."""
+        """End the process now, or as soon as it is known."""
+        self._doomed = True
         if self.pid and not self.gone.is_set():
             with contextlib.suppress(ProcessLookupError):
                 os.kill(self.pid, signal.SIGKILL)

@@ -29,6 +29,10 @@ class PoolOptions:
     """What a worker without a model is granted of its device beside weights and KV (:mod:`prism.engine.outside`)."""
     active_bytes: int = 0
     """The same for one with a model; its torch is held to it."""
+    kept_models: int = 2
+    """Recently used models whose engine a worker keeps built."""
+    overlap: bool | None = None
+    """Whether engines prepare a step while the device computes the one before; None: on GPUs."""
     log_dir: Path | None = None
     secret_file: Path | None = None
     """The fleet's secret, for front doors on other machines."""

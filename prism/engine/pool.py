@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import itertools
 import logging
 from collections.abc import Callable, Mapping, Sequence
@@ -16,14 +15,14 @@ from prism.core.instances import InstanceKey, Part, Role
 from prism.core.specs import DeviceKind, DeviceSpec, ModelSpec
 from prism.engine.activating import Activating
 from prism.engine.api import longest_activation_s
-from prism.engine.commands import Activated, ActivateModel
+from prism.engine.commands import Activated, ActivateModel, build_name
 from prism.engine.errors import ActivationCause, CannotActivate, EngineSetupError, NoSeat
 from prism.engine.gpu import mps_remark
 from prism.engine.handle import EngineHandle
 from prism.engine.leftovers import rendezvous_file
 from prism.engine.link import WorkerLink, until_gone
 from prism.engine.options import PoolOptions
-from prism.engine.sglang_args import server_arguments
+from prism.engine.sglang_args import group_shape, server_arguments
 from prism.engine.workers import Workers
 
 log = logging.getLogger(__name__)
@@ -50,6 +49,9 @@ class EnginePool:
     def counts(self) -> Mapping[DeviceId, Mapping[str, int]]:
         return self._workers.counts()
 
+    def faults(self) -> Mapping[DeviceId, str]:
+        return self._workers.faults()
+
     @property
     def memory(self) -> Mapping[DeviceId, memory.Device]:
         """The devices' accounts, after :meth:`start`: for reports of free and mapped bytes."""
@@ -68,17 +70,19 @@ class EnginePool:
         self._check(spec, part)
         names = part.devices
         limit_s = longest_activation_s(spec) if timeout_s is None else timeout_s
+        kind = self._workers.devices[names[0]].kind
+        arguments = msgspec.json.encode(server_arguments(spec, kind, self._options.overlap))
+        build = build_name(arguments, kv_limit_bytes, spec.tp)
         try:
-            links = list(await asyncio.gather(*(self._workers.take(d, spec.tp) for d in names)))
+            links = await self._workers.take(names, group_shape(spec), build)
         except NoSeat as error:
             raise CannotActivate(spec.name, names, ActivationCause.OUT_OF_MEMORY, str(error)) from error
         except EngineSetupError as error:
             raise CannotActivate(spec.name, names, ActivationCause.ENGINE_DIED, str(error)) from error
-        kind = self._workers.devices[names[0]].kind
         engine = EngineId(f"{key}@{links[0].worker}-{next(self._numbers)}")
         self._nudge(names)
         try:
-            activated = await self._command(engine, spec, links, kv_limit_bytes, limit_s, mark)
+            activated = await self._command(engine, spec, links, arguments, kv_limit_bytes, limit_s, mark)
         except BaseException:
             self._workers.release(links, reusable=False)
             await until_gone(links)
@@ -127,6 +131,7 @@ class EnginePool:
         engine: EngineId,
         spec: ModelSpec,
         links: Sequence[WorkerLink],
+        arguments: bytes,
         kv_limit_bytes: int | None,
         timeout_s: float,
         mark: str,
@@ -139,7 +144,7 @@ class EnginePool:
                 ActivateModel(
                     engine=engine,
                     model=spec.name,
-                    server_args=msgspec.json.encode(server_arguments(spec, self._workers.devices[link.device].kind)),
+                    server_args=arguments,
                     rank=rank,
                     world=spec.tp,
                     rendezvous=f"file://{rendezvous}",

@@ -50,7 +50,7 @@ class WorkerSeat:
     ) -> None:
         self.rank, self.world = command.rank, command.world
         self.owner, self.kv_arena, self.kv_capacity_bytes, self.weights = owner, kv_arena, kv_capacity_bytes, weights
-        self._channel = channel
+        self._channel, self._delivery = channel, delivery
         self._poller = select.poll()
         self._poller.register(channel.fileno(), select.POLLIN)
         self.tracker = Tracker(command.engine, delivery, self.report)
@@ -58,6 +58,11 @@ class WorkerSeat:
         self._last_load: EngineCounters | None = None
         self._last_load_s = 0.0
         self._device = device
+
+    def begin(self, engine: str, scheduler: Any) -> None:
+        """Another activation of the same model in the same place."""
+        self.tracker = Tracker(engine, self._delivery, self.report)
+        self.scheduler, self._last_load, self._last_load_s = scheduler, None, 0.0
 
     # --- commands ---
 

@@ -25,7 +25,7 @@ HOST: Final[dict[str, Any]] = {
     "device": "cpu",
     "attention_backend": "torch_native",
     "disable_cuda_graph": True,
-    "disable_overlap_schedule": True,
+    "disable_overlap_schedule": True,  # it would hide the scheduler's time behind the same processor's work
     "chunked_prefill_size": 2048,
 }
 CUDA: Final[dict[str, Any]] = {
@@ -35,7 +35,7 @@ CUDA: Final[dict[str, Any]] = {
     "disable_prefill_cuda_graph": True,
     "cuda_graph_bs_decode": [1, 2, 4, 8, 16, 32, 64],
     "chunked_prefill_size": 2048,
-    "disable_overlap_schedule": True,  # pages are unmapped between steps; nothing may be in flight then
+    "disable_overlap_schedule": False,
 }
 POOLED: Final[dict[str, Any]] = {
     "is_embedding": True,
@@ -44,8 +44,9 @@ POOLED: Final[dict[str, Any]] = {
 """For models that answer with a vector or scores."""
 
 
-def server_arguments(spec: ModelSpec, kind: DeviceKind) -> dict[str, Any]:
-    """Keyword arguments for ``ServerArgs``. Raises :class:`InvalidValue` for an engine argument that is Prism's own."""
+def server_arguments(spec: ModelSpec, kind: DeviceKind, overlap: bool | None = None) -> dict[str, Any]:
+    """Keyword arguments for ``ServerArgs``. ``overlap``: whether a step is prepared while the device computes the one
+    before; None: on GPUs. Raises :class:`InvalidValue` for an engine argument that is Prism's own."""
     for name, value in spec.engine_args:
         if name in OWNED:
             raise InvalidValue(f"models.{spec.name}.engine_args.{name}", value, f"is set by {OWNED[name]}")
@@ -62,6 +63,10 @@ def server_arguments(spec: ModelSpec, kind: DeviceKind) -> dict[str, Any]:
     if spec.kind is not ModelKind.GENERATE:
         arguments |= POOLED
     arguments.update({name: thaw(value) for name, value in spec.engine_args})
+    if overlap is not None:
+        arguments["disable_overlap_schedule"] = not overlap
+    if arguments.get("enable_mixed_chunk"):  # penalties are counted on the host then, behind a step in flight
+        arguments["disable_overlap_schedule"] = True
     return arguments | _encoder_arguments(_config(Path(spec.path)), arguments)
 
 
@@ -92,6 +97,18 @@ def _config(folder: Path) -> dict[str, Any]:
     except (OSError, ValueError):
         return {}
     return config if isinstance(config, dict) else {}
+
+
+_GROUP_WORDS: Final = ("ep_", "cp_", "dp_", "all_reduce", "symm_mem", "mscclpp", "nccl", "pdmux", "dist_", "a2a", "p2p")
+
+
+def group_shape(spec: ModelSpec) -> str:
+    """What decides, beside the devices, which process groups and communicators the ranks of an engine make. Ranks that
+    were an engine of this shape can be another; one rank alone has no shape."""
+    if spec.tp == 1:
+        return ""
+    found = {name: thaw(value) for name, value in spec.engine_args if any(word in name for word in _GROUP_WORDS)}
+    return json.dumps(found, sort_keys=True, default=str)
 
 
 def thaw(value: object) -> object:

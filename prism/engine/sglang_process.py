@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 from typing import Any
 
@@ -18,6 +19,19 @@ def prepare_ranks(command: ActivateModel) -> None:
     os.environ["SGLANG_CPU_OMP_THREADS_BIND"] = "|".join(str(cores[r % len(cores)]) for r in range(command.world))
 
 
+def open_gpu(index: int) -> None:
+    """What this process allocates without naming a GPU lies on its own; and what costs seconds the first time is done
+    while nobody waits: sampling with seeds is compiled, for one row and for several."""
+    from sglang.srt.layers.sampler import multinomial_with_seed
+
+    torch.cuda.set_device(index)
+    for rows in (1, 2):
+        seeds, positions = (torch.ones(rows, dtype=torch.int64, device="cuda") for _ in range(2))
+        multinomial_with_seed(torch.zeros((rows, 4096), device="cuda"), seeds, positions)
+    torch.cuda.synchronize()
+    torch.cuda.empty_cache()
+
+
 def seat_pool(scheduler: Any) -> memory.Pool:
     """The KV pool under ``scheduler``."""
     pool: memory.Pool = scheduler.token_to_kv_pool_allocator.lease.pool
@@ -25,9 +39,16 @@ def seat_pool(scheduler: Any) -> memory.Pool:
 
 
 def suspects_of(scheduler: Any) -> list[str]:
-    """Requests of the batch that was being run when the loop failed."""
+    """Requests of the step that was being run when the loop failed. With overlap also those of the two started last: a
+    GPU reports the fault of one while the next is under way."""
     batch = scheduler.cur_batch_for_debug
-    return [] if batch is None else [req.rid for req in batch.reqs]
+    found = {} if batch is None else {req.rid: None for req in batch.reqs}
+    started = [entry for entry in getattr(scheduler, "batch_record_buf", ()) if entry is not None]
+    for began, fields, *_ in started:
+        # As they were then: the batch itself has lost and gained requests since.
+        reqs = dict(zip((field.name for field in dataclasses.fields(began)), fields, strict=True))["reqs"]
+        found |= {req.rid: None for req in reqs if not req.finished()}
+    return list(found)
 
 
 def release_scheduler(scheduler: Any) -> None:

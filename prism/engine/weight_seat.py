@@ -20,7 +20,7 @@ from prism import memory
 from prism.weights.errors import WeightsError
 from prism.weights.loading.loader import load
 from prism.weights.packs.blocks import TensorPlan, plan_blocks
-from prism.weights.packs.format import PackKey
+from prism.weights.packs.format import PackHeader, PackKey
 from prism.weights.store.resident import ResidentPack
 from prism.weights.store.weight_store import WeightStore
 from prism.weights.store.whereabouts import Tier
@@ -61,6 +61,8 @@ class EngineWeights:
         self._raw = self._find_raw() if self.packed is None else None
         self.phases: dict[str, float] = {}
         self._created: list[Any] = []
+        self._resting: PackHeader | None = None
+        """Of the image that filled the region last."""
         self._used_bytes = 0
         if self.packed is not None:
             header = self.packed.header
@@ -206,6 +208,31 @@ class EngineWeights:
             for name, tensor in tensors.items():
                 writer.write(name, storage_bytes(tensor))
             writer.finish()
+
+    def rest(self) -> None:
+        """Give the memory back and keep the addresses. No tensor of the model may be used until :meth:`wake`. Only for
+        weights that came from an image."""
+        assert self.packed is not None
+        self._resting = self.packed.header
+        self.packed.close()
+        self.packed = None
+        self._region.decommit()
+
+    def find_again(self) -> bool:
+        """Whether the image that filled the addresses is still there, as it was; before :meth:`wake`."""
+        self.packed = self._store.get(self._key) if self._store is not None else None
+        if self.packed is not None and self.packed.header != self._resting:
+            self.packed.close()
+            self.packed = None
+        return self.packed is not None
+
+    def wake(self) -> None:
+        """Memory behind the addresses again, and the weights in it."""
+        assert self.packed is not None
+        start_s = time.perf_counter()
+        self._region.commit(timeout_s=ROOM_WAIT_S)
+        load(self.packed, self._region)
+        self.phases = {"copy": time.perf_counter() - start_s}
 
     def release(self) -> None:
         """Give the memory back. No tensor of the model may be used any more."""

@@ -8,6 +8,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import logging
 import os
@@ -15,7 +16,6 @@ import select
 import socket
 import sys
 import time
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +23,7 @@ import msgspec
 
 from prism import memory
 from prism.core.ids import kind_and_index
+from prism.engine.building import ActiveModel, Builder, Phases
 from prism.engine.commands import (
     Activated,
     ActivateModel,
@@ -35,25 +36,25 @@ from prism.engine.commands import (
 )
 from prism.engine.delivery import Delivery
 from prism.engine.diagnosis import diagnose
-from prism.engine.frames import FrameSocket
-from prism.engine.images import image_keys
+from prism.engine.frames import FrameSocket, pack
+from prism.engine.gpu_faults import fatal_code, is_out_of_memory
 from prism.engine.leftovers import rendezvous_file, structured_log_file
 from prism.engine.numa import bind_to_node
 from prism.engine.outside import OutsideMemory, hold_torch_to
-from prism.engine.seat import WorkerSeat, cut_to_memory, describe
+from prism.engine.seat import describe
 from prism.engine.sglang_process import (
     empty_torch_cache,
     finish_kernels,
     forget_globals,
-    prepare_ranks,
+    open_gpu,
     release_scheduler,
     seat_pool,
     suspects_of,
 )
-from prism.engine.weight_seat import ROOM_WAIT_S, EngineWeights
+from prism.engine.skeletons import Skeleton, Skeletons, all_ranks, can_rest, rest, wake
+from prism.engine.weight_seat import ROOM_WAIT_S
 from prism.memory.gpus import numa_node_of
 from prism.obs.logs import setup_logging
-from prism.weights.folders.fingerprint import fingerprint
 from prism.weights.store.weight_store import WeightStore
 from prism.wire.secret import read_secret
 
@@ -77,19 +78,11 @@ class WorkerArgs(msgspec.Struct, frozen=True):
     parked_bytes: int = 0
     """See :class:`prism.engine.options.PoolOptions`."""
     active_bytes: int = 0
+    kept_models: int = 0
+    """Skeletons it may keep (:mod:`prism.engine.skeletons`)."""
     log_dir: str | None = None
     secret_file: str | None = None
     """The fleet's secret; None: all front doors are on this machine."""
-
-
-@dataclass
-class ActiveModel:
-    """One activation: the objects that must be gone before the next."""
-
-    command: ActivateModel
-    scheduler: Any
-    seat: WorkerSeat
-    weights: EngineWeights
 
 
 class Worker:
@@ -103,16 +96,26 @@ class Worker:
         self._owner = self._device.register(args.worker)
         self._outside = OutsideMemory(self._owner, args.parked_bytes, args.active_bytes)
         self._outside.park()
-        self._arena = self._owner.arena(2 * args.capacity_bytes)
-        self._store = None if args.store_dir is None else WeightStore(Path(args.store_dir))
+        self._skeletons = Skeletons(args.kept_models)
         sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         sock.connect(args.channel)
         self._channel = FrameSocket(sock)
         secret = None if args.secret_file is None else read_secret(Path(args.secret_file))
-        self._delivery = Delivery(None if secret is None else secret.mail_keys())
+        self._builder = Builder(
+            device=self._device,
+            gpu_index=self._gpu_index,
+            owner=self._owner,
+            arena=self._owner.arena(2 * args.capacity_bytes),
+            capacity_bytes=args.capacity_bytes,
+            store=None if args.store_dir is None else WeightStore(Path(args.store_dir)),
+            channel=self._channel,
+            delivery=Delivery(None if secret is None else secret.mail_keys()),
+        )
 
     def run(self) -> None:
         """Until the pool closes the channel or an activation failed."""
+        if self._kind == "cuda":
+            open_gpu(self._gpu_index)
         if self._args.world == 1:
             self._join_groups()
         if self._kind == "cuda" and self._args.active_bytes:
@@ -156,6 +159,8 @@ class Worker:
         except Exception as error:
             log.exception("activation of %s failed", command.model)
             cause, detail = diagnose(error)
+            if fatal_code(error) is not None:
+                self._say_last(error, suspects=[])
             self._channel.send(encode(NotActivated(cause=cause, detail=detail, reusable=False)))
             self._drain()
             return False
@@ -163,93 +168,93 @@ class Worker:
             active.scheduler.run_event_loop()
         except Exception as error:
             log.exception("the engine of %s failed", command.model)
-            reason = f"{type(error).__name__}: {error}"[:500]
-            self._channel.send(encode(Crashed(reason=reason, suspects=suspects_of(active.scheduler))))
+            # A device without room is no request's fault.
+            self._say_last(error, [] if is_out_of_memory(error) else suspects_of(active.scheduler))
             self._drain()
             return False
         start_s = time.perf_counter()
         unfinished = active.seat.tracker.clear()
-        reusable = self._deactivate(active)
+        self._deactivate(active)
         seconds = time.perf_counter() - start_s
-        self._channel.send(encode(Deactivated(unfinished=unfinished, seconds=seconds, reusable=reusable)))
-        if not reusable:
-            self._drain()
-        return reusable
+        kept = self._skeletons.builds()
+        self._channel.send(encode(Deactivated(unfinished=unfinished, seconds=seconds, kept=kept)))
+        return True
 
     def _activate(self, command: ActivateModel) -> ActiveModel:
-        from sglang.srt.managers.scheduler import Scheduler
-        from sglang.srt.server_args import PortArgs, ServerArgs
-
         clock = Phases()
         self._outside.activate(ROOM_WAIT_S)
-        arguments = msgspec.json.decode(command.server_args)
-        server_args = ServerArgs(**arguments)
-        clock.done("arguments")
-        weights = self._weights(command, arguments | {"dtype": server_args.dtype})
-        clock.done("reserve")
-        capacity = max(0, self._args.capacity_bytes - weights.expected_bytes)
-        if command.limit_bytes is not None:
-            # SGLang cuts and refuses requests by what it believes to have; one that it lets in must fit some day.
-            page_bytes = self._device.page_bytes
-            capacity = min(capacity, command.limit_bytes // page_bytes * page_bytes)
-        seat = WorkerSeat(
-            self._channel, self._delivery, command, self._owner, self._arena, capacity, weights, self._device
-        )
-        server_args.prism_seat = seat
-        port_args = PortArgs(
-            tokenizer_ipc_name="",
-            scheduler_input_ipc_name="",
-            detokenizer_ipc_name="",
-            nccl_port=0,
-            rpc_ipc_name="",
-            metrics_ipc_name="",
-            tokenizer_worker_ipc_name=None,
-            decoupled_spec_ipc_config=None,
-        )
-        port_args.prism_seat = seat
-        if command.world > 1:
-            prepare_ranks(command)
-        try:
-            scheduler = Scheduler(server_args, port_args, self._gpu_index, command.rank, 0, 0, 0, 0, None)
-        except BaseException:
-            weights.release()
-            raise
-        clock.done("construct")
-        seat.scheduler = scheduler
-        cut_to_memory(scheduler)
-        seat.apply_limit(command.limit_bytes)
-        info = describe(scheduler, weights.held_bytes, weights.from_image)
+        mark = self._builder.mark(command)
+        skeleton = self._find_skeleton(command, mark)
+        if skeleton is None:
+            active = self._builder.build(command, mark, clock)
+        else:
+            active = self._wake(skeleton, command, mark, clock)
+        active.seat.apply_limit(command.limit_bytes)
+        weights = active.weights
+        info = describe(active.scheduler, weights.held_bytes, weights.from_image)
         phases = {**clock.phases, **{f"weights.{k}": v for k, v in weights.phases.items()}}
         self._channel.send(encode(Activated(phases=phases, info=info)))
-        return ActiveModel(command, scheduler, seat, weights)
+        return active
 
-    def _weights(self, command: ActivateModel, arguments: dict[str, Any]) -> EngineWeights:
-        folder = Path(arguments["model_path"])
-        cache = None if self._store is None else self._store.directory
-        # Other kinds of files, and models named by their hub id, are SGLang's to find; no image is kept of them.
-        found = fingerprint(folder, cache=cache) if any(folder.glob("*.safetensors")) else ""
-        mark = found or command.mark  # a folder without weights belongs to a model whose pack comes from elsewhere
-        key = image_keys(mark, command.world, arguments)[command.rank]
-        store = self._store if mark else None
-        stored = sum(file.stat().st_size for file in folder.glob("*.safetensors"))
-        estimate = (stored or command.weight_bytes) // command.world
-        return EngineWeights(self._owner, store, key, command.model, self._args.capacity_bytes, estimate)
+    def _find_skeleton(self, command: ActivateModel, mark: str) -> Skeleton | None:
+        """What this worker keeps of the model, if it can be woken on all ranks."""
+        if self._skeletons.most == 0:
+            return None
+        skeleton = self._skeletons.take(command.build, mark)
+        if all_ranks(skeleton is not None and skeleton.weights.find_again(), command.world):
+            return skeleton
+        if skeleton is not None:
+            self._drop(skeleton)
+        return None
 
-    def _deactivate(self, active: ActiveModel) -> bool:
-        """Give all memory back, that of torch too. True if the process may take another model."""
+    def _wake(self, skeleton: Skeleton, command: ActivateModel, mark: str, clock: Phases) -> ActiveModel:
+        try:
+            skeleton.weights.wake()
+            clock.done("reserve")
+            wake(skeleton, command.engine)
+        except BaseException:
+            self._drop(skeleton)
+            raise
+        clock.done("wake")
+        return ActiveModel(command, skeleton.scheduler, skeleton.seat, skeleton.weights, mark)
+
+    def _deactivate(self, active: ActiveModel) -> None:
+        """Give all memory back, that of torch too: the process may take another model."""
         finish_kernels(self._kind)
-        release_scheduler(active.scheduler)
-        weights = active.weights
         pool = seat_pool(active.scheduler)
-        active.scheduler = active.seat.scheduler = None
-        forget_globals()
-        gc.collect()
-        pool.close()
-        weights.release()
+        keep = self._skeletons.most > 0 and can_rest(active.scheduler, active.weights)
+        if self._skeletons.most > 0 and all_ranks(keep, active.command.world):
+            self._keep(active)
+            active.scheduler = None
+            pool.close()
+        else:
+            weights = active.weights
+            release_scheduler(active.scheduler)
+            active.scheduler = active.seat.scheduler = None
+            forget_globals()
+            gc.collect()
+            pool.close()
+            weights.release()
         empty_torch_cache(self._kind)
         self._outside.park()
         self._device.set_limit(self._owner.id, None)
-        return self._args.world == 1
+
+    def _keep(self, active: ActiveModel) -> None:
+        """Keep what was built, without its weights' memory; the KV pool is the caller's to close."""
+        skeleton = rest(active.scheduler, active.seat, active.weights)
+        forget_globals()
+        active.weights.rest()
+        for old in self._skeletons.put(active.command.build, active.mark, skeleton):
+            self._drop(old)
+
+    def _drop(self, skeleton: Skeleton) -> None:
+        release_scheduler(skeleton.scheduler)
+        skeleton.scheduler = None
+        gc.collect()
+        skeleton.weights.release()
+
+    def _say_last(self, error: Exception, suspects: list[str]) -> None:
+        self._channel.send(encode(Crashed(reason=worded(error), suspects=suspects, cuda=fatal_code(error))))
 
     def _drain(self) -> None:
         """The last words must be out before the process ends."""
@@ -259,17 +264,16 @@ class Worker:
             self._channel.flush()
 
 
-class Phases:
-    """Seconds between marks."""
+def worded(error: Exception) -> str:
+    return f"{type(error).__name__}: {error}"[:500]
 
-    def __init__(self) -> None:
-        self.phases: dict[str, float] = {}
-        self._last_s = time.perf_counter()
 
-    def done(self, name: str) -> None:
-        now_s = time.perf_counter()
-        self.phases[name] = now_s - self._last_s
-        self._last_s = now_s
+def say_why_not(settings: WorkerArgs, error: Exception) -> None:
+    """The worker cannot use its device: the pool hears why, instead of a status."""
+    with contextlib.suppress(OSError), socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as sock:
+        sock.connect(settings.channel)
+        words = Crashed(reason=worded(error), suspects=[], worker=settings.worker, cuda=fatal_code(error))
+        sock.sendall(pack(encode(words)))
 
 
 def main(args: dict[str, Any]) -> None:
@@ -284,4 +288,9 @@ def main(args: dict[str, Any]) -> None:
         torch.set_num_threads(settings.threads)
     else:
         bind_to_node(numa_node_of(kind_and_index(settings.device)[1]))
-    Worker(settings).run()
+    try:
+        worker = Worker(settings)
+    except Exception as error:
+        say_why_not(settings, error)
+        raise
+    worker.run()

@@ -37,6 +37,12 @@ STANDBY_PAUSE_S: Final = 1.0
 """Between two forks of a standby: one that dies at once must not keep the zygote busy."""
 
 
+def boot_child(fork: Fork, kind: str) -> None:
+    """Beside GPUs each child imports for itself, one that uses none as on a machine without."""
+    if kind == "cuda":
+        boot.boot(fork.kind or kind)
+
+
 def run_child(fork: Fork, kind: str) -> None:
     """Life of a forked child; never returns."""
     status = 1
@@ -55,8 +61,7 @@ def run_child(fork: Fork, kind: str) -> None:
 
         setproctitle(fork.title)
         die_with(fork.watch_pid)
-        if kind == "cuda":
-            boot.boot(kind)
+        boot_child(fork, kind)
         module, _, function = fork.entry.partition(":")
         getattr(importlib.import_module(module), function)(fork.args)
         status = 0

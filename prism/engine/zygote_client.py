@@ -109,9 +109,11 @@ class ZygoteClient:
         watch_pid: int | None = None,
         title: str = "prism: worker",
         log_file: Path | None = None,
+        kind: str | None = None,
     ) -> int:
         """Fork a child that calls ``entry`` (``package.module:function``) with the plain dict ``args`` and ends with
-        process ``watch_pid`` (default: this one). Returns its pid. Raises :class:`EngineSetupError`."""
+        process ``watch_pid`` (default: this one); ``kind`` as in :class:`Fork`. Returns its pid. Raises
+        :class:`EngineSetupError`."""
         if not self.alive or self._writer is None:
             raise EngineSetupError(f"the zygote at {self._path} is gone")
         ask = next(self._numbers)
@@ -124,6 +126,7 @@ class ZygoteClient:
             watch_pid=os.getpid() if watch_pid is None else watch_pid,
             title=title,
             log_file=None if log_file is None else str(log_file),
+            kind=kind,
         )
         self._writer.write(pack(encode(request)))
         return await answer
@@ -132,15 +135,17 @@ class ZygoteClient:
         while (frame := await read_frame(reader)) is not None:
             match from_zygote.decode(frame):
                 case Forked(ask=ask, pid=pid):
-                    self._asks.pop(ask).set_result(pid)
+                    if not (answer := self._asks.pop(ask)).done():  # who asked may have been cancelled
+                        answer.set_result(pid)
                 case ForkFailed(ask=ask, error=error):
-                    self._asks.pop(ask).set_exception(EngineSetupError(f"the zygote could not fork: {error}"))
+                    if not (answer := self._asks.pop(ask)).done():
+                        answer.set_exception(EngineSetupError(f"the zygote could not fork: {error}"))
                 case Exited(pid=pid, status=status):
                     self._on_exit(pid, status)
                 case ZygoteHello():
                     pass  # only once, before this loop
         self.alive = False
-        for answer in self._asks.values():
+        for answer in [asked for asked in self._asks.values() if not asked.done()]:
             answer.set_exception(EngineSetupError(f"the zygote at {self._path} is gone"))
         self._asks.clear()
         self._on_gone()

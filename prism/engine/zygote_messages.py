@@ -21,6 +21,8 @@ class Fork(_Message, frozen=True, kw_only=True):
     watch_pid: int
     """The child ends when this process ends."""
     title: str = "prism: worker"
+    kind: str | None = None
+    """``host``: the child uses no GPU, on a machine with GPUs either; None: what the zygote was started for."""
     log_file: str | None = None
     """The child's stdout and stderr are appended here; None: they stay the zygote's."""
 

@@ -290,7 +290,7 @@ class NodeAgent:
                 arrivals[model] = arrivals.get(model, 0) + count
             shell.desk.arrivals.clear()
         short_s = {id: shell.take_shortage_s() for id, shell in self.shells.items()}
-        weights = self.weights
+        weights, faults = self.weights, self.pool.faults()
         return AgentReport(
             weights="" if weights is None else weights.server.address,
             packs=[] if weights is None else weights.packs,
@@ -314,6 +314,7 @@ class NodeAgent:
                     max_engines=d.max_engines,
                     engine_bytes=d.engine_bytes,
                     memory_short_s=short_s[d.id],
+                    fault=faults.get(d.id, ""),
                 )
                 for d in self.devices
             ],

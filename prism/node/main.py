@@ -40,6 +40,8 @@ class EngineSettings(msgspec.Struct, frozen=True, kw_only=True):
     parked_bytes: int
     """Of a GPU, beside weights and KV: see :class:`prism.engine.options.PoolOptions`."""
     active_bytes: int
+    kept_models: int
+    overlap: bool | None
 
 
 class NodeConfig(msgspec.Struct, frozen=True, kw_only=True):
@@ -83,6 +85,8 @@ async def serve(config: NodeConfig) -> None:
         threads=config.engines.threads,
         parked_bytes=config.engines.parked_bytes if on_gpus else 0,
         active_bytes=config.engines.active_bytes if on_gpus else 0,
+        kept_models=config.engines.kept_models,
+        overlap=config.engines.overlap,
         store_dir=Path(config.store_dir),
         secret_file=None if config.secret_file is None else Path(config.secret_file),
     )

@@ -152,6 +152,7 @@ def _device(device: dict[str, Any], cluster: dict[str, Any]) -> dict[str, Any]:
         "weight_bytes": min(weight_bytes, max(0, used_bytes - kv_bytes)),
         "kv_bytes": kv_bytes,
         "draining": device["draining"],
+        "fault": cluster.get("faults", {}).get(device["id"], ""),
         "engines": {
             "active": states.count(InstanceState.READY),
             "starting": states.count(InstanceState.LOADING),

@@ -62,6 +62,8 @@ def settings_of(catalog: Catalog) -> FleetSettings:
         threads=catalog.engines.threads,
         parked_bytes=int(catalog.engines.parked_bytes),
         active_bytes=int(catalog.engines.active_bytes),
+        kept_models=catalog.engines.kept_models,
+        overlap=catalog.engines.overlap,
     )
     weights = WeightSettings(
         host_memory_fraction=catalog.weights.host_memory_fraction,

@@ -178,6 +178,7 @@ class Machine(Supervisor):
                 watch_pid=os.getpid(),
                 title=f"prism: front-{index}",
                 log_file=state.logs / f"front-{index}.out",
+                kind="host",
             )
 
         return start

@@ -262,6 +262,8 @@ class DeviceStatus(msgspec.Struct, frozen=True, kw_only=True):
     """See :class:`prism.core.specs.DeviceSpec`."""
     memory_short_s: float = 0.0
     """See :class:`prism.core.events.DeviceReport`."""
+    fault: str = ""
+    """Why no engine can run there; "": engines can."""
 
 
 class PackReport(msgspec.Struct, frozen=True, kw_only=True):

@@ -117,8 +117,9 @@ def device_spec(run: Run) -> DeviceSpec:
 
 
 @asynccontextmanager
-async def bench(run: Run) -> AsyncIterator[Bench]:
-    """A zygote and a pool with one parked worker; both end with the block. Says how long the start took."""
+async def bench(run: Run, **options: Any) -> AsyncIterator[Bench]:
+    """A zygote and a pool with one parked worker; both end with the block. Says how long the start took.
+    ``options``: further ones of the pool."""
     folder = Path(tempfile.mkdtemp(prefix="prism-k-"))
     spec = device_spec(run)
     start_s = time.perf_counter()
@@ -137,6 +138,7 @@ async def bench(run: Run) -> AsyncIterator[Bench]:
                 start_timeout_s=300.0,
                 parked_bytes=0 if run.dry else PARKED_BYTES,
                 active_bytes=0 if run.dry else ACTIVE_BYTES,
+                **options,
             ),
         )
         await rig.start()

@@ -6,10 +6,10 @@ import asyncio
 import subprocess
 import sys
 from collections.abc import Sequence
+from typing import Any
 
 import msgspec
 
-from prism.engine import sglang_args
 from prism.engine.handle import EngineHandle
 from scripts.gpu.bench_rig import OUTER, Bench, bench, model
 from scripts.gpu.load import DRY_LOAD, GPU_LOAD, Answer, OnFirst, Outcome, measure
@@ -48,15 +48,14 @@ def ours(run: Run) -> None:
     run.needs_gpu()
 
 
-def overlap(run: Run) -> None:
-    """Prism's engine with SGLang's overlap scheduling, which is off by default."""
+def in_turns(run: Run) -> None:
+    """Prism's engine without SGLang's overlap scheduling, which is on by default."""
     run.needs_gpu()
-    sglang_args.CUDA["disable_overlap_schedule"] = False
-    asyncio.run(_ours(run))
+    asyncio.run(_ours(run, overlap=False))
 
 
-async def _ours(run: Run) -> None:
-    async with bench(run) as at:
+async def _ours(run: Run, **options: Any) -> None:
+    async with bench(run, **options) as at:
         handle, _ = await at.activate(model(run, "8b"))
         found = await measure(DRY_LOAD if run.dry else GPU_LOAD, prism_answer(at, handle))
         await handle.deactivate()
@@ -78,19 +77,13 @@ def note(run: Run, found: Outcome, other: Outcome | None) -> None:
     run.remark("the goal of 0.97 is " + ("met" if ratio >= 0.97 else "missed"))
 
 
-def retained(run: Run) -> None:
-    """Graphs and the engine's skeleton kept per parked model."""
-    run.skip("Prism does not keep graphs over a deactivation yet")
-
-
 STAGE = Stage(
     "scripts.gpu.stage6_load",
     __doc__,
     (
         Item("stock", stock, 200),
         Item("ours", ours, 150),
-        Item("overlap", overlap, 150),
-        Item("retained", retained, 10),
+        Item("in_turns", in_turns, 150),
     ),
 )
 

@@ -21,7 +21,7 @@ Answer = dict[str, Any] | tuple[int, Any]
 class FakeServer:
     """``answers`` maps ``METHOD path`` to a body, or to (status, body). ``calls`` has what was asked."""
 
-    answers: dict[str, Answer] = field(default_factory=dict)
+    answers: dict[str, Answer] = field(default_factory=lambda: {"GET /admin/devices": {"devices": []}})
     calls: list[tuple[str, dict[str, Any]]] = field(default_factory=list)
     keys: list[str] = field(default_factory=list)
 

@@ -43,6 +43,10 @@ def test_ps(server: FakeServer, prism: Run) -> None:
     assert len(json.loads(prism("ps", "--json").output)) == 2
     server.answers["GET /admin/models"] = {"models": [COLD]}
     assert "no model is loaded" in prism("ps").output
+    gone, well = {"id": "n/cuda:1", "fault": "Xid 79"}, {"id": "n/cuda:0", "fault": ""}
+    server.answers["GET /admin/devices"] = {"devices": [well, gone]}
+    shown = prism("ps").output
+    assert "n/cuda:1 is out of service: Xid 79" in shown and "cuda:0" not in shown
 
 
 def test_show(server: FakeServer, prism: Run) -> None:

@@ -325,3 +325,21 @@ def test_which_machines_have_a_models_weights() -> None:
     )
     controller = SimpleNamespace(nodes=nodes, models=models)
     assert Admin(controller)._held() == {"m": {"a": "memory", "b": "disk"}}  # type: ignore[arg-type]
+
+
+def test_a_device_without_engines_is_drained_until_it_has_some_again() -> None:
+    nodes = FleetNodes()
+    nodes.report(report("a"), 0.0)
+    device = DeviceId("a/host:0")
+
+    def told(fault: str, **more: object) -> list[object]:
+        said = report("a", **more)
+        said = msgspec.structs.replace(said, devices=[msgspec.structs.replace(said.devices[0], fault=fault)])
+        return [event for event in nodes.report(said, 1.0) if isinstance(event, OperatorDrain)]
+
+    assert told("fell off the bus") == [OperatorDrain((device,), carry=True)]
+    assert nodes.all()[0].faults == {device: "fell off the bus"}
+    assert told("fell off the bus") == []
+    assert told("") == [OperatorDrain((device,), on=False)] and nodes.all()[0].faults == {}
+    told("again")
+    assert told("", leaving=True) == [OperatorDrain((device,))], "a machine that leaves takes nothing back into service"

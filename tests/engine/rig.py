@@ -106,17 +106,19 @@ def prompt(seed: int, length: int = 30) -> tuple[int, ...]:
 class Rig:
     """A pool, a front door's mailbox and what arrived in it."""
 
-    def __init__(self, folder: Path, models: Path, zygote: Path) -> None:
+    def __init__(self, folder: Path, models: Path, zygote: Path, **options: Any) -> None:
+        """``options``: further ones of the pool."""
         self.models, self.folder = models, folder
         self.devices = tuple(DeviceId(f"local/host:{i}") for i in range(2))
         specs = [DeviceSpec(d, NodeId("local"), DeviceKind.HOST, DEVICE_BYTES) for d in self.devices]
-        options = PoolOptions(
+        settings = PoolOptions(
             run_dir=folder / "run",
             account_dir=folder / "accounts",
             store_dir=folder / "store",
             zygote_socket=zygote,
+            **options,
         )
-        self.pool = EnginePool(specs, options)
+        self.pool = EnginePool(specs, settings)
         self.inbox = Inbox(f"ipc://{folder}/front")
         self.items: dict[str, list[TokenItem]] = {}
         self.tokens: dict[str, list[int]] = {}

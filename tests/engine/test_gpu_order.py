@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import warnings
+from collections import deque
+from dataclasses import dataclass, fields
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from prism.engine import boot, cuda_stub
-from sglang_patches.streams import fence_freed_pages
+from sglang_patches.streams import fence_freed_pages, run_loop
 
 pytestmark = pytest.mark.engine
 
@@ -43,13 +45,14 @@ def calls(worker: Any, monkeypatch: pytest.MonkeyPatch) -> Calls:
 def deactivate(worker: Any, kind: str, calls: Calls) -> None:
     made: Any = object.__new__(worker.Worker)
     made._kind, made._args = kind, SimpleNamespace(world=1)
+    made._skeletons = SimpleNamespace(most=0)
     made._device = SimpleNamespace(set_limit=calls.note("lift the limit"))
     made._owner = SimpleNamespace(id=1)
     made._outside = SimpleNamespace(park=calls.note("give the engine's grant back"))
     active: Any = SimpleNamespace(
         scheduler=object(), seat=SimpleNamespace(), weights=SimpleNamespace(release=calls.note("unmap weights"))
     )
-    assert made._deactivate(active)
+    made._deactivate(active)
 
 
 def test_a_gpu_is_done_before_its_memory_goes_and_torch_keeps_none(worker: Any, calls: Calls) -> None:
@@ -81,3 +84,46 @@ def test_pages_are_fenced_on_the_stream_that_steps_run_on(overlap: bool, stream:
     scheduler.device = "cpu"
     fence_freed_pages(scheduler)
     assert fenced == [stream]
+
+
+@dataclass
+class Step:
+    """As much of SGLang's batch as is looked at; requests come and go after it was started."""
+
+    reqs: list[Any]
+    forward_iter: int = 0
+
+
+def running(rid: str, finished: bool = False) -> Any:
+    return SimpleNamespace(rid=rid, finished=lambda: finished)
+
+
+def started(step: Step) -> list[Any]:
+    return [step, [getattr(step, field.name) for field in fields(step)]]
+
+
+def test_a_fault_is_suspected_of_the_steps_in_flight_too(worker: Any) -> None:
+    previous = Step([running("a"), running("b"), running("over", finished=True)])
+    scheduler = SimpleNamespace(cur_batch_for_debug=Step([running("b"), running("new")]), batch_record_buf=[None, None])
+    assert worker.suspects_of(scheduler) == ["b", "new"]
+    scheduler.batch_record_buf[0] = started(previous)
+    previous.reqs = []  # "a" was retracted since
+    assert sorted(worker.suspects_of(scheduler)) == ["a", "b", "new"]
+    del scheduler.batch_record_buf
+    scheduler.cur_batch_for_debug = None
+    assert worker.suspects_of(scheduler) == []
+
+
+@pytest.mark.parametrize("overlap", [False, True])
+def test_the_step_in_flight_is_finished_when_the_loop_ends(overlap: bool) -> None:
+    processed: list[tuple[str, str]] = []
+    scheduler = SimpleNamespace(
+        device="cpu", enable_overlap=overlap, process_batch_result=lambda *step: processed.append(step)
+    )
+
+    def loop(scheduler: Any) -> None:
+        if overlap:
+            scheduler.result_queue = deque([("batch", "result")])
+
+    run_loop(loop, scheduler)
+    assert processed == ([("batch", "result")] if overlap else [])

@@ -18,6 +18,7 @@ from prism.engine import boot, cuda_stub, gpu
 from prism.engine.api import longest_activation_s
 from prism.engine.diagnosis import diagnose
 from prism.engine.errors import ActivationCause, EngineSetupError
+from prism.engine.images import image_keys
 from prism.engine.sglang_args import COMMON, CUDA, server_arguments, stored_dtype
 from prism.memory.errors import LimitExceeded, OutOfMemory
 
@@ -52,6 +53,17 @@ def test_arguments_keep_the_stored_dtype_and_the_catalogs_own(tmp_path: Path, ki
     assert found["context_length"] == 512
     assert found["page_size"] == 1
     json.dumps(found)
+
+
+def test_steps_overlap_on_gpus_unless_told_otherwise(tmp_path: Path) -> None:
+    def overlaps(kind: DeviceKind, overlap: bool | None = None, **engine_args: object) -> bool:
+        made = server_arguments(spec(tmp_path, engine_args=tuple(engine_args.items())), kind, overlap)
+        assert image_keys("mark", 1, made) == image_keys("mark", 1, {**made, "disable_overlap_schedule": None})
+        return not made["disable_overlap_schedule"]
+
+    assert overlaps(DeviceKind.CUDA) and not overlaps(DeviceKind.HOST)
+    assert overlaps(DeviceKind.HOST, True) and not overlaps(DeviceKind.CUDA, False)
+    assert not overlaps(DeviceKind.CUDA, enable_mixed_chunk=True), "its penalties are counted on the host"
 
 
 def test_arguments_of_prisms_own_are_refused(tmp_path: Path) -> None:

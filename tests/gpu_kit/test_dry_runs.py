@@ -15,7 +15,7 @@ from scripts.gpu.stage import run_stage
 QUICK = {
     "stage1_memory": ["discovery", "driver_calls", "contexts", "old_contents", "seen", "prism_pages"],
     "stage2_loader": ["raw", "clean"],
-    "stage6_load": ["stock", "overlap", "retained"],
+    "stage6_load": ["stock", "in_turns"],
 }
 STAGES = ["stage1_memory", "stage2_loader", "stage3_boot", "stage4_activation", "stage5_sharing", "stage6_load"]
 
