@@ -20,15 +20,21 @@ class OutsideMemory:
     def __init__(self, owner: memory.Owner, parked_bytes: int, active_bytes: int) -> None:
         self._owner, self._parked_bytes, self._active_bytes = owner, parked_bytes, active_bytes
 
-    def park(self) -> None:
-        """The worker has no model now. Raises :class:`prism.memory.errors.OutOfMemory` if it was granted nothing yet
-        and there is no room."""
-        self._set(self._parked_bytes, 0.0)
+    def park(self, kept_bytes: int = 0) -> None:
+        """The worker has no model now, but ``kept_bytes`` of those it had. Raises
+        :class:`prism.memory.errors.OutOfMemory` if it was granted nothing yet and there is no room."""
+        self._set(self._parked_bytes + kept_bytes, 0.0)
 
     def activate(self, timeout_s: float) -> None:
         """The worker may take all that an engine takes. Raises :class:`prism.memory.errors.OutOfMemory` when
         neighbours, who feel pressure meanwhile, have not given way within ``timeout_s``."""
         self._set(self._active_bytes, timeout_s)
+
+    @property
+    def most_kept_bytes(self) -> int | None:
+        """What a worker may keep of models it had: half of what torch may take, so that the next one has room. None:
+        nobody counts."""
+        return (self._active_bytes - self._parked_bytes) // 2 if self._active_bytes else None
 
     def _set(self, wanted_bytes: int, timeout_s: float) -> None:
         more_bytes = wanted_bytes - self._owner.held("outside")

@@ -81,6 +81,11 @@ def finish_kernels(kind: str) -> None:
         torch.cuda.synchronize()
 
 
+def torch_bytes(kind: str) -> int:
+    """Device memory that torch holds in this process."""
+    return int(torch.cuda.memory_reserved()) if kind == "cuda" else 0
+
+
 def empty_torch_cache(kind: str) -> None:
     """Give back the device memory that torch keeps for later allocations of this process."""
     if kind == "cuda":

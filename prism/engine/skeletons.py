@@ -55,9 +55,13 @@ class Skeletons:
         """Keep ``skeleton``. Returns those that must be dropped for it."""
         dropped = [found] if (found := self._kept.pop((build, mark), None)) is not None else []
         self._kept[build, mark] = skeleton
-        while len(self._kept) > self.most:
-            dropped.append(self._kept.popitem(last=False)[1])
+        while len(self._kept) > self.most and (oldest := self.pop()) is not None:
+            dropped.append(oldest)
         return dropped
+
+    def pop(self) -> Skeleton | None:
+        """The one that was used longest ago, not kept any more; None: there is none."""
+        return self._kept.popitem(last=False)[1] if self._kept else None
 
 
 def can_rest(scheduler: Any, weights: EngineWeights) -> bool:

@@ -50,6 +50,7 @@ from prism.engine.sglang_process import (
     release_scheduler,
     seat_pool,
     suspects_of,
+    torch_bytes,
 )
 from prism.engine.skeletons import Skeleton, Skeletons, all_ranks, can_rest, rest, wake
 from prism.engine.weight_seat import ROOM_WAIT_S
@@ -236,7 +237,7 @@ class Worker:
             pool.close()
             weights.release()
         empty_torch_cache(self._kind)
-        self._outside.park()
+        self._bound_kept()
         self._device.set_limit(self._owner.id, None)
 
     def _keep(self, active: ActiveModel) -> None:
@@ -246,6 +247,14 @@ class Worker:
         active.weights.rest()
         for old in self._skeletons.put(active.command.build, active.mark, skeleton):
             self._drop(old)
+
+    def _bound_kept(self) -> None:
+        """What is kept of a GPU is counted, and the models used longest ago go when it is too much."""
+        most = self._outside.most_kept_bytes
+        while most is not None and torch_bytes(self._kind) > most and (old := self._skeletons.pop()) is not None:
+            self._drop(old)
+            empty_torch_cache(self._kind)
+        self._outside.park(torch_bytes(self._kind) if self._skeletons.builds() else 0)
 
     def _drop(self, skeleton: Skeleton) -> None:
         release_scheduler(skeleton.scheduler)

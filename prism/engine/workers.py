@@ -151,8 +151,9 @@ class Workers:
 
     def _end(self, links: Sequence[WorkerLink]) -> None:
         """Kill them, and parked ranks that are of no use without them. Nobody is given one any more."""
-        for link in {*links, *(mate for link in links for mate in self._parking.lose(link))}:
-            link.kill()
+        for link in links:
+            for one in (link, *self._parking.lose(link)):
+                one.kill()
 
     def faults(self) -> Mapping[DeviceId, str]:
         """See :meth:`prism.engine.api.Engines.faults`."""

@@ -45,10 +45,10 @@ def calls(worker: Any, monkeypatch: pytest.MonkeyPatch) -> Calls:
 def deactivate(worker: Any, kind: str, calls: Calls) -> None:
     made: Any = object.__new__(worker.Worker)
     made._kind, made._args = kind, SimpleNamespace(world=1)
-    made._skeletons = SimpleNamespace(most=0)
+    made._skeletons = SimpleNamespace(most=0, builds=list)
     made._device = SimpleNamespace(set_limit=calls.note("lift the limit"))
     made._owner = SimpleNamespace(id=1)
-    made._outside = SimpleNamespace(park=calls.note("give the engine's grant back"))
+    made._outside = SimpleNamespace(park=calls.note("give the engine's grant back"), most_kept_bytes=None)
     active: Any = SimpleNamespace(
         scheduler=object(), seat=SimpleNamespace(), weights=SimpleNamespace(release=calls.note("unmap weights"))
     )
@@ -66,6 +66,20 @@ def test_a_gpu_is_done_before_its_memory_goes_and_torch_keeps_none(worker: Any, 
 def test_a_virtual_device_asks_no_gpu(worker: Any, calls: Calls) -> None:
     deactivate(worker, "host", calls)
     assert "unmap KV" in calls and not {"synchronize", "empty torch's cache"} & set(calls)
+
+
+def test_kept_models_are_counted_and_the_oldest_go_when_they_are_too_much(
+    worker: Any, calls: Calls, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made: Any = object.__new__(worker.Worker)
+    kept, granted = ["old", "new", "newest"], []
+    made._kind = "cuda"
+    made._skeletons = SimpleNamespace(builds=lambda: kept, pop=lambda: kept.pop(0) if kept else None)
+    made._outside = SimpleNamespace(park=granted.append, most_kept_bytes=250)
+    made._drop = calls.append
+    monkeypatch.setattr(worker, "torch_bytes", lambda kind: 100 * len(kept))
+    made._bound_kept()
+    assert calls == ["old", "empty torch's cache"] and kept == ["new", "newest"] and granted == [200]
 
 
 @pytest.mark.parametrize(("overlap", "stream"), [(False, 11), (True, 22)])
