@@ -47,7 +47,7 @@ class Phases:
 
 
 @dataclass(frozen=True)
-class Builder:
+class EngineBuilder:
     """Everything of one worker that its engines stand on."""
 
     device: memory.Device

@@ -19,7 +19,7 @@ def devices_of(team: Team) -> tuple[DeviceId, ...]:
     return tuple(link.device for link in team)
 
 
-class Parking:
+class ParkedTeams:
     """Teams without a model, the most recently used first. It forks and ends nobody."""
 
     def __init__(self) -> None:

@@ -23,7 +23,7 @@ import msgspec
 
 from prism import memory
 from prism.core.ids import kind_and_index
-from prism.engine.building import ActiveModel, Builder, Phases
+from prism.engine.building import ActiveModel, EngineBuilder, Phases
 from prism.engine.commands import (
     Activated,
     ActivateModel,
@@ -102,7 +102,7 @@ class Worker:
         sock.connect(args.channel)
         self._channel = FrameSocket(sock)
         secret = None if args.secret_file is None else read_secret(Path(args.secret_file))
-        self._builder = Builder(
+        self._builder = EngineBuilder(
             device=self._device,
             gpu_index=self._gpu_index,
             owner=self._owner,

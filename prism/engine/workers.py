@@ -17,7 +17,7 @@ from prism.engine.launching import Launcher
 from prism.engine.link import WorkerLink, until_gone
 from prism.engine.options import PoolOptions
 from prism.engine.outside import has_room_to_park, most_parked
-from prism.engine.parking import Parking, devices_of
+from prism.engine.parking import ParkedTeams, devices_of
 from prism.memory.gpus import mps_runs
 
 log = logging.getLogger(__name__)
@@ -35,7 +35,7 @@ class Workers:
         self.memory: dict[DeviceId, memory.Device] = {}
         kind = next((d.kind.value for d in devices), DeviceKind.HOST.value)
         self._launcher = Launcher(options, kind, self, self._on_last_words)
-        self._parking = Parking()
+        self._parking = ParkedTeams()
         self._faults = DeviceFaults()
         self._tasks: set[asyncio.Task[None]] = set()
         self._closing = False

@@ -14,7 +14,7 @@ import pytest
 from prism.core.ids import DeviceId
 from prism.engine.commands import build_name
 from prism.engine.link import WorkerLink
-from prism.engine.parking import Parking
+from prism.engine.parking import ParkedTeams
 from tests.engine.rig import DEVICE_BYTES, MODELS, Rig, prompt, tokenized
 
 NEW = 30
@@ -127,7 +127,7 @@ class _Idle:
 
 async def test_a_model_goes_where_it_is_kept_else_where_it_drives_out_least() -> None:
     device = DeviceId("n/host:0")
-    parking = Parking()
+    parking = ParkedTeams()
     links: dict[str, WorkerLink] = {}
     builds: dict[str, tuple[str, ...]] = {"fresh": (), "one": ("a",), "two": ("b", "c")}
     for name, kept in builds.items():

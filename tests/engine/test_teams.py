@@ -11,7 +11,7 @@ import pytest
 from prism.core.ids import DeviceId, ModelName
 from prism.core.specs import ModelShape, ModelSpec
 from prism.engine.link import WorkerLink
-from prism.engine.parking import Parking
+from prism.engine.parking import ParkedTeams
 from prism.engine.sglang_args import group_shape
 from tests.engine.rig import DEVICE_BYTES, Rig, prompt, tokenized
 from tests.patience import happens
@@ -62,7 +62,7 @@ async def test_teams_are_taken_by_devices_and_shape_and_ended_as_a_whole() -> No
     def link(name: str, device: DeviceId, shape: str = "") -> WorkerLink:
         return WorkerLink(name, device, 2 if shape else 1, _Nobody(), shape)
 
-    parking = Parking()
+    parking = ParkedTeams()
     used, fresh, ranks = (link("used", A),), (link("fresh", A),), (link("r0", A, "{}"), link("r1", B, "{}"))
     parking.put(fresh, used=False)
     parking.put(used, used=True)
