@@ -17,12 +17,15 @@ from rich.text import Text
 from prism import memory
 from prism.cli import output
 from prism.config.state import DEFAULT_STATE_DIR, StateDir
+from prism.kv.host_pool import HostPool, host_pool_directory
+from prism.kv.settings import read_kv_settings
 from prism.memory.errors import AccountMismatch
 
 SUFFIX = ".account"
 REFRESH_S = 0.5
 COLUMNS = (
-    "OWNER", "PID>", "FLOOR>?3", "LIMIT>?7", "WEIGHTS>", "KV>", "STAGING>?2", "OUTSIDE>", "MAPPED>", "IN USE>?8",
+    "OWNER", "PID>", "FLOOR>?3", "LIMIT>?7", "WEIGHTS>", "KV>", "STAGING>?2", "OUTSIDE>", "LENT>?10", "MAPPED>",
+    "IN USE>?8",
     "AHEAD>?5", "SPARE>?4", "DEFERRED>?6", "WANTS>?9", "VIRTUAL>?1",
 )  # fmt: skip
 
@@ -52,7 +55,8 @@ def command(
 
     MAPPED is physical memory with an address, IN USE the part that holds tokens or weights, AHEAD mapped without use,
     SPARE physical without an address, DEFERRED waits for work in flight; WANTS is what an owner waits for. OUTSIDE is
-    what its process takes of a GPU beside all that: the driver's context, torch, graphs.
+    what its process takes of a GPU beside all that: the driver's context, torch, graphs. LENT is KV of an engine of
+    another device. The last line is the machine's pool of KV in host memory.
     """
     directory = accounts or StateDir.at(state_dir).accounts
     if watch:
@@ -69,6 +73,7 @@ def command(
     else:
         shown = [render(device.name, s) for device, s in zip(opened, books, strict=True)]
         output.console().print(Group(*(part for parts in shown for part in parts)))
+        click.echo(pool_line(directory))
         for name, found in problems.items():
             click.echo(f"{name}: " + ("; ".join(found) if found else "the books agree with the device"))
     if any(problems.values()):
@@ -111,6 +116,8 @@ def render(name: str, stats: memory.DeviceStats) -> list[RenderableType]:
         head += f", {size(stats.wanted_bytes)} waited for"
     if stats.reaped_owners:
         head += f"; {stats.reaped_owners} dead owners reaped, {stats.recoveries} locks taken over"
+    if stats.lend_keep_bytes is not None:
+        head += f", lends what is free beyond {size(stats.lend_keep_bytes)}"
     rows = [row(owner) for owner in stats.owners]
     return [Text(head, style="bold"), output.table(COLUMNS, rows) if rows else Text("no owners")]
 
@@ -118,11 +125,21 @@ def render(name: str, stats: memory.DeviceStats) -> list[RenderableType]:
 def row(o: memory.OwnerStats) -> tuple[str, ...]:
     """One owner's line."""
     sizes = (
-        o.weights_bytes, o.kv_bytes, o.staging_bytes, o.outside_bytes, o.mapped_bytes, o.used_bytes,
+        o.weights_bytes, o.kv_bytes, o.staging_bytes, o.outside_bytes, o.lent_bytes, o.mapped_bytes, o.used_bytes,
         o.ahead_bytes, o.spare_bytes, o.deferred_bytes, o.wanted_bytes, o.virtual_bytes,
     )  # fmt: skip
     limit = "-" if o.limit_bytes is None else output.size(o.limit_bytes)
     return (o.name, str(o.pid), output.size(o.floor_bytes), limit, *map(output.size, sizes))
+
+
+def pool_line(accounts: Path) -> str:
+    """What the machine keeps of KV in host memory."""
+    bound_bytes = read_kv_settings(accounts).host_bytes
+    folder = host_pool_directory(accounts)
+    if bound_bytes == 0 or not folder.is_dir():
+        return "KV in host memory: none is kept"
+    use = HostPool(folder, bound_bytes).use()
+    return f"KV in host memory: {output.size(use.file_bytes)} of {output.size(bound_bytes)} in {use.pieces} pieces"
 
 
 def as_data(name: str, stats: memory.DeviceStats, problems: dict[str, tuple[str, ...]]) -> dict[str, Any]:

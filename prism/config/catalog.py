@@ -23,6 +23,7 @@ from prism.config.sections import (
     DeviceConfig,
     EngineConfig,
     KeyConfig,
+    KvConfig,
     LogConfig,
     ModelConfig,
     ServerConfig,
@@ -49,6 +50,7 @@ class Catalog:
     policy: PolicyConfig
     engines: EngineConfig
     weights: WeightConfig
+    kv: KvConfig
     server: ServerConfig
     log: LogConfig
     keys: tuple[KeyConfig, ...]
@@ -135,6 +137,7 @@ def _catalog(file: Path, document: CatalogFile) -> Catalog:
         policy=document.policy,
         engines=document.engines,
         weights=document.weights,
+        kv=document.kv,
         server=document.server,
         log=document.log,
         keys=document.keys,

@@ -14,6 +14,7 @@ from prism.config.sections import (
     EngineConfig,
     Fraction,
     KeyConfig,
+    KvConfig,
     LogConfig,
     ModelConfig,
     ModelOptions,
@@ -50,6 +51,7 @@ class CatalogFile(Section, frozen=True, kw_only=True):
     weights: Annotated[WeightConfig, Meta(description="Packed weights in host memory and on disk.")] = field(
         default_factory=WeightConfig
     )
+    kv: Annotated[KvConfig, Meta(description="KV outside of engines.")] = field(default_factory=KvConfig)
     server: Annotated[ServerConfig, Meta(description="The HTTP front door.")] = field(default_factory=ServerConfig)
     log: Annotated[LogConfig, Meta(description="Logs.")] = field(default_factory=LogConfig)
     keys: Annotated[tuple[KeyConfig, ...], Meta(description="API keys.")] = ()

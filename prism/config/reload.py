@@ -13,7 +13,7 @@ LIVE_SERVER_KEYS: Final = frozenset(
 )
 """Attributes of ``server`` that running processes take over; the others are part of how processes were started."""
 
-RESTART_SECTIONS: Final = ("devices", "virtual", "gpu_memory_fraction", "engines", "weights")
+RESTART_SECTIONS: Final = ("devices", "virtual", "gpu_memory_fraction", "engines", "weights", "kv")
 
 REACTIVATE_KEYS: Final = frozenset({"path", "revision", "tp", "context_tokens", "engine_args", "kind"})
 """Attributes of a model that its engine is built from: a change takes effect at its next activation."""

@@ -34,6 +34,17 @@ class Slo(Section, frozen=True, kw_only=True):
     )
 
 
+class LinkConfig(Section, frozen=True, kw_only=True):
+    """Rates of a virtual device's links, per second: copies of KV keep to them."""
+
+    host_bytes_s: Annotated[Bytes, Meta(description="To host memory, per second; 0: as fast as it goes.")] = field(
+        name="host", default_factory=lambda: Bytes(0)
+    )
+    peer_bytes_s: Annotated[Bytes, Meta(description="To another device, per second; 0: as fast as it goes.")] = field(
+        name="peer", default_factory=lambda: Bytes(0)
+    )
+
+
 class DeviceConfig(Section, frozen=True, kw_only=True):
     """One device: a GPU (`cuda:N`) or host memory with a hard cap that stands in for one (`host:N`)."""
 
@@ -48,6 +59,9 @@ class DeviceConfig(Section, frozen=True, kw_only=True):
     domain: Annotated[
         str, Meta(description="Devices with the same domain share a fast interconnect (NVLink); empty: the machine.")
     ] = ""
+    links: Annotated[LinkConfig, Meta(description="What its links reach, for `host:N` that play a GPU's.")] = field(
+        default_factory=LinkConfig
+    )
 
     @property
     def kind(self) -> str:
@@ -220,6 +234,31 @@ class ImageConfig(Section, frozen=True, kw_only=True):
     timeout_s: Annotated[Seconds, Meta(description="How long fetching one may take.")] = field(
         name="timeout", default_factory=lambda: Seconds(10.0)
     )
+
+
+class KvConfig(Section, frozen=True, kw_only=True):
+    """KV outside of engines: of models that left, of requests that were taken out of a batch, of evicted prefixes."""
+
+    keep: Annotated[
+        bool,
+        Meta(
+            description="Keep it in host memory where bringing it back takes less than computing it again: a "
+            "conversation goes on from its cache after its model was evicted or moved. Off: it is computed again."
+        ),
+    ] = True
+    host_memory_fraction: Annotated[
+        Fraction, Meta(description="Share of a machine's memory for it, one pool for all models.")
+    ] = 0.1
+    lend: Annotated[
+        bool,
+        Meta(
+            description="Devices lend free memory to engines of other devices of the machine whose link to them is "
+            "faster than to host memory (`links`). It is the first to go when somebody needs it."
+        ),
+    ] = False
+    lend_keep_fraction: Annotated[
+        Fraction, Meta(description="Share of a device's memory that it keeps free and never lends.")
+    ] = 0.1
 
 
 class ServerConfig(Section, frozen=True, kw_only=True):

@@ -72,6 +72,10 @@ class EngineCounters(EngineEvent, frozen=True, kw_only=True):
     """Physical weight memory held, over all ranks."""
     retractions: int
     """Requests taken out of the batch for want of memory since activation (they go on later, token-exact)."""
+    kv_kept_pieces: int = 0
+    """Pieces of KV stored outside of the engine since activation."""
+    kv_brought_tokens: int = 0
+    """Tokens whose KV was brought back since activation instead of being computed again."""
 
 
 class Died(EngineEvent, frozen=True, kw_only=True):

@@ -29,6 +29,7 @@ from prism.engine.frames import FrameSocket
 from prism.engine.sglang_codec import decode_request
 from prism.engine.tracker import Tracker
 from prism.engine.weight_seat import EngineWeights
+from prism.kv.keeper import KvKeeper
 
 _LOAD_EVERY_S: Final = 0.05
 _LOAD_IDLE_S: Final = 1.0
@@ -58,6 +59,8 @@ class WorkerSeat:
         self._last_load: EngineCounters | None = None
         self._last_load_s = 0.0
         self._device = device
+        self.kv: KvKeeper | None = None
+        """Of this activation: the worker sets it."""
 
     def begin(self, engine: str, scheduler: Any) -> None:
         """Another activation of the same model in the same place."""
@@ -167,7 +170,7 @@ class WorkerSeat:
 def measure_load(scheduler: Any, weight_bytes: int, world: int) -> EngineCounters:
     """Where ``scheduler`` stands. Byte counts are over all ranks, which are alike."""
     allocator = scheduler.token_to_kv_pool_allocator
-    pool = allocator.lease.pool
+    pool, kv = allocator.lease.pool, scheduler.server_args.prism_seat.kv
     cached = int(scheduler.tree_cache.evictable_size())
     in_batch = sum(1 for r in scheduler.running_batch.reqs if not r.finished())
     queued = len(scheduler.waiting_queue) + len(scheduler.grammar_manager)
@@ -180,6 +183,8 @@ def measure_load(scheduler: Any, weight_bytes: int, world: int) -> EngineCounter
         kv_mapped_bytes=int(pool.stats()["mapped_bytes"]) * world,
         weight_bytes=weight_bytes,
         retractions=allocator.lease.retractions,
+        kv_kept_pieces=0 if kv is None else kv.stored_pieces,
+        kv_brought_tokens=0 if kv is None else kv.fetched_tokens,
     )
 
 

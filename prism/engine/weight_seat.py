@@ -87,6 +87,11 @@ class EngineWeights:
             return None
 
     @property
+    def identity(self) -> str:
+        """Names the parameters and how they are split and typed; "" when it is not known whose they are."""
+        return f"{self._key.model} {self._key.layout}" if self._key.model else ""
+
+    @property
     def held_bytes(self) -> int:
         """Physical bytes the weights hold now."""
         return int(self._region.committed_bytes)

@@ -53,11 +53,14 @@ from prism.engine.sglang_process import (
     torch_bytes,
 )
 from prism.engine.skeletons import Skeleton, Skeletons, all_ranks, can_rest, rest, wake
-from prism.engine.weight_seat import ROOM_WAIT_S
+from prism.engine.weight_seat import ROOM_WAIT_S, EngineWeights
+from prism.kv.keeper import KvKeeper
+from prism.kv.opening import open_keeper
 from prism.memory.gpus import numa_node_of
 from prism.obs.logs import setup_logging
 from prism.weights.store.weight_store import WeightStore
 from prism.wire.secret import read_secret
+from sglang_patches.kv_move import keep_all
 
 log = logging.getLogger(__name__)
 
@@ -191,11 +194,17 @@ class Worker:
         else:
             active = self._wake(skeleton, command, mark, clock)
         active.seat.apply_limit(command.limit_bytes)
+        active.seat.kv = self._keeper(active.weights)
         weights = active.weights
         info = describe(active.scheduler, weights.held_bytes, weights.from_image)
         phases = {**clock.phases, **{f"weights.{k}": v for k, v in weights.phases.items()}}
         self._channel.send(encode(Activated(phases=phases, info=info)))
         return active
+
+    def _keeper(self, weights: EngineWeights) -> KvKeeper | None:
+        """Where this activation's KV outlives it."""
+        args = self._args
+        return open_keeper(Path(args.account_dir), args.device, args.worker, weights.identity, weights.expected_bytes)
 
     def _find_skeleton(self, command: ActivateModel, mark: str) -> Skeleton | None:
         """What this worker keeps of the model, if it can be woken on all ranks."""
@@ -222,6 +231,8 @@ class Worker:
     def _deactivate(self, active: ActiveModel) -> None:
         """Give all memory back, that of torch too: the process may take another model."""
         finish_kernels(self._kind)
+        keep_all(active.scheduler)
+        active.seat.kv = None
         pool = seat_pool(active.scheduler)
         keep = self._skeletons.most > 0 and can_rest(active.scheduler, active.weights)
         if self._skeletons.most > 0 and all_ranks(keep, active.command.world):

@@ -8,6 +8,7 @@ import numpy.typing as npt
 from prism.memory.layout import KvLayout
 
 NO_LIMIT: int
+LENDS_NOTHING: int
 
 Group: TypeAlias = tuple[int, int, int, int, int, bool, int, int, int, int]
 Page: TypeAlias = tuple[int, int, int]
@@ -15,6 +16,15 @@ Slots: TypeAlias = Any  # one-dimensional int64: numpy, torch (CPU), any buffer;
 
 def stream_copy(destination_address: int, source_address: int, nbytes: int) -> None:
     """Copy past the caches between two addresses of this process; the ranges must not overlap."""
+
+def gather_rows(
+    packed_address: int, base_address: int, stride_bytes: int, width_bytes: int, rows: Slots, streamed: bool = False
+) -> None:
+    """Copy rows of host memory into packed bytes, in the order of ``rows``; without Python's lock. ``streamed``: past
+    the caches."""
+
+def scatter_rows(base_address: int, stride_bytes: int, width_bytes: int, rows: Slots, packed_address: int) -> None:
+    """Copy packed bytes to rows of host memory; without Python's lock."""
 
 class CoreDevice:
     def __init__(
@@ -31,6 +41,8 @@ class CoreDevice:
     def note_outside(self, owner_id: int, nbytes: int) -> None: ...
     def note_foreign(self, nbytes: int) -> None: ...
     def set_limit(self, owner_id: int, limit_bytes: int) -> None: ...
+    def offer(self, keep_bytes: int) -> None: ...
+    def offered_bytes(self) -> int: ...
     @property
     def capacity_bytes(self) -> int: ...
     @property
@@ -179,7 +191,7 @@ class CoreArena:
     def virtual_bytes(self) -> int: ...
 
 class CoreWeightRegion:
-    def __init__(self, owner: CoreOwner, nbytes: int, page_bytes: int, exportable: bool) -> None: ...
+    def __init__(self, owner: CoreOwner, nbytes: int, page_bytes: int, exportable: bool, klass: str) -> None: ...
     def commit(self, offset_bytes: int, nbytes: int, timeout_s: float) -> int: ...
     def decommit(self, offset_bytes: int, nbytes: int) -> int: ...
     def close(self) -> None: ...

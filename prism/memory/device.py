@@ -73,7 +73,8 @@ class Device:
         return self._core.reap()
 
     def free_bytes(self) -> int:
-        """Not charged to anyone, 0 at least. Reads shared memory; reserving is the only way to be sure of them."""
+        """Not charged to anyone, or lent and so back as soon as they are wanted; 0 at least. Reads shared memory;
+        reserving is the only way to be sure of them."""
         return self._core.free_bytes()
 
     def wanted_bytes(self) -> int:
@@ -101,6 +102,14 @@ class Device:
     def set_limit(self, owner_id: int, limit_bytes: int | None) -> None:
         """Change any owner's limit; below what it holds, the owner feels ``pressure()`` and gets nothing more."""
         self._core.set_limit(owner_id, _kvcached.NO_LIMIT if limit_bytes is None else limit_bytes)
+
+    def offer(self, keep_bytes: int | None) -> None:
+        """Lend what is free beyond ``keep_bytes`` and wanted by nobody; ``None``: nothing, and what is lent is due."""
+        self._core.offer(_kvcached.LENDS_NOTHING if keep_bytes is None else keep_bytes)
+
+    def offered_bytes(self) -> int:
+        """What could be lent now. Read without the lock; reserving is the only way to be sure of it."""
+        return self._core.offered_bytes()
 
 
 def open_device(

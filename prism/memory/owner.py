@@ -9,8 +9,9 @@ from prism.memory import _kvcached
 from prism.memory.arena import Arena
 from prism.memory.region import GPU_REGION_PAGE_BYTES, ImportedRegion, WeightRegion
 
-Klass = Literal["weights", "kv", "staging", "outside"]
-"""``outside``: what the process takes of the device beside its pages; no limit and no floor is about it."""
+Klass = Literal["weights", "kv", "staging", "outside", "lent"]
+"""``outside``: what the process takes of the device beside its pages; no limit and no floor is about it. ``lent``: KV
+of an engine of another device."""
 
 
 class Owner:
@@ -95,6 +96,11 @@ class Owner:
         return Arena(_kvcached.CoreArena(self._core, virtual_bytes))
 
     @property
+    def device(self) -> str:
+        """The device's name: ``host:0``."""
+        return self._core.device
+
+    @property
     def page_bytes(self) -> int:
         """The device's granule: 2 MiB on a GPU."""
         return self._core.page_bytes
@@ -107,7 +113,17 @@ class Owner:
         """
         if page_bytes is None:
             page_bytes = self.page_bytes if self._core.device.startswith("host:") else GPU_REGION_PAGE_BYTES
-        return WeightRegion(_kvcached.CoreWeightRegion(self._core, nbytes, min(page_bytes, nbytes), exportable))
+        core = _kvcached.CoreWeightRegion(self._core, nbytes, min(page_bytes, nbytes), exportable, "weights")
+        return WeightRegion(core)
+
+    def lent_region(self, nbytes: int) -> WeightRegion:
+        """Reserve address space for KV of engines of other devices, charged here as *lent*.
+
+        ``commit()`` raises ``OutOfMemory`` beyond what the device offers (:meth:`Device.offer`) and never waits; this
+        owner's ``pressure()`` then says what is wanted back, before any other owner of the device feels any.
+        """
+        core = _kvcached.CoreWeightRegion(self._core, nbytes, min(self.page_bytes, nbytes), False, "lent")
+        return WeightRegion(core)
 
     def import_region(self, pages: list[tuple[int, int, int]]) -> ImportedRegion:
         """Map pages that another process exported (``WeightRegion.export_pages``; descriptors sent over a socket)."""

@@ -11,8 +11,9 @@ from typing import Any
 class OwnerStats:
     """One owner's entry in the account. ``kernel_bytes`` is the kernel's own count for a host device, else ``None``.
 
-    ``weights_bytes + kv_bytes + staging_bytes`` is what it holds in the books; ``physical_bytes`` of that exist as
-    pages, ``mapped_bytes`` have an address, ``ahead_bytes`` of these no slot in use; ``deferred_bytes`` await a fence.
+    ``weights_bytes + kv_bytes + staging_bytes + lent_bytes`` is what it holds in the books; ``physical_bytes`` of that
+    exist as pages, ``mapped_bytes`` have an address, ``ahead_bytes`` of these no slot in use; ``deferred_bytes`` await
+    a fence.
     ``outside_bytes`` is what its process is charged for beside: ``granted_bytes``, or ``measured_bytes`` (0 if not
     known) if that is more.
     """
@@ -28,6 +29,7 @@ class OwnerStats:
     outside_bytes: int
     granted_bytes: int
     measured_bytes: int
+    lent_bytes: int
     wanted_bytes: int
     physical_bytes: int
     mapped_bytes: int
@@ -40,7 +42,7 @@ class OwnerStats:
     @property
     def leased_bytes(self) -> int:
         """Held in the books, over all classes but what is outside of pages."""
-        return self.weights_bytes + self.kv_bytes + self.staging_bytes
+        return self.weights_bytes + self.kv_bytes + self.staging_bytes + self.lent_bytes
 
     @property
     def spare_bytes(self) -> int:
@@ -51,7 +53,8 @@ class OwnerStats:
 @dataclass(frozen=True, kw_only=True)
 class DeviceStats:
     """The account at one instant. ``charged_bytes`` counts each owner's floor or what it holds, whichever is more, and
-    what it takes outside. ``free_bytes`` is capacity - foreign - charged: below 0 when facts overtook the books."""
+    what it takes outside. ``free_bytes`` is capacity - foreign - charged: below 0 when facts overtook the books.
+    ``lend_keep_bytes``: the device lends what is free beyond this; ``None``: nothing."""
 
     capacity_bytes: int
     foreign_bytes: int
@@ -60,6 +63,7 @@ class DeviceStats:
     free_bytes: int
     wanted_bytes: int
     page_bytes: int
+    lend_keep_bytes: int | None
     recoveries: int
     reaped_owners: int
     owners: tuple[OwnerStats, ...]

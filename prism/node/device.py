@@ -70,7 +70,7 @@ class DeviceShell:
 
     async def consume(self, key: InstanceKey, handle: Handle) -> engine_events.Died | None:
         """Feeds the engine's events in until it is gone; returns its death, None after a deactivation."""
-        retractions = 0
+        retractions = brought = 0
         async for event in handle.events():
             match event:
                 case engine_events.Accepted():
@@ -85,7 +85,8 @@ class DeviceShell:
                     load = EngineLoad(key, event.running, event.queued, event.free_kv_tokens, event.cached_kv_tokens)
                     self.feed(load)
                     self._services.measures.retracted(key.model, self.device, event.retractions - retractions)
-                    retractions = event.retractions
+                    self._services.measures.kv_brought(key.model, self.device, event.kv_brought_tokens - brought)
+                    retractions, brought = event.retractions, event.kv_brought_tokens
                     self._report_memory()
                 case engine_events.Died():
                     self.desk.note_death(key, event)

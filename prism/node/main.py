@@ -18,6 +18,8 @@ from prism.core.specs import DeviceKind, DeviceSpec
 from prism.engine.options import PoolOptions
 from prism.engine.pool import EnginePool
 from prism.engine.process import die_with_parent
+from prism.kv.opening import open_host_pool
+from prism.kv.settings import read_kv_settings
 from prism.memory.gpus import read_gpus
 from prism.memory.region import GPU_REGION_PAGE_BYTES
 from prism.node.agent import AgentMachine, NodeAgent
@@ -73,6 +75,9 @@ async def serve(config: NodeConfig) -> None:
     """Runs the agent until SIGTERM or SIGINT."""
     accounts = Path(config.run_dir) / "accounts"
     devices = {d.id: memory.open_device(local_name(d.id), d.memory_bytes, account_dir=accounts) for d in config.devices}
+    keep = read_kv_settings(accounts).lend_keep_fraction
+    for device in devices.values():
+        device.offer(None if keep is None else int(keep * device.capacity_bytes))
     on_gpus = any(d.kind is DeviceKind.CUDA for d in config.devices)
     options = PoolOptions(
         run_dir=Path(config.run_dir),
@@ -114,7 +119,8 @@ async def serve(config: NodeConfig) -> None:
 
 def _weights(config: NodeConfig, secret: FleetSecret) -> NodeWeights:
     store, models = WeightStore(Path(config.store_dir)), Path(config.state_dir) / "models"
-    return NodeWeights(config.node, store, bind=config.weights, secret=secret.weights, models_dir=models)
+    pool = open_host_pool(Path(config.run_dir) / "accounts")
+    return NodeWeights(config.node, store, bind=config.weights, secret=secret.weights, models_dir=models, kv_pool=pool)
 
 
 def _end_on_signal(agent: NodeAgent, task: asyncio.Task[None], *, leaves: bool) -> list[asyncio.Task[None]]:

@@ -49,6 +49,11 @@ class NodeMeasures:
         if count > 0:
             self._metrics.inc(names.RETRACTIONS, count, model=model, device=device)
 
+    def kv_brought(self, model: str, device: DeviceId, tokens: int) -> None:
+        """The KV of so many tokens came back from outside of an engine."""
+        if tokens > 0:
+            self._metrics.inc(names.KV_BROUGHT, tokens, model=model, device=device)
+
     def activation(
         self, model: str, devices: Sequence[str], source: str, phases: Mapping[str, float], outcome: str
     ) -> None:

@@ -17,12 +17,15 @@ from typing import Final
 
 import msgspec
 
+from prism.kv.exchange import KvOffers, fetch_kv
+from prism.kv.host_pool import HostPool
 from prism.node.held_packs import HeldPacks
 from prism.transfer.errors import SourceLost, TransferError
 from prism.transfer.link_rates import LinkRates
 from prism.transfer.one_sided_networks import find_networks
 from prism.transfer.server import ServerOptions, TransferServer
 from prism.transfer.session import NodePlan
+from prism.transfer.windows import WindowSources
 from prism.weights.errors import WeightsError
 from prism.weights.exchange.borrowed_folders import OfferedFolders, borrow_folder, pack_elsewhere
 from prism.weights.exchange.pack_fetch import PackFetch
@@ -43,6 +46,10 @@ SHOWN_S: Final = 10.0
 KEPT_S: Final = 60.0
 """So long after its end a session is still served: a receiver may have been slower than this node."""
 JOINED_PIECES: Final = 16
+_KV_SHARE: Final = 4
+"""An activation brings KV of at most this part of the pool's bound from other machines."""
+_KV_LINK_BYTES_S: Final = 1e8
+"""What a link that has not carried anything is taken to reach."""
 
 
 @dataclass(slots=True)
@@ -93,10 +100,15 @@ class NodeWeights:
         bind: str,
         secret: bytes,
         models_dir: Path,
+        kv_pool: HostPool | None = None,
     ) -> None:
+        """``kv_pool``: the machine's pool of KV; None: it keeps none."""
         self._store, self._models_dir, self._secret, self._node = store, models_dir, secret, node
-        options = ServerOptions(find_networks(node), OfferedFolders(store).answerers())
-        self.server = TransferServer(PackWindows(store), bind, secret, node, options)
+        self._kv = None if kv_pool is None else KvOffers(kv_pool, lambda session: self.server.leave_session(session))
+        answerers = {**OfferedFolders(store).answerers(), **(self._kv.answerers() if self._kv else {})}
+        options = ServerOptions(find_networks(node), answerers)
+        windows = WindowSources(PackWindows(store), *([self._kv.windows] if self._kv else []))
+        self.server = TransferServer(windows, bind, secret, node, options)
         self.changed = asyncio.Event()
         """Set when there is something to report; whoever reports clears it."""
         self.packs: list[PackReport] = []
@@ -146,6 +158,8 @@ class NodeWeights:
     async def prepare(self, order: ActivateCommand) -> PreparedWeights:
         """Weights and files of an activation: here, or on their way, when this returns. Raises
         :class:`WeightsError` when they can be had nowhere; an order with a folder that is here never fails."""
+        if self._kv is not None and order.mark:
+            self._start(self._bring_kv(self._kv, order))
         path = order.spec.path
         here = not Path(path).is_absolute() or (Path(path) / "config.json").is_file()
         plans = [msgspec.msgpack.decode(part, type=NodePlan) for part in order.plans]
@@ -160,6 +174,22 @@ class NodeWeights:
         if not plans and not self._holds_image(order.mark):
             fetched = [await self._fetch_files(order)]
         return PreparedWeights(str(borrowed), order.mark, any(fetched))
+
+    async def _bring_kv(self, kv: KvOffers, order: ActivateCommand) -> None:
+        """What other machines kept of the model's conversations, while its engine starts."""
+        room = kv.pool.use().bound_bytes // _KV_SHARE
+        for peer in order.peers.items():
+            if peer[0] == self._node:
+                continue
+            try:
+                rate = self.link_bytes_s or _KV_LINK_BYTES_S
+                came = await asyncio.to_thread(fetch_kv, kv, self.server, peer, order.mark, rate, room)
+            except (*FAILURES, EOFError) as error:
+                log.warning("no KV of %s from %s: %s", order.key.model, peer[0], error)
+                continue
+            if came:
+                log.info("%d bytes of KV of %s came from %s", came, order.key.model, peer[0])
+            room -= came
 
     def _holds_image(self, mark: str) -> bool:
         where = self._store.where(mark)

@@ -188,6 +188,13 @@ RETRACTIONS: Final = counter(
     "device",
     promql="sum by (model) (increase(prism_retractions_total[5m]))",
 )
+KV_BROUGHT: Final = counter(
+    "prism_kv_brought_tokens_total",
+    "Tokens whose KV an engine brought back from outside instead of computing it again.",
+    "model",
+    "device",
+    promql="sum by (model) (rate(prism_kv_brought_tokens_total[5m]))",
+)
 ACTIVATIONS: Final = counter(
     "prism_activations_total",
     "Activations. `source`: where the weights came from (host, disk, remote, device); `outcome`: ok, failed.",

@@ -19,6 +19,8 @@ from prism.core.errors import PrismError
 from prism.core.ids import NodeId
 from prism.core.specs import DeviceKind, DeviceSpec
 from prism.engine.zygote_client import ZygoteClient, promote
+from prism.kv.host_pool import drop_host_pool
+from prism.kv.settings import write_kv_settings
 from prism.node.main import NodeConfig
 from prism.obs import names
 from prism.obs.metrics import Metrics
@@ -63,6 +65,7 @@ class Supervisor:
         """At the end of a clean stop: host memory goes back (packs stay on disk). After a crash the copies stay, and
         the next start uses them."""
         drop_shared(self.state.store)
+        drop_host_pool(self.state.accounts)
 
     # --- processes ---
 
@@ -123,6 +126,7 @@ class Supervisor:
         """``weights`` and ``leaves``: see :class:`prism.node.main.NodeConfig`."""
         state = self.state
         write_budget(state.store, fleet.weights.budget())
+        write_kv_settings(state.accounts, fleet.kv.on_this_machine())
         config = NodeConfig(
             node=node,
             devices=list(self.devices),

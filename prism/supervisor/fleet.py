@@ -9,6 +9,7 @@ import msgspec
 
 from prism.config.catalog import Catalog
 from prism.core.settings import GpuSettings
+from prism.kv.settings import DeclaredLinks, KvSettings
 from prism.node.main import EngineSettings
 from prism.weights.store.budget import Budget, share_of_memory
 from prism.wire.messages import PROTOCOL_VERSION
@@ -27,6 +28,23 @@ class WeightSettings(msgspec.Struct, frozen=True, kw_only=True):
         return Budget(self.disk_bytes, share_of_memory(self.host_memory_fraction))
 
 
+class KvShare(msgspec.Struct, frozen=True, kw_only=True):
+    """The part of the catalog about KV outside of engines."""
+
+    host_memory_fraction: float
+    """0: nothing is kept."""
+    lend_keep_fraction: float | None
+    links: dict[str, DeclaredLinks]
+    """By the device's name on its machine."""
+
+    def on_this_machine(self) -> KvSettings:
+        return KvSettings(
+            host_bytes=share_of_memory(self.host_memory_fraction),
+            lend_keep_fraction=self.lend_keep_fraction,
+            links=self.links,
+        )
+
+
 class FleetSettings(msgspec.Struct, frozen=True, kw_only=True):
     """The catalog's part that agents work by."""
 
@@ -34,6 +52,7 @@ class FleetSettings(msgspec.Struct, frozen=True, kw_only=True):
     standby: bool
     """Whether a machine keeps a standby of its zygote."""
     weights: WeightSettings
+    kv: KvShare
     gpu: GpuSettings
 
 
@@ -69,7 +88,13 @@ def settings_of(catalog: Catalog) -> FleetSettings:
         host_memory_fraction=catalog.weights.host_memory_fraction,
         disk_bytes=None if catalog.weights.disk_bytes is None else int(catalog.weights.disk_bytes),
     )
-    return FleetSettings(engines=engines, standby=catalog.engines.standby, weights=weights, gpu=settings.gpu)
+    listed = () if isinstance(catalog.devices, str) else catalog.devices
+    kv = KvShare(
+        host_memory_fraction=catalog.kv.host_memory_fraction if catalog.kv.keep else 0.0,
+        lend_keep_fraction=catalog.kv.lend_keep_fraction if catalog.kv.lend else None,
+        links={d.id: DeclaredLinks(host=float(d.links.host_bytes_s), peer=float(d.links.peer_bytes_s)) for d in listed},
+    )
+    return FleetSettings(engines=engines, standby=catalog.engines.standby, weights=weights, kv=kv, gpu=settings.gpu)
 
 
 def decode(document: str) -> FleetDocument:

@@ -133,3 +133,16 @@ class WindowSource(Protocol):
     def open(self, name: str) -> OfferedWindow | None:
         """The window, kept in place until its ``close``; None if it is not here. Raises :class:`PrismError`."""
         ...
+
+
+class WindowSources:
+    """The windows of several owners, each of which knows its own names: a :class:`WindowSource`."""
+
+    def __init__(self, *sources: WindowSource) -> None:
+        self._sources = sources
+
+    def describe(self, name: str) -> Description | None:
+        return next((found for s in self._sources if (found := s.describe(name)) is not None), None)
+
+    def open(self, name: str) -> OfferedWindow | None:
+        return next((found for s in self._sources if (found := s.open(name)) is not None), None)

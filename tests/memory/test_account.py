@@ -81,7 +81,7 @@ def test_bad_numbers_are_refused(device: memory.Device) -> None:
     ):
         with pytest.raises(errors.BadRequest):
             call()
-    with pytest.raises(errors.BadRequest, match="weights, kv, staging"):
+    with pytest.raises(errors.BadRequest, match="weights, kv, staging, outside, lent"):
         owner.reserve(1, "heap")  # type: ignore[arg-type]
 
 

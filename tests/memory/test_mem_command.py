@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 
 import pytest
@@ -10,6 +11,9 @@ from click.testing import CliRunner
 
 from prism import memory
 from prism.cli.mem import command
+from prism.kv.host_pool import HostPool, drop_host_pool, host_pool_directory
+from prism.kv.naming import PieceChain, as_tokens, space_of
+from prism.kv.settings import KvSettings, write_kv_settings
 
 
 def test_every_owner_and_class_is_shown(tmp_path: Path) -> None:
@@ -29,6 +33,26 @@ def test_every_owner_and_class_is_shown(tmp_path: Path) -> None:
         device.note_outside(owner.id, 80 << 20)
         shown = CliRunner().invoke(command, ["--accounts", str(tmp_path), "--audit"])
         assert shown.exit_code == 0 and "overdrawn by" in shown.output, shown.output
+
+
+def test_what_is_lent_and_kept_in_host_memory_is_shown(tmp_path: Path) -> None:
+    device = memory.open_device("host:0", 64 << 20, account_dir=tmp_path, page_bytes=65536)
+    device.offer(8 << 20)
+    with device.register("borrower") as owner:
+        region = owner.lent_region(5 << 20)
+        region.commit()
+        shown = CliRunner().invoke(command, ["--accounts", str(tmp_path)], env={"COLUMNS": "200"})
+        for words in ("lends what is free beyond 8.0 MiB", "5.0 MiB", "KV in host memory: none is kept"):
+            assert words in shown.output, shown.output
+        write_kv_settings(tmp_path, KvSettings(host_bytes=1 << 20))
+        try:
+            piece = PieceChain(space_of("a"), as_tokens(range(9))).piece(0, 9)
+            pool = HostPool(host_pool_directory(tmp_path), 1 << 20)
+            pool.put(space_of("a"), piece, 4096, lambda fd: os.ftruncate(fd, 4096))
+            shown = CliRunner().invoke(command, ["--accounts", str(tmp_path)])
+            assert "KV in host memory: 4.0 KiB of 1.0 MiB in 1 pieces" in shown.output, shown.output
+        finally:
+            drop_host_pool(tmp_path)
 
 
 def test_devices_without_accounts(tmp_path: Path) -> None:

@@ -13,8 +13,9 @@ void bind_errors(nanobind::module_& m);
 void bind_pool(nanobind::module_& m);
 void bind_device(nanobind::module_& m);
 void bind_region(nanobind::module_& m);
+void bind_rows(nanobind::module_& m);
 
-Klass klass_of(const char* name);  // "weights", "kv", "staging", "outside"; BadRequest otherwise
+Klass klass_of(const char* name);  // "weights", "kv", "staging", "outside", "lent"; BadRequest otherwise
 
 // A one-dimensional int64 array of slots, read or written where it lies: anything with a buffer (numpy, array, memoryview),
 // a torch CPU tensor, or for reading any sequence of ints (copied).

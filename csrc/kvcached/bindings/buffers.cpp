@@ -77,7 +77,8 @@ Klass klass_of(const char* name) {
   if (std::strcmp(name, "kv") == 0) return Klass::Kv;
   if (std::strcmp(name, "staging") == 0) return Klass::Staging;
   if (std::strcmp(name, "outside") == 0) return Klass::Outside;
-  throw Error(ErrorKind::BadRequest, std::string("class ") + name + ": choices are weights, kv, staging, outside");
+  if (std::strcmp(name, "lent") == 0) return Klass::Lent;
+  throw Error(ErrorKind::BadRequest, std::string("class ") + name + ": choices are weights, kv, staging, outside, lent");
 }
 
 }  // namespace kvcached::bindings

@@ -29,6 +29,7 @@ nb::dict owner_dict(const OwnerStats& o) {
   d["outside_bytes"] = o.outside_bytes;
   d["granted_bytes"] = o.held_bytes[static_cast<int>(Klass::Outside)];
   d["measured_bytes"] = o.measured_bytes;
+  d["lent_bytes"] = o.held_bytes[static_cast<int>(Klass::Lent)];
   d["wanted_bytes"] = o.wanted_bytes;
   d["physical_bytes"] = o.physical_bytes;
   d["mapped_bytes"] = o.mapped_bytes;
@@ -48,6 +49,7 @@ nb::dict account_dict(const AccountStats& s) {
   d["free_bytes"] = s.free_bytes;
   d["wanted_bytes"] = s.wanted_bytes;
   d["page_bytes"] = s.page_bytes;
+  d["lend_keep_bytes"] = s.lend_keep_bytes == kLendsNothing ? nb::none() : nb::cast(s.lend_keep_bytes);
   d["recoveries"] = s.recoveries;
   d["reaped_owners"] = s.reaped_owners;
   nb::list owners;
@@ -138,17 +140,20 @@ void bind_device(nb::module_& m) {
       .def("stats", [](Device& d) { return account_dict(read_stats(d)); })
       .def("audit", &audit)
       .def("reap", [](Device& d) { return d.account().reap(); }, NoGil())
-      .def("free_bytes", [](Device& d) { return std::max<std::int64_t>(0, d.account().free_bytes()); })
+      .def("free_bytes", [](Device& d) { return std::max<std::int64_t>(0, d.account().free_bytes()) + d.account().lent_bytes(); })
       .def("foreign_bytes", [](Device& d) { return d.account().foreign_bytes(); })
       .def("outside_bytes", [](Device& d) { return d.account().outside_bytes(); })
       .def("note_outside", [](Device& d, OwnerId o, std::int64_t bytes) { d.account().note_outside(o, bytes); }, NoGil())
       .def("note_foreign", [](Device& d, std::int64_t bytes) { d.account().note_foreign(bytes); }, NoGil())
       .def("wanted_bytes", [](Device& d) { return d.account().wanted_bytes(); })
       .def("set_limit", [](Device& d, OwnerId o, std::int64_t bytes) { d.account().set_limit(o, bytes); }, NoGil())
+      .def("offer", [](Device& d, std::int64_t keep_bytes) { d.account().offer(keep_bytes); }, "keep_bytes"_a, NoGil())
+      .def("offered_bytes", [](Device& d) { return d.account().offered_bytes(); })
       .def_prop_ro("capacity_bytes", [](Device& d) { return d.account().capacity_bytes(); })
       .def_prop_ro("page_bytes", [](Device& d) { return d.account().page_bytes(); })
       .def_prop_ro("account_path", &Device::account_path);
   m.attr("NO_LIMIT") = kNoLimit;
+  m.attr("LENDS_NOTHING") = kLendsNothing;
   bind_owner(m);
 }
 

@@ -48,8 +48,9 @@ void bind_region(nb::module_& m) {
       nb::arg("destination_address"), nb::arg("source_address"), nb::arg("nbytes"), NoGil(),
       "Copies past the caches between two addresses of this process; the ranges must not overlap.");
   nb::class_<WeightRegion>(m, "CoreWeightRegion", nb::is_weak_referenceable())
-      .def(nb::new_([](std::shared_ptr<Owner> owner, std::int64_t bytes, std::int64_t page_bytes, bool exportable) {
-        auto region = std::make_shared<WeightRegion>(owner, bytes, page_bytes, exportable);
+      .def(nb::new_([](std::shared_ptr<Owner> owner, std::int64_t bytes, std::int64_t page_bytes, bool exportable,
+                       const char* klass) {
+        auto region = std::make_shared<WeightRegion>(owner, bytes, page_bytes, exportable, klass_of(klass));
         owner->adopt(region);
         return region;
       }))

@@ -70,6 +70,7 @@ void Account::initialise(std::int64_t capacity_bytes, std::int64_t page_bytes) {
   header_->max_owners = kMaxOwners;
   header_->page_bytes = page_bytes;
   header_->capacity_bytes.store(capacity_bytes, std::memory_order_relaxed);
+  header_->lend_keep_bytes.store(kLendsNothing, std::memory_order_relaxed);
   pthread_mutexattr_t attributes;
   pthread_mutexattr_init(&attributes);
   pthread_mutexattr_setpshared(&attributes, PTHREAD_PROCESS_SHARED);

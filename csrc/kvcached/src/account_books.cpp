@@ -34,7 +34,7 @@ void Account::reserve_locked(OwnerId owner, std::int64_t bytes, Klass klass, boo
   const std::int64_t floor = s.floor_bytes.load(std::memory_order_relaxed);
   const std::int64_t after = outside ? before - s.outside() + std::max(s.outside(), s.held_as(klass) + bytes)
                                      : std::max(held + bytes, floor) + s.outside();
-  const std::int64_t free = free_bytes() - (yielding ? owed(s) : 0);
+  const std::int64_t free = klass == Klass::Lent ? lendable(owed(s)) : free_bytes() - (yielding ? owed(s) : 0);
   if (after > before && after - before > free) {  // what lies within the floor is granted whatever else happened
     throw Error(ErrorKind::OutOfMemory, path_ + ": not enough device memory for " + s.name,
                 {{"requested_bytes", bytes}, {"free_bytes", free}, {"held_bytes", held}, {"capacity_bytes", capacity_bytes()}});
@@ -91,6 +91,7 @@ void Account::release_locked(OwnerId owner, std::int64_t bytes, Klass klass) {
   }
   books.store(held - bytes, std::memory_order_relaxed);
   charge(s, before);
+  if (klass == Klass::Lent) lent_came_back();
 }
 
 void Account::release(OwnerId owner, std::int64_t bytes, Klass klass) {
@@ -152,7 +153,10 @@ std::int64_t Account::pressure(OwnerId owner) const {
   const std::int64_t waited = header_->wanted_bytes.load(std::memory_order_relaxed) - s.wanted_bytes.load(std::memory_order_relaxed);
   const std::int64_t others = (waited > 0 ? waited : 0) + owed(s);
   std::int64_t missing = others > 0 || free < 0 ? others - free : 0;
+  const std::int64_t lent = lent_pressure(s, missing, others, free);
+  if (missing > 0) missing = after_lent(s, missing);
   if (missing > above_floor) missing = above_floor;
+  if (lent > missing) missing = lent;
   const std::int64_t most = over_limit > missing ? over_limit : missing;
   return most > 0 ? most : 0;
 }

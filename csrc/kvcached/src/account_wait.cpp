@@ -107,6 +107,7 @@ AccountStats Account::stats() {
   all.free_bytes = free_bytes();
   all.wanted_bytes = wanted_bytes();
   all.page_bytes = page_bytes();
+  all.lend_keep_bytes = header_->lend_keep_bytes.load(std::memory_order_relaxed);
   all.recoveries = header_->recoveries.load(std::memory_order_relaxed);
   all.reaped_owners = header_->reaped_owners.load(std::memory_order_relaxed);
   for (int i = 0; i < kMaxOwners; ++i) {

@@ -16,8 +16,9 @@ std::int64_t round_up(std::int64_t value, std::int64_t unit) { return (value + u
 
 }  // namespace
 
-WeightRegion::WeightRegion(std::shared_ptr<Owner> owner, std::int64_t bytes, std::int64_t page_bytes, bool exportable)
-    : owner_(std::move(owner)), bytes_(bytes), exportable_(exportable) {
+WeightRegion::WeightRegion(std::shared_ptr<Owner> owner, std::int64_t bytes, std::int64_t page_bytes, bool exportable,
+                           Klass klass)
+    : owner_(std::move(owner)), bytes_(bytes), exportable_(exportable), klass_(klass) {
   owner_->check_usable();
   if (bytes <= 0 || page_bytes <= 0) {
     throw Error(ErrorKind::BadRequest, "a region and its pages must have bytes", {{"bytes", bytes}, {"page_bytes", page_bytes}});
@@ -79,13 +80,13 @@ std::int64_t WeightRegion::commit_locked(std::int64_t offset, std::int64_t bytes
   }
   const std::int64_t added = static_cast<std::int64_t>(missing.size()) * page_bytes_;
   if (added == 0) return 0;
-  owner_->lease(added, Klass::Weights, timeout_s);
+  owner_->lease(added, klass_, timeout_s);
   std::size_t taken = 0, mapped = 0;
   const auto undo = [&] {
     try {
       for (std::size_t i = 0; i < mapped; ++i) owner_->driver().unmap(address_ + missing[i] * page_bytes_, 1, page_bytes_);
       for (std::size_t i = 0; i < taken; ++i) owner_->pages().give(&handles_[missing[i]], 1, page_bytes_, exportable_);
-      owner_->unlease(added, Klass::Weights);
+      owner_->unlease(added, klass_);
     } catch (const Error&) {
       // A driver that can neither map nor unmap: books and pages stay until the process ends.
     }
@@ -129,7 +130,7 @@ std::int64_t WeightRegion::decommit_locked(std::int64_t first, std::int64_t end)
     pages_committed_ -= next - first;
     owner_->published().mapped_bytes.fetch_sub(bytes, std::memory_order_relaxed);
     owner_->published().used_bytes.fetch_sub(bytes, std::memory_order_relaxed);
-    owner_->unlease(bytes, Klass::Weights);
+    owner_->unlease(bytes, klass_);
     freed += bytes;
     first = next;
   }

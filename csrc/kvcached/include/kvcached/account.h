@@ -34,11 +34,15 @@ struct OwnerStats {
   std::int64_t outside_bytes, measured_bytes;  // charged, and found, outside its pages
   std::int64_t physical_bytes, mapped_bytes, ahead_bytes, deferred_bytes, used_bytes, virtual_bytes;
   std::int64_t kernel_bytes;  // what the kernel says this process holds (host devices), -1 unknown
-  std::int64_t leased_bytes() const { return held_bytes[0] + held_bytes[1] + held_bytes[2]; }
+  std::int64_t leased_bytes() const {
+    std::int64_t sum = -held_bytes[static_cast<int>(Klass::Outside)];
+    for (std::int64_t held : held_bytes) sum += held;
+    return sum;
+  }
 };
 
 struct AccountStats {
-  std::int64_t capacity_bytes, foreign_bytes, charged_bytes, free_bytes, wanted_bytes, page_bytes;
+  std::int64_t capacity_bytes, foreign_bytes, charged_bytes, free_bytes, wanted_bytes, page_bytes, lend_keep_bytes;
   std::uint64_t recoveries, reaped_owners;
   std::vector<OwnerStats> owners;
 };
@@ -73,6 +77,12 @@ class Account {
   // its age (now_ns()); 0: since there has been a wish.
   std::int64_t wish(OwnerId owner, std::int64_t least_bytes, std::int64_t most_bytes, std::int64_t since_ns);
   std::int64_t wished(OwnerId owner) const;
+
+  // From now on the device lends what is free beyond `keep_bytes` and wanted by nobody (class Lent); kLendsNothing: nothing,
+  // and what is lent is asked back. Any process.
+  void offer(std::int64_t keep_bytes);
+  std::int64_t lent_bytes() const;     // by all borrowers: comes back as soon as it is wanted
+  std::int64_t offered_bytes() const;  // what could be lent now; reserving is the only way to be sure of it
 
   void set_limit(OwnerId owner, std::int64_t bytes);  // any process; below what is held: the owner feels pressure()
 
@@ -130,6 +140,10 @@ class Account {
   bool goes_before(const OwnerSlot& wisher, const OwnerSlot& other) const;
   std::int64_t owed(const OwnerSlot& s) const;  // the wishes that go before this owner
   std::int64_t attainable_locked(const OwnerSlot& s) const;
+  std::int64_t lent_pressure(const OwnerSlot& s, std::int64_t missing, std::int64_t wanted, std::int64_t free) const;
+  std::int64_t after_lent(const OwnerSlot& s, std::int64_t missing) const;
+  std::int64_t lendable(std::int64_t owed_bytes) const;
+  void lent_came_back();
   void release_locked(OwnerId owner, std::int64_t bytes, Klass klass);
   bool reap_if_due();
 

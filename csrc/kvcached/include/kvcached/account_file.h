@@ -21,15 +21,16 @@
 namespace kvcached {
 
 inline constexpr std::uint64_t kAccountMagic = 0x31746363616d7270;  // "prmacct1"
-inline constexpr std::uint32_t kAccountVersion = 3;
+inline constexpr std::uint32_t kAccountVersion = 4;
 inline constexpr int kMaxOwners = 128;
 inline constexpr int kNameBytes = 64;
 inline constexpr std::int64_t kNoLimit = INT64_MAX;
 
 // What memory is held for. Outside: what the process takes of the device beside its pages (the driver's context, a framework's
-// allocator, graphs), as far as it was granted.
-enum class Klass : int { Weights = 0, Kv = 1, Staging = 2, Outside = 3 };
-inline constexpr int kKlasses = 4;
+// allocator, graphs), as far as it was granted. Lent: KV of an engine of another device, the first to go.
+enum class Klass : int { Weights = 0, Kv = 1, Staging = 2, Outside = 3, Lent = 4 };
+inline constexpr int kKlasses = 5;
+inline constexpr std::int64_t kLendsNothing = -1;
 
 // Page states an owner publishes about itself; only the owner writes them, without the lock.
 struct Published {
@@ -72,6 +73,7 @@ struct alignas(64) OwnerSlot {
     return granted > measured ? granted : measured;
   }
   // What the owner costs the device: its floor is set aside even where it is not used.
+  std::int64_t lent() const { return held_as(Klass::Lent); }
   std::int64_t charged() const {
     const std::int64_t h = held(), f = floor_bytes.load(std::memory_order_relaxed);
     return (h > f ? h : f) + outside();
@@ -94,6 +96,8 @@ struct AccountHeader {
   std::atomic<std::int64_t> reaped_at_ns;
   std::atomic<std::uint64_t> recoveries;                // times a dead lock holder was cleaned up after
   std::atomic<std::uint64_t> reaped_owners;
+  std::atomic<std::int64_t> lend_keep_bytes;            // the device lends what is free beyond this; kLendsNothing: nothing
+  std::atomic<std::int64_t> lent_due_ns;                // since when lent memory has been asked for; 0: it is not
 };
 
 inline constexpr std::size_t kSlotsOffset = 4096;

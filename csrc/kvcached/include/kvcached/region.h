@@ -13,8 +13,9 @@ namespace kvcached {
 class WeightRegion final : public Child {
  public:
   // Address space only. `page_bytes` is the size of its physical pages (rounded up to the granularity); `exportable`: whether
-  // export_pages() shall be possible, which makes each page dearer.
-  WeightRegion(std::shared_ptr<Owner> owner, std::int64_t bytes, std::int64_t page_bytes, bool exportable = false);
+  // export_pages() shall be possible, which makes each page dearer; `klass`: what they are charged as.
+  WeightRegion(std::shared_ptr<Owner> owner, std::int64_t bytes, std::int64_t page_bytes, bool exportable = false,
+               Klass klass = Klass::Weights);
   ~WeightRegion() override;
 
   // Puts memory behind every page that [offset, offset + bytes) touches and that has none. All or nothing:
@@ -41,6 +42,7 @@ class WeightRegion final : public Child {
   const std::shared_ptr<Owner> owner_;
   const std::int64_t bytes_;
   const bool exportable_;
+  const Klass klass_;
   std::int64_t page_bytes_;
   Address address_ = 0;
   std::mutex lock_;  // may be held for as long as commit() waits for memory

@@ -1,0 +1,137 @@
+"""How fast does a request's KV leave an engine's memory and come back, against a plain copy of as many bytes?
+
+    python -m benchmarks.kv.copy_rate [--rounds 15] [--mib 192]
+
+A pool with tokens of 128 KiB (Llama-8B) and one of 4 KiB hold one long sequence, its slots as the pool hands them out
+and again in no order. Piece by piece it is packed into memory (*out*) and put back into other slots (*in*); then the
+same with checksums, through files in shared memory as the machine's pool has them. Beside each stands a plain copy of
+pieces of the same size, in the same round.
+Goal: out and in at least 85% of the plain copy for pieces of 2 MiB and more.
+
+Last result: docs/results/kv.md.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import os
+import statistics
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+
+from prism import memory
+from prism.kv.piece_file import FileBytes, PieceStaging, read_piece, write_piece
+from prism.memory.rows import HostPoolRows, Packed, RowNumbers
+
+MIB = 1 << 20
+TOKENS = {"128 KiB tokens": (32, 8, 128, 2), "4 KiB tokens": (4, 2, 64, 4)}
+"""Layers, heads, dimension and bytes per element."""
+PIECES_MIB = (0.25, 2, 8)
+
+
+class CopyBed:
+    """A pool full of one sequence, and memory of the same size beside it."""
+
+    def __init__(self, folder: Path, layout: memory.KvLayout, nbytes: int, shuffled: bool) -> None:
+        device = memory.open_device("host:0", 3 * nbytes, account_dir=folder)
+        pool = device.register("bench").arena(4 * nbytes).divide(layout, 2 * nbytes // layout.cell_bytes)
+        made = np.random.default_rng(1)
+        slots = pool.alloc(2 * nbytes // layout.cell_bytes // 2 * 2 - 64)
+        half = len(slots) // 2
+        if shuffled:
+            made.shuffle(slots)
+        self.pool, self.rows = pool, HostPoolRows(pool)
+        self.there, self.here = slots[:half].copy(), slots[half:].copy()
+        self.width = layout.cell_bytes
+        self.source: Packed = made.integers(0, 256, half * self.width, dtype=np.uint8)
+        self.packed: Packed = np.zeros_like(self.source)
+        self.rows.scatter(0, self.there, self.source)
+        self.rows.scatter(0, self.here, self.source)
+
+    def each(self, piece_tokens: int, run: Callable[[int, int], None]) -> float:
+        """Bytes per second of ``run(first, end)`` over all pieces."""
+        start_s = time.perf_counter()
+        count = len(self.there) // piece_tokens
+        for i in range(count):
+            run(i * piece_tokens, (i + 1) * piece_tokens)
+        return count * piece_tokens * self.width / (time.perf_counter() - start_s)
+
+    def part(self, of: Packed, first: int, end: int) -> Packed:
+        return of[first * self.width : end * self.width]
+
+
+def rates(bed: CopyBed, piece_tokens: int, folder: Path) -> dict[str, float]:
+    """One round of all ways, in turns."""
+    staging = PieceStaging()
+
+    def plain(first: int, end: int) -> None:
+        np.copyto(bed.part(bed.packed, first, end), bed.part(bed.source, first, end))
+
+    def out(first: int, end: int) -> None:
+        bed.rows.gather(0, bed.there[first:end], bed.part(bed.packed, first, end))
+
+    def back(first: int, end: int) -> None:
+        bed.rows.scatter(0, bed.here[first:end], bed.part(bed.packed, first, end))
+
+    def write(first: int, end: int) -> None:
+        fd = os.open(folder / f"{first}", os.O_RDWR | os.O_CREAT, 0o600)
+        write_piece(FileBytes(fd), bed.rows, bed.there[first:end], staging)
+        os.close(fd)
+
+    def read(first: int, end: int) -> None:
+        fd = os.open(folder / f"{first}", os.O_RDONLY)
+        read_piece(FileBytes(fd), bed.rows, bed.here[first:end], 0)
+        os.close(fd)
+
+    found = {
+        "plain copy": bed.each(piece_tokens, plain),
+        "out": bed.each(piece_tokens, out),
+        "in": bed.each(piece_tokens, back),
+        "out to the pool": bed.each(piece_tokens, write),
+        "in from the pool": bed.each(piece_tokens, read),
+    }
+    check(bed, bed.here[: len(bed.there) // piece_tokens * piece_tokens])
+    for file in folder.iterdir():
+        file.unlink()
+    return found
+
+
+def check(bed: CopyBed, rows: RowNumbers) -> None:
+    """What was moved is what was there."""
+    found: npt.NDArray[np.uint8] = np.empty(len(rows) * bed.width, dtype=np.uint8)
+    bed.rows.gather(0, rows, found)
+    assert (found == bed.source[: len(found)]).all()
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="Rate of moving KV against a plain copy.")
+    parser.add_argument("--rounds", type=int, default=15)
+    parser.add_argument("--mib", type=int, default=192)
+    options = parser.parse_args()
+    ways = ("out", "in", "out to the pool", "in from the pool")
+    print(f"| tokens | piece | plain copy, GB/s | {' | '.join(ways)} |")
+    print("|---|---|---|" + "---|" * len(ways))
+    for (name, (layers, heads, dim, size)), shuffled in itertools.product(TOKENS.items(), (False, True)):
+        layout = memory.KvLayout(layers=layers, kv_heads=heads, head_dim=dim, dtype_bytes=size)
+        with tempfile.TemporaryDirectory(dir="/dev/shm", prefix="prism-bench-") as made:
+            files = Path(made) / "pieces"
+            files.mkdir()
+            bed = CopyBed(Path(made), layout, options.mib * MIB, shuffled)
+            for piece_mib in PIECES_MIB:
+                tokens = max(1, int(piece_mib * MIB) // layout.cell_bytes)
+                rounds = [rates(bed, tokens, files) for _ in range(options.rounds + 1)][1:]
+                plain = statistics.median(r["plain copy"] for r in rounds)
+                shares = [statistics.median(r[way] / r["plain copy"] for r in rounds) for way in ways]
+                shown = " | ".join(f"{100 * share:.0f}%" for share in shares)
+                order = "in no order" if shuffled else "as handed out"
+                print(f"| {name}, {order} | {piece_mib} MiB | {plain / 1e9:.2f} | {shown} |", flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,36 @@
+#include "kvcached/row_copy.h"
+
+#include "bindings.h"
+
+namespace nb = nanobind;
+using namespace nb::literals;
+
+namespace kvcached::bindings {
+namespace {
+
+void gather(std::uintptr_t packed, std::uintptr_t base, std::int64_t stride, std::int64_t width, nb::handle rows,
+            bool streamed) {
+  SlotBuffer numbers(rows, false);
+  nb::gil_scoped_release release;
+  gather_rows(reinterpret_cast<std::uint8_t*>(packed), reinterpret_cast<const std::uint8_t*>(base), stride, width,
+              numbers.data(), numbers.count(), streamed);
+}
+
+void scatter(std::uintptr_t base, std::int64_t stride, std::int64_t width, nb::handle rows, std::uintptr_t packed) {
+  SlotBuffer numbers(rows, false);
+  nb::gil_scoped_release release;
+  scatter_rows(reinterpret_cast<std::uint8_t*>(base), stride, width, numbers.data(), numbers.count(),
+               reinterpret_cast<const std::uint8_t*>(packed));
+}
+
+}  // namespace
+
+void bind_rows(nb::module_& m) {
+  m.def("gather_rows", &gather, "packed_address"_a, "base_address"_a, "stride_bytes"_a, "width_bytes"_a, "rows"_a,
+        "streamed"_a = false,
+        "Copies rows of host memory into packed bytes, in the order of `rows`; without Python's lock.");
+  m.def("scatter_rows", &scatter, "base_address"_a, "stride_bytes"_a, "width_bytes"_a, "rows"_a, "packed_address"_a,
+        "Copies packed bytes to rows of host memory; without Python's lock.");
+}
+
+}  // namespace kvcached::bindings

@@ -1,0 +1,236 @@
+"""KV from the pool of another machine: a second kind of thing that the weights' transport carries.
+
+::
+
+    asker                                      holder
+    "kv-list"  fingerprint  ----------------->  spaces of these weights, their pieces, what computing them takes
+    "kv-offer" names        ----------------->  the pieces in one window of memory, as they lie in their files
+    pulls the window (prism.transfer), verified leaf by leaf
+    "kv-done"  window       ----------------->  its memory is free
+
+What arrives is put into the pool of the asker piece by piece, where engines find it by the tokens.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Final
+
+import msgspec
+
+from prism.kv.host_pool import HostPool, SpaceNote
+from prism.kv.naming import PieceName
+from prism.policy.moving import Leg, Way, choose_way
+from prism.transfer.errors import PeerError, SourceLost
+from prism.transfer.incoming import IncomingWindow, PullOptions
+from prism.transfer.memory_window import MemoryWindow, MemoryWindows
+from prism.transfer.peer_connection import PeerConnection
+from prism.transfer.server import Answerer, TransferServer
+from prism.transfer.session import NodePlan
+
+LIST, OFFER, DONE = "kv-list", "kv-offer", "kv-done"
+LEAF_BYTES: Final = 256 << 10
+MOST_BYTES: Final = 64 << 20
+"""Of one window: what both machines hold in addition while it is sent."""
+_OFFERED_S: Final = 60.0
+"""An asker that has not come for its window by then is gone."""
+_ANSWER_S: Final = 30.0
+_WAIT_S: Final = 0.1
+
+
+class HeldPiece(msgspec.Struct, frozen=True, array_like=True):
+    """A piece of KV that another machine could have."""
+
+    space: str
+    file: str
+    nbytes: int
+
+    @property
+    def piece(self) -> PieceName:
+        """Its name in the pool. Raises :class:`PeerError` for what is no piece's."""
+        position, _, key = self.file.partition("-")
+        if not (_is_hex(position, 6) and _is_hex(key, 32) and _is_hex(self.space, 32)):
+            raise PeerError("peer", f"names {self.space}/{self.file}, which is no piece of KV")
+        return PieceName.of_file(int(position, 16), key)
+
+
+def _is_hex(text: str, length: int) -> bool:
+    return len(text) == length and all(c in "0123456789abcdef" for c in text)
+
+
+class HeldSpace(msgspec.Struct, frozen=True, kw_only=True):
+    """All pieces of one space, those used last first."""
+
+    recompute_s_per_byte: float
+    weights: str
+    pieces: list[HeldPiece]
+
+
+class KvOffers:
+    """A machine's side of it: answers questions, has the windows that go out and come in. Safe in several threads."""
+
+    def __init__(self, pool: HostPool, leave_session: Callable[[str], None]) -> None:
+        """``leave_session`` is the server's (:meth:`TransferServer.leave_session`)."""
+        self.pool, self._leave_session = pool, leave_session
+        self.windows = MemoryWindows()
+        self._machine = os.urandom(8).hex()
+        """In the names of windows, which several machines may have at a time."""
+        self._guard = threading.Lock()
+        self._offered: dict[str, float] = {}
+        self._numbers = itertools.count()
+
+    def answerers(self) -> Mapping[str, Answerer]:
+        return {LIST: self._list, OFFER: self._offer, DONE: self._done}
+
+    def _list(self, body: bytes) -> bytes:
+        spaces = []
+        for space in self.pool.spaces(body.decode()):
+            note = self.pool.note(space)
+            held = [HeldPiece(space, p.name.partition("/")[2], p.nbytes) for p in self.pool.pieces(space)]
+            spaces.append(HeldSpace(recompute_s_per_byte=note.recompute_s_per_byte, weights=note.weights, pieces=held))
+        return msgspec.msgpack.encode(spaces)
+
+    def _offer(self, body: bytes) -> bytes:
+        """The window's name and, for each piece asked for, its bytes in it (0: it is gone)."""
+        wanted = msgspec.msgpack.decode(body, type=list[HeldPiece])
+        parts = [self._read(held) for held in wanted]
+        memory = bytearray().join(parts)
+        name = f"kv/{self._machine}-{next(self._numbers)}"
+        self._forget(time.monotonic() - _OFFERED_S)
+        if memory:
+            self.windows.offer(name, MemoryWindow.over(memoryview(memory), LEAF_BYTES))
+            with self._guard:
+                self._offered[name] = time.monotonic()
+        return msgspec.msgpack.encode((name, [len(part) for part in parts]))
+
+    def _read(self, held: HeldPiece) -> bytes:
+        with self.pool.opened(held.space, held.piece) as fd:
+            return b"" if fd is None else os.pread(fd, os.fstat(fd).st_size, 0)
+
+    def _done(self, body: bytes) -> bytes:
+        name, session = _decoded(body, tuple[str, str], "peer")
+        self.windows.withdraw(name)
+        self._leave_session(session)
+        with self._guard:
+            self._offered.pop(name, None)
+        return b""
+
+    def _forget(self, before_s: float) -> None:
+        with self._guard:
+            old = [name for name, at_s in self._offered.items() if at_s < before_s]
+            for name in old:
+                del self._offered[name]
+        for name in old:
+            self.windows.withdraw(name)
+
+
+def fetch_kv(
+    mine: KvOffers,
+    server: TransferServer,
+    holder: tuple[str, str],
+    fingerprint: str,
+    link_bytes_per_s: float,
+    most_bytes: int,
+) -> int:
+    """Bring KV of the weights ``fingerprint`` from ``holder`` (name and address) into this machine's pool: what was
+    used last first, as far as that takes less than computing it and within ``most_bytes``. ``server`` is this
+    machine's, with ``mine`` among its windows. Returns the bytes that came. Raises :class:`PeerError`,
+    :class:`SourceLost`, ``OSError``, ``EOFError``."""
+    node, address = holder
+    peer = PeerConnection(node, address, server.secret, server.node, _ANSWER_S)
+    came = 0
+    try:
+        spaces: list[HeldSpace] = _decoded(peer.ask(LIST, fingerprint.encode(), _ANSWER_S), list[HeldSpace], node)
+        for space in spaces:
+            note = SpaceNote(weights=space.weights, recompute_s_per_byte=space.recompute_s_per_byte)
+            for batch in _batches(space, mine.pool, link_bytes_per_s, most_bytes - came):
+                came += _fetch_batch(mine, server, peer, batch)
+                mine.pool.note_space(batch[0].space, note)
+    finally:
+        peer.close()
+    return came
+
+
+def _batches(space: HeldSpace, pool: HostPool, bytes_per_s: float, most_bytes: int) -> list[list[HeldPiece]]:
+    """What of ``space`` is worth bringing and not here, in windows' worths."""
+    batches: list[list[HeldPiece]] = []
+    room = 0
+    for held in space.pieces:
+        if pool.has(held.space, held.piece) or held.nbytes > most_bytes:
+            continue
+        # A byte takes the space's time to compute: as if it were so many tokens of a prefill at 1 token/s.
+        choice = choose_way((Leg(held.nbytes, bytes_per_s),), held.nbytes, 1.0 / max(space.recompute_s_per_byte, 1e-15))
+        if choice.way is Way.RECOMPUTE:
+            continue
+        if held.nbytes > room:
+            batches.append([])
+            room = MOST_BYTES
+        batches[-1].append(held)
+        room -= held.nbytes
+        most_bytes -= held.nbytes
+    return batches
+
+
+def _fetch_batch(mine: KvOffers, server: TransferServer, peer: PeerConnection, batch: Sequence[HeldPiece]) -> int:
+    answer = peer.ask(OFFER, msgspec.msgpack.encode(list(batch)), _ANSWER_S)
+    sizes: list[int]
+    name, sizes = _decoded(answer, tuple[str, list[int]], peer.node)
+    if sum(sizes) == 0:
+        return 0
+    session = f"{name}@{server.node}"
+    try:
+        data = _pull(mine, server, peer, name, session)
+    finally:
+        peer.ask(DONE, msgspec.msgpack.encode((name, session)), _ANSWER_S)
+    if len(data) != sum(sizes) or len(sizes) != len(batch):
+        raise PeerError(peer.node, f"sent {len(data)} bytes for {len(sizes)} of {len(batch)} pieces")
+    came = at = 0
+    for held, nbytes in zip(batch, sizes, strict=True):
+        part = data[at : at + nbytes]
+        at += nbytes
+        if nbytes and mine.pool.put(held.space, held.piece, nbytes, lambda fd, part=part: _write(fd, part)):  # type: ignore[misc]
+            came += nbytes
+    return came
+
+
+def _write(fd: int, part: memoryview) -> None:
+    done = 0
+    while done < len(part):
+        done += os.write(fd, part[done:])
+
+
+def _pull(mine: KvOffers, server: TransferServer, peer: PeerConnection, name: str, session: str) -> memoryview:
+    landing = MemoryWindow.described(peer.describe(name))
+    mine.windows.offer(name, landing)
+    plan = NodePlan(
+        session=session,
+        window=name,
+        node=server.node,
+        addresses={peer.node: peer.address, server.node: server.address},
+        sources=(peer.node,),
+        pieces=min(16, landing.cut.leaves),
+    )
+    incoming = IncomingWindow(server, plan, landing, PullOptions())
+    try:
+        for leaf in range(landing.cut.leaves):
+            while not incoming.await_leaf(leaf, _WAIT_S):
+                if incoming.failed is not None:
+                    raise incoming.failed
+                if incoming.stopped:
+                    raise SourceLost(f"{peer.node} stopped sending {name}")
+    finally:
+        incoming.close()
+        mine.windows.withdraw(name)
+        server.leave_session(session)
+    return landing.data
+
+
+def _decoded(answer: bytes, kind: Any, node: str) -> Any:
+    try:
+        return msgspec.msgpack.decode(answer, type=kind)
+    except msgspec.MsgspecError as error:
+        raise PeerError(node, f"sent what is no answer about KV: {error}") from error

@@ -1,0 +1,288 @@
+"""The machine's pool of KV in host memory: pieces as files in shared memory, by space and name, within one bound.
+
+::
+
+    DIRECTORY/lock              held for changes of the books
+    DIRECTORY/books             | bytes in files | (one word)
+    DIRECTORY/SPACE/about       whose KV it is and what computing it takes (SpaceNote)
+    DIRECTORY/SPACE/PIECE       complete pieces (prism.kv.piece_file); their times say when they were last used
+    DIRECTORY/SPACE/.part-N     being written: its writer holds a lock on it
+
+Any process may be killed at any time. Room is booked before bytes are written and given back after they are gone, so
+that the books only ever count too much; who finds the pool full counts the files, and removes what dead writers left.
+A piece is published by its rename, whole or not at all, and never changed. Readers that hold a piece open keep its
+memory while they read, which the books do not count.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import hashlib
+import itertools
+import mmap
+import os
+import shutil
+import struct
+import time
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+import msgspec
+
+from prism.kv.naming import PieceName
+from prism.policy.moving import StoredPiece, choose_dropped
+from prism.weights.store.locks import locked, try_lock
+
+SHARED_MEMORY: Final = Path("/dev/shm")
+_WORD: Final = struct.Struct("<q")
+_PART: Final = ".part-"
+_OWNER: Final = ".accounts"
+_ABOUT: Final = "about"
+_SWEEP: Final = 16
+"""Who makes room frees at least this part of the bound, so that looking at all files is seldom."""
+
+
+class SpaceNote(msgspec.Struct, frozen=True, kw_only=True):
+    """What is known of a space beside its name."""
+
+    weights: str = ""
+    """Whose KV: the weights' fingerprint, a space, and how they are split and typed."""
+    recompute_s_per_byte: float = 1e-9
+    """What computing its KV takes, for the order in which pieces are dropped."""
+
+
+_numbers = itertools.count()
+
+
+@dataclass(frozen=True, slots=True)
+class HostPoolUse:
+    """What the pool holds."""
+
+    bound_bytes: int
+    booked_bytes: int
+    """In the books: at least what is there."""
+    file_bytes: int
+    pieces: int
+
+
+def host_pool_directory(account_dir: Path, root: Path = SHARED_MEMORY) -> Path:
+    """The pool of the machine whose devices have their accounts in ``account_dir``."""
+    tag = hashlib.sha256(str(account_dir.resolve()).encode()).hexdigest()[:12]
+    return root / f"prism-kv-{os.getuid()}-{tag}"
+
+
+def drop_host_pool(account_dir: Path, root: Path = SHARED_MEMORY) -> None:
+    """Gives all memory of the pool back. Readers that have pieces open keep those."""
+    shutil.rmtree(host_pool_directory(account_dir, root), ignore_errors=True)
+
+
+def claim_host_pool(account_dir: Path, root: Path = SHARED_MEMORY) -> Path:
+    """The pool's directory, with whose it is written down; pools whose accounts are gone from the disk are removed."""
+    mine = host_pool_directory(account_dir, root)
+    mine.mkdir(mode=0o700, exist_ok=True)
+    (mine / _OWNER).write_text(str(account_dir.resolve()))
+    for other in root.glob(f"prism-kv-{os.getuid()}-*"):
+        with contextlib.suppress(FileNotFoundError):
+            if not Path((other / _OWNER).read_text()).is_dir():
+                shutil.rmtree(other, ignore_errors=True)
+    return mine
+
+
+class HostPool:
+    """The pool at ``directory`` within ``bound_bytes``. Safe in any number of processes and threads."""
+
+    def __init__(self, directory: Path, bound_bytes: int) -> None:
+        self.directory, self._bound_bytes = directory, bound_bytes
+        directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+        with self._lock():
+            fd = os.open(directory / "books", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+            try:
+                if os.fstat(fd).st_size < _WORD.size:
+                    os.ftruncate(fd, _WORD.size)
+                self._books = mmap.mmap(fd, _WORD.size)
+            finally:
+                os.close(fd)
+
+    def has(self, space: str, piece: PieceName) -> bool:
+        return (self.directory / space / piece.file).exists()
+
+    def put(self, space: str, piece: PieceName, nbytes: int, write: Callable[[int], None]) -> bool:
+        """Store a piece of ``nbytes``, which ``write`` writes to a descriptor. False, and nothing is left of it, when
+        there is no room. Raises what else goes wrong in ``write``."""
+        if self.has(space, piece):
+            return True
+        folder = self.directory / space
+        part = folder / f"{_PART}{os.getpid()}-{next(_numbers)}-{time.time_ns()}-{nbytes}"
+        try:
+            folder.mkdir(mode=0o700, exist_ok=True)
+            fd = os.open(part, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+        except FileNotFoundError:
+            return False  # the pool was dropped
+        try:  # the file is there and locked before it is booked, so that who counts knows that somebody writes
+            if not (try_lock(fd, exclusive=True) and self._book(nbytes, part)):
+                part.unlink(missing_ok=True)
+                return False
+            if not self._write(fd, part, folder / piece.file, write):
+                self._remove_part(part, nbytes)
+        except BaseException:
+            self._remove_part(part, nbytes)
+            raise
+        finally:
+            os.close(fd)
+        return self.has(space, piece)
+
+    def _write(self, fd: int, part: Path, final: Path, write: Callable[[int], None]) -> bool:
+        try:
+            write(fd)
+            if not final.exists():  # else another engine was quicker
+                part.rename(final)
+                return True
+        except FileNotFoundError:
+            return False  # likewise, meanwhile
+        except OSError as error:
+            if error.errno not in (errno.ENOSPC, errno.ENOMEM):
+                raise
+        return False
+
+    def _remove_part(self, part: Path, nbytes: int) -> None:
+        part.unlink(missing_ok=True)
+        self._unbook(nbytes)
+
+    @contextlib.contextmanager
+    def opened(self, space: str, piece: PieceName) -> Iterator[int | None]:
+        """A descriptor of the piece, None if it is not here."""
+        try:
+            fd = os.open(self.directory / space / piece.file, os.O_RDONLY | os.O_CLOEXEC)
+        except FileNotFoundError:
+            yield None
+            return
+        try:
+            yield fd
+        finally:
+            os.close(fd)
+
+    def touch(self, space: str, pieces: Iterable[PieceName]) -> None:
+        """These pieces of one sequence count as used now, all at one time, so that its end is dropped first."""
+        now_s = time.time()
+        for piece in pieces:
+            with contextlib.suppress(FileNotFoundError):
+                os.utime(self.directory / space / piece.file, (now_s, now_s))
+
+    def drop(self, space: str, piece: PieceName) -> None:
+        """Remove a piece, one that was found corrupt for instance."""
+        with self._lock():
+            self._remove(self.directory / space / piece.file)
+
+    def note_space(self, space: str, note: SpaceNote) -> None:
+        """Write down whose KV the pieces of ``space``, of which there are some, are."""
+        file = self.directory / space / _ABOUT
+        partial = file.with_name(f"{_PART}{os.getpid()}-{next(_numbers)}-{time.time_ns()}-0")
+        with contextlib.suppress(FileNotFoundError):
+            partial.write_bytes(msgspec.json.encode(note))
+            partial.rename(file)
+
+    def spaces(self, fingerprint: str) -> list[str]:
+        """The spaces of KV of the weights with this fingerprint."""
+        found = [f for f in self.directory.iterdir() if f.is_dir() and _note_of(f).weights.split(" ")[0] == fingerprint]
+        return sorted(f.name for f in found)
+
+    def note(self, space: str) -> SpaceNote:
+        return _note_of(self.directory / space)
+
+    def use(self) -> HostPoolUse:
+        """What is there; the files of dead writers are removed."""
+        with self._lock():
+            pieces = self._count()
+            return HostPoolUse(self._bound_bytes, self._booked(), sum(p.nbytes for p in pieces), len(pieces))
+
+    def _book(self, nbytes: int, part: Path) -> bool:
+        """Book what is to be written to ``part``."""
+        with self._lock():
+            if self._booked() + nbytes > self._bound_bytes:
+                if nbytes > self._bound_bytes:
+                    return False
+                self._make_room(nbytes, part)
+            if self._booked() + nbytes > self._bound_bytes:
+                return False
+            self._set_booked(self._booked() + nbytes)
+            return True
+
+    def _unbook(self, nbytes: int) -> None:
+        with self._lock():
+            self._set_booked(max(0, self._booked() - nbytes))
+
+    def _make_room(self, nbytes: int, part: Path) -> None:
+        """Count what is there, and drop what saves least until ``nbytes`` fit."""
+        pieces = self._count(part)
+        missing = self._booked() + nbytes - self._bound_bytes
+        if missing <= 0:
+            return
+        for name in choose_dropped(pieces, max(missing, self._bound_bytes // _SWEEP), time.time()):
+            self._remove(self.directory / name)
+
+    def _remove(self, path: Path) -> None:
+        with contextlib.suppress(FileNotFoundError):
+            nbytes = path.stat().st_size
+            path.unlink()
+            self._set_booked(max(0, self._booked() - nbytes))
+
+    def _count(self, unbooked: Path | None = None) -> list[StoredPiece]:
+        """All complete pieces. The books then say what they and living writers hold, but for that of ``unbooked``."""
+        pieces: list[StoredPiece] = []
+        writing_bytes = 0
+        for folder in self.directory.iterdir():
+            if not folder.is_dir():
+                continue
+            cost = _note_of(folder).recompute_s_per_byte
+            for entry in os.scandir(folder):
+                if entry.name.startswith(_PART):
+                    path = Path(entry.path)
+                    if path != unbooked and _is_written(path):
+                        writing_bytes += int(entry.name.rpartition("-")[2])
+                elif entry.name != _ABOUT:
+                    info = entry.stat()
+                    name = f"{folder.name}/{entry.name}"
+                    position = int(entry.name[:6], 16)
+                    pieces.append(StoredPiece(name, info.st_size, info.st_mtime, info.st_size * cost, position))
+        self._set_booked(sum(p.nbytes for p in pieces) + writing_bytes)
+        return pieces
+
+    def _lock(self) -> contextlib.AbstractContextManager[None]:
+        return locked(self.directory / "lock")
+
+    def pieces(self, space: str) -> list[StoredPiece]:
+        """Those of a space that are complete, the one used last first; names as ``SPACE/PIECE``."""
+        with self._lock():
+            found = [piece for piece in self._count() if piece.name.startswith(f"{space}/")]
+        return sorted(found, key=lambda piece: (-piece.used_s, piece.position))
+
+    def _booked(self) -> int:
+        return int(_WORD.unpack_from(self._books)[0])
+
+    def _set_booked(self, nbytes: int) -> None:
+        _WORD.pack_into(self._books, 0, nbytes)
+
+
+def _note_of(folder: Path) -> SpaceNote:
+    try:
+        return msgspec.json.decode((folder / _ABOUT).read_bytes(), type=SpaceNote)
+    except (FileNotFoundError, msgspec.MsgspecError):
+        return SpaceNote()
+
+
+def _is_written(part: Path) -> bool:
+    """Whether a living process writes it; the file of a dead one is removed."""
+    try:
+        fd = os.open(part, os.O_RDWR | os.O_CLOEXEC)
+    except FileNotFoundError:
+        return False
+    try:
+        alive = not try_lock(fd, exclusive=True)
+        if not alive:
+            part.unlink(missing_ok=True)
+        return alive
+    finally:
+        os.close(fd)

@@ -1,0 +1,205 @@
+"""Pieces of KV in memory that other devices of the machine lend: AQUA's tensors (its section 6), by content.
+
+A lender's memory is this process's own, charged to the lender's account as *lent*: whoever of the two dies leaves
+nothing behind. Between two steps the engine answers for what the lender wants back (:meth:`LentShelf.answer`): pieces
+go to another place, least recently used first, and their pages back.
+
+::
+
+    region on the lender   | piece | piece |   free   | piece |  free ...     pages under a part of a piece are there
+"""
+
+from __future__ import annotations
+
+import threading
+from bisect import bisect_left, insort
+from collections import OrderedDict
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+
+from prism import memory
+from prism.kv.pacing import LinkPace
+from prism.kv.piece_file import MemoryBytes
+from prism.memory.errors import DeviceMemoryError, OutOfMemory
+from prism.memory.rows import Packed
+
+_ALIGN_BYTES: Final = 4096
+Key = tuple[str, str]
+"""Space and file name of a piece."""
+
+
+class FreeRanges:
+    """Which bytes of a range are free: first fit, neighbours joined."""
+
+    def __init__(self, nbytes: int) -> None:
+        self._free: list[tuple[int, int]] = [(0, nbytes)]
+
+    def take(self, nbytes: int) -> int | None:
+        """The first byte of a free run that is long enough; None if there is none."""
+        for i, (first, end) in enumerate(self._free):
+            if end - first >= nbytes:
+                self._free[i : i + 1] = [(first + nbytes, end)] if end - first > nbytes else []
+                return first
+        return None
+
+    def give(self, first: int, nbytes: int) -> tuple[int, int]:
+        """Free again; returns the free run that holds it now."""
+        end = first + nbytes
+        i = bisect_left(self._free, (first, end))
+        if i < len(self._free) and self._free[i][0] == end:
+            end = self._free.pop(i)[1]
+        if i > 0 and self._free[i - 1][1] == first:
+            first = self._free.pop(i - 1)[0]
+        insort(self._free, (first, end))
+        return first, end
+
+
+@dataclass(slots=True)
+class _Lent:
+    first: int
+    aligned_bytes: int
+    nbytes: int
+    readers: int = 0
+
+
+class Lender:
+    """What one device lends to this process. Not for several threads; :class:`LentShelf` has the lock."""
+
+    def __init__(self, device: memory.Device, name: str, bytes_per_s: float) -> None:
+        self.device, self.bytes_per_s, self.pace = device, bytes_per_s, LinkPace(bytes_per_s)
+        self.owner = device.register(name)
+        self._region = self.owner.lent_region(2 * device.capacity_bytes)
+        self._bytes: Packed = np.from_dlpack(self._region.memory())  # type: ignore[arg-type, assignment]
+        self._ranges = FreeRanges(self._region.nbytes)
+        self.pieces: OrderedDict[Key, _Lent] = OrderedDict()
+        """The one used last at the end."""
+
+    @property
+    def lent_bytes(self) -> int:
+        return self.owner.held("lent")
+
+    def take(self, key: Key, nbytes: int) -> MemoryBytes | None:
+        """Memory for a piece; None when the device does not lend so much more now."""
+        aligned = -(-nbytes // _ALIGN_BYTES) * _ALIGN_BYTES
+        first = self._ranges.take(aligned)
+        if first is None:
+            return None
+        try:
+            self._region.commit(aligned, offset_bytes=first)
+        except OutOfMemory:
+            self._give(first, aligned)
+            return None
+        self.pieces[key] = _Lent(first, aligned, nbytes)
+        return MemoryBytes(self._bytes[first : first + nbytes])
+
+    def place(self, key: Key) -> MemoryBytes:
+        lent = self.pieces[key]
+        return MemoryBytes(self._bytes[lent.first : lent.first + lent.nbytes])
+
+    def drop(self, key: Key) -> None:
+        lent = self.pieces.pop(key)
+        self._give(lent.first, lent.aligned_bytes)
+
+    def _give(self, first: int, nbytes: int) -> None:
+        run_first, run_end = self._ranges.give(first, nbytes)
+        page = self.owner.page_bytes
+        begin, end = max(run_first, first // page * page), min(run_end, -(-(first + nbytes) // page) * page)
+        if end > begin:
+            self._region.decommit(end - begin, offset_bytes=begin)
+
+    def close(self) -> None:
+        self.pieces.clear()
+        self.owner.close()
+
+
+Elsewhere = Callable[[Key, Packed], None]
+"""Puts a piece somewhere else, or does not: it is dropped either way."""
+
+
+class LentShelf:
+    """Pieces on all lenders. One lender while it has enough, the fastest first (AQUA 5). Safe in several threads."""
+
+    def __init__(self, lenders: list[Lender]) -> None:
+        self._lenders = sorted(lenders, key=lambda lender: -lender.bytes_per_s)
+        self._lock = threading.Lock()
+
+    def has(self, key: Key) -> bool:
+        with self._lock:
+            return any(key in lender.pieces for lender in self._lenders)
+
+    def put(self, key: Key, nbytes: int, write: Callable[[MemoryBytes, LinkPace], None]) -> bool:
+        """Have ``write`` write a piece of ``nbytes``. False when nobody lends so much. Raises what ``write`` raises."""
+        with self._lock:
+            if any(key in lender.pieces for lender in self._lenders):
+                return True
+            for lender in self._lenders:
+                if lender.owner.pressure() == 0 and (place := lender.take(key, nbytes)) is not None:
+                    lender.pieces[key].readers += 1
+                    break
+            else:
+                return False
+        written = False
+        try:
+            write(place, lender.pace)
+            written = True
+        finally:
+            with self._lock:
+                lender.pieces[key].readers -= 1
+                if not written:
+                    lender.drop(key)
+        return True
+
+    @contextmanager
+    def opened(self, key: Key) -> Iterator[tuple[MemoryBytes, LinkPace] | None]:
+        """The piece, which stays while it is open and counts as used now; None if it is not here."""
+        with self._lock:
+            lender = next((x for x in self._lenders if key in x.pieces), None)
+            if lender is not None:
+                lender.pieces.move_to_end(key)
+                lender.pieces[key].readers += 1
+        if lender is None:
+            yield None
+            return
+        try:
+            yield lender.place(key), lender.pace
+        finally:
+            with self._lock:
+                lender.pieces[key].readers -= 1
+
+    def drop(self, key: Key) -> None:
+        with self._lock:
+            for lender in self._lenders:
+                if key in lender.pieces and not lender.pieces[key].readers:
+                    lender.drop(key)
+
+    def answer(self, elsewhere: Elsewhere) -> int:
+        """Between two steps: give back what lenders want, the pieces used least recently first. Returns the bytes."""
+        return sum(self._answer(lender, elsewhere, lender.owner.pressure()) for lender in self._lenders)
+
+    def _answer(self, lender: Lender, elsewhere: Elsewhere, wanted: int) -> int:
+        before = lender.lent_bytes
+        while wanted > 0 and before - lender.lent_bytes < wanted:
+            with self._lock:
+                key = next((k for k, lent in lender.pieces.items() if not lent.readers), None)
+                if key is None:
+                    break
+                lender.pieces[key].readers += 1  # nobody else drops it meanwhile
+                place = lender.place(key)
+            elsewhere(key, place.memory)
+            with self._lock:
+                lender.drop(key)
+        return before - lender.lent_bytes
+
+    def empty(self, elsewhere: Elsewhere) -> None:
+        """The engine's model leaves: everything goes elsewhere, and nothing is lent any more."""
+        for lender in self._lenders:
+            self._answer(lender, elsewhere, lender.lent_bytes)
+            try:
+                lender.close()
+            except DeviceMemoryError:  # a device that is gone; its account reaps this process
+                continue
+        self._lenders.clear()

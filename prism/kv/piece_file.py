@@ -1,0 +1,172 @@
+"""A piece outside of an engine: its rows, packed, with a checksum per leaf; a file, or memory that a device lends.
+
+::
+
+    0       8            16           24                                  4096
+    | magic | tokens u64 | leaves u64 | xxh3-64 of each leaf | zeros ...  | leaf 0 | leaf 1 | ...
+
+A leaf is as many rows of one column (:mod:`prism.memory.rows`) as fit LEAF_BYTES, so that it passes through one small
+buffer that stays in the processor's cache, gathered, summed and written; or is verified and scattered where it lies.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+import struct
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Final, Protocol
+
+import numpy as np
+import xxhash
+
+from prism.core.errors import PrismError
+from prism.kv.pacing import LinkPace
+from prism.memory.rows import Packed, PoolRows, RowNumbers
+
+MAGIC: Final = b"PRISMKV1"
+HEADER_BYTES: Final = 4096
+LEAF_BYTES: Final = 256 << 10
+_HEAD: Final = struct.Struct("<8sQQ")
+_MOST_LEAVES: Final = (HEADER_BYTES - _HEAD.size) // 8
+"""Of a piece: 127 MiB of them."""
+_UNPACED: Final = LinkPace(0.0)
+
+
+class BadPiece(PrismError):
+    """A piece is not what was stored: it is computed again."""
+
+
+class PieceBytes(Protocol):
+    """Where a piece lies."""
+
+    def write(self, data: Packed, offset: int) -> None:
+        """All of ``data``. Raises ``OSError``."""
+        ...
+
+    def view(self, offset: int, nbytes: int) -> Packed | None:
+        """The bytes where they lie; None when there are fewer. A piece that is complete does not change."""
+        ...
+
+
+class FileBytes:
+    """An open file, which is mapped when it is read: its bytes are touched once, in the caches, by sum and copy."""
+
+    def __init__(self, fd: int) -> None:
+        self._fd = fd
+        self._mapped: Packed | None = None
+
+    def write(self, data: Packed, offset: int) -> None:
+        done = 0
+        while done < len(data):
+            done += os.pwrite(self._fd, data.data[done:], offset + done)
+
+    def view(self, offset: int, nbytes: int) -> Packed | None:
+        if self._mapped is None:
+            size = os.fstat(self._fd).st_size
+            if size == 0:
+                return None
+            mapped = mmap.mmap(self._fd, size, mmap.MAP_SHARED | mmap.MAP_POPULATE, mmap.PROT_READ)
+            self._mapped = np.frombuffer(mapped, dtype=np.uint8)
+        return self._mapped[offset : offset + nbytes] if offset + nbytes <= len(self._mapped) else None
+
+
+class MemoryBytes:
+    """Memory of this process."""
+
+    def __init__(self, memory: Packed) -> None:
+        self.memory = memory
+
+    def write(self, data: Packed, offset: int) -> None:
+        np.copyto(self.memory[offset : offset + len(data)], data)
+
+    def view(self, offset: int, nbytes: int) -> Packed | None:
+        return self.memory[offset : offset + nbytes] if offset + nbytes <= len(self.memory) else None
+
+
+@dataclass(frozen=True, slots=True)
+class PieceLeaf:
+    """Rows ``first .. end`` of a column, at ``offset`` of the file."""
+
+    column: int
+    first: int
+    end: int
+    offset: int
+    nbytes: int
+
+
+def piece_leaves(widths: Sequence[int], tokens: int) -> Iterator[PieceLeaf]:
+    """How ``tokens`` rows of columns of these widths (bytes) are cut."""
+    offset = HEADER_BYTES
+    for column, width in enumerate(widths):
+        step = max(1, LEAF_BYTES // width)
+        for first in range(0, tokens, step):
+            end = min(first + step, tokens)
+            yield PieceLeaf(column, first, end, offset, (end - first) * width)
+            offset += (end - first) * width
+
+
+def piece_bytes(widths: Sequence[int], tokens: int) -> int:
+    """Size of the file."""
+    return HEADER_BYTES + sum(widths) * tokens
+
+
+class PieceStaging:
+    """One buffer through which pieces go, for one thread."""
+
+    def __init__(self) -> None:
+        self._buffer: Packed = np.empty(LEAF_BYTES, dtype=np.uint8)
+
+    def take(self, nbytes: int) -> Packed:
+        if nbytes > len(self._buffer):
+            self._buffer = np.empty(nbytes, dtype=np.uint8)
+        return self._buffer[:nbytes]
+
+
+def write_piece(
+    place: PieceBytes, pool: PoolRows, rows: RowNumbers, staging: PieceStaging, pace: LinkPace = _UNPACED
+) -> None:
+    """Write ``rows`` of ``pool`` to ``place``. Raises ``OSError`` (``ENOSPC``), :class:`BadPiece` for a
+    piece that has too many leaves."""
+    widths = [column.width for column in pool.columns]
+    leaves = list(piece_leaves(widths, len(rows)))
+    if len(leaves) > _MOST_LEAVES:
+        raise BadPiece(f"a piece of {len(rows)} tokens has {len(leaves)} leaves, at most {_MOST_LEAVES} are summed")
+    sums = []
+    for leaf in leaves:
+        began_s = pace.begin()
+        packed = staging.take(leaf.nbytes)
+        pool.gather(leaf.column, rows[leaf.first : leaf.end], packed)
+        sums.append(xxhash.xxh3_64_intdigest(packed.data))
+        place.write(packed, leaf.offset)
+        pace.copied(leaf.nbytes, began_s)
+    head = np.zeros(HEADER_BYTES, dtype=np.uint8)
+    head[: _HEAD.size] = np.frombuffer(_HEAD.pack(MAGIC, len(rows), len(sums)), dtype=np.uint8)
+    head[_HEAD.size :][: 8 * len(sums)] = np.asarray(sums, dtype="<u8").view(np.uint8)
+    place.write(head, 0)
+
+
+def read_piece(place: PieceBytes, pool: PoolRows, rows: RowNumbers, skip: int, pace: LinkPace = _UNPACED) -> None:
+    """Write the piece's rows from its ``skip``-th on to ``rows`` of ``pool``, each leaf after it was verified. Raises
+    :class:`BadPiece`; some rows may have been written then."""
+    tokens = skip + len(rows)
+    leaves = list(piece_leaves([column.width for column in pool.columns], tokens))
+    for leaf, expected in zip(leaves, _read_sums(place, tokens, len(leaves)), strict=True):
+        if leaf.end <= skip:
+            continue
+        began_s = pace.begin()
+        packed = place.view(leaf.offset, leaf.nbytes)
+        if packed is None or xxhash.xxh3_64_intdigest(packed.data) != expected:
+            raise BadPiece(f"bytes {leaf.offset}..{leaf.offset + leaf.nbytes} of a piece are not what was stored")
+        begin = max(leaf.first, skip)
+        width = leaf.nbytes // (leaf.end - leaf.first)
+        pool.scatter(leaf.column, rows[begin - skip : leaf.end - skip], packed[(begin - leaf.first) * width :])
+        pace.copied(leaf.nbytes, began_s)
+
+
+def _read_sums(place: PieceBytes, tokens: int, leaves: int) -> list[int]:
+    head = place.view(0, HEADER_BYTES)
+    if leaves > _MOST_LEAVES or head is None or _HEAD.unpack_from(head.data) != (MAGIC, tokens, leaves):
+        raise BadPiece(f"the piece is not one of {tokens} tokens in {leaves} leaves")
+    return [int(x) for x in np.frombuffer(head, dtype="<u8", count=leaves, offset=_HEAD.size)]

@@ -1,0 +1,175 @@
+"""KV that leaves the engine and comes back: prefixes that are evicted, requests that are retracted, models that leave.
+
+The radix tree stays SGLang's. Before it drops tokens, and before a retracted request gives its slots back, what is
+worth it is stored by content (``Seat.kv``); before waiting requests are admitted, what is stored of their tokens is
+brought into new slots and put into the tree, where admission finds it like any cached prefix. While other requests run
+that is done beside their steps by a thread, and the request it is for waits for it in its place of the queue::
+
+    step n:    slots taken, thread begins            step n+k:  verified, in the tree, request admitted
+               running requests decode  ...  decode
+
+Whatever is missing, corrupt or would take longer to bring than to compute is computed: a request needs nothing of this.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from typing import Any, Final
+
+from sglang.srt.mem_cache.radix_cache import RadixCache
+
+from prism.memory.rows import pool_rows
+from sglang_patches.hooks import Hook, HookKind
+from sglang_patches.kv_move_in import KvMoves
+from sglang_patches.kv_move_paths import evicted_paths, nodes_below, path_of, request_path
+from sglang_patches.seat import KvStore
+
+_EVICT_S: Final = 0.02
+"""A step is held up by about this at most to copy what an eviction drops; what is left then is lost."""
+_LEAVE_S: Final = 10.0
+"""A model that leaves takes so long at most to store what it has cached."""
+_TIMED_TOKENS: Final = 32
+"""Shorter prefills tell more about a step than about tokens."""
+
+
+def store_of(tree: Any) -> KvStore | None:
+    """The seat's store when KV of ``tree`` can move: SGLang's plain radix tree over one pool of Prism's."""
+    if type(tree) is not RadixCache or tree.disable or tree.is_eagle:
+        return None
+    kvcache = tree.token_to_kv_pool_allocator.get_kvcache()
+    seat = getattr(kvcache, "prism_seat", None)
+    store: KvStore | None = getattr(seat, "kv", None)
+    if seat is not None and store is not None and not store.attached:
+        store.attach(pool_rows(kvcache.prism_pool, seat.owner.device))
+    return store
+
+
+def keep_evicted(tree: Any, params: Any) -> None:
+    """Before ``RadixCache.evict``: what it is about to drop is stored."""
+    store = store_of(tree)
+    if store is None:
+        return
+    end_s = time.perf_counter() + _EVICT_S
+    for tokens, slots, adapter, first in evicted_paths(tree, params.num_tokens):
+        if time.perf_counter() > end_s:
+            return
+        if store.keep_is_worth(len(tokens) - first):
+            store.keep_soon(tokens, slots, adapter or "", first)
+
+
+def keep_retracted(*, req: Any, req_to_token_pool: Any, tree_cache: Any, **_: Any) -> None:
+    """Before ``release_req``: a request that is taken out of the batch pages its KV out, where that is faster than
+    computing it again."""
+    store = store_of(tree_cache)
+    if store is None or req.finished() or req.input_embeds is not None:
+        return
+    tokens, slots = request_path(req, req_to_token_pool)
+    first = int(req.cache_protected_len)  # the tree has what is before it, and stores it when it drops it
+    if store.keep_is_worth(len(tokens) - first):
+        store.keep_soon(tokens, slots, req.extra_key or "", first)
+
+
+def keep_all(scheduler: Any) -> None:
+    """The model leaves: store what its requests and its tree hold, what was used last first."""
+    tree = scheduler.tree_cache
+    store = store_of(tree)
+    if store is None:
+        return
+    moves_of(scheduler, store).close()
+    end_s = time.perf_counter() + _LEAVE_S
+    for req in [*scheduler.running_batch.reqs, *_chunked(scheduler)]:
+        if req.req_pool_idx is not None and req.input_embeds is None:
+            tokens, slots = request_path(req, scheduler.req_to_token_pool)
+            if not store.keep_is_worth(len(tokens)):
+                continue
+            store.keep(tokens, slots, req.extra_key or "", 0, end_s - time.perf_counter())
+    leaves = [node for node in nodes_below(tree.root_node) if not node.children]
+    for node in sorted(leaves, key=lambda n: -n.last_access_time):
+        tokens, slots = path_of(node)
+        if len(tokens) and store.keep_is_worth(len(tokens)):
+            store.keep(tokens, slots, node.key.extra_key or "", 0, end_s - time.perf_counter())
+    store.close()
+    scheduler.prism_kv_moves = None
+
+
+def _chunked(scheduler: Any) -> list[Any]:
+    return [] if scheduler.chunked_req is None else [scheduler.chunked_req]
+
+
+def moves_of(scheduler: Any, store: KvStore) -> KvMoves:
+    """The scheduler's, made when they are first asked for."""
+    moves: KvMoves | None = getattr(scheduler, "prism_kv_moves", None)
+    if moves is None:
+        moves = scheduler.prism_kv_moves = KvMoves(scheduler, store)
+    return moves
+
+
+def admit(original: Callable[..., Any], scheduler: Any, running_batch: Any) -> Any:
+    """Around ``Scheduler.get_new_batch_prefill``: stored KV is brought first; requests whose KV is still coming are
+    left out and keep their places in the queue."""
+    store = store_of(scheduler.tree_cache)
+    if store is None:
+        return original(scheduler, running_batch)
+    now_s = time.perf_counter()
+    tokens, began_s = getattr(scheduler, "prism_prefill", (0, now_s))
+    if tokens >= _TIMED_TOKENS:
+        store.note_prefill(tokens, now_s - began_s)
+    store.step()
+    moves = moves_of(scheduler, store)
+    moves.settle()
+    moves.look(running=not running_batch.is_empty())
+    plan = without(scheduler, moves.coming, lambda: original(scheduler, running_batch))
+    batch = plan.batch_to_run
+    scheduler.prism_prefill = (0 if batch is None else int(batch.extend_num_tokens), time.perf_counter())
+    return plan
+
+
+def without(scheduler: Any, held: Mapping[str, object], run: Callable[[], Any]) -> Any:
+    """``run()`` while the requests ``held`` (by id) are not in the waiting queue."""
+    if not held:
+        return run()
+    before = scheduler.waiting_queue
+    scheduler.waiting_queue = [req for req in before if req.rid not in held]
+    try:
+        return run()
+    finally:
+        after = scheduler.waiting_queue
+        left = {req.rid for req in after}
+        known = {req.rid for req in before}
+        scheduler.waiting_queue = [req for req in before if req.rid in held or req.rid in left]
+        scheduler.waiting_queue += [req for req in after if req.rid not in known]
+
+
+HOOKS = (
+    Hook(
+        "sglang.srt.mem_cache.radix_cache.RadixCache.evict",
+        HookKind.BEFORE,
+        keep_evicted,
+        ("self", "params"),
+        "prefixes survive their eviction in host memory",
+    ),
+    Hook(
+        "sglang.srt.managers.schedule_batch.release_req",
+        HookKind.BEFORE,
+        keep_retracted,
+        (
+            "req",
+            "remaing_req_count",
+            "server_args",
+            "req_to_token_pool",
+            "token_to_kv_pool_allocator",
+            "tree_cache",
+            "hisparse_coordinator",
+            "offload_kv",
+        ),
+        "a request out of memory is paged out, not computed again",
+    ),
+    Hook(
+        "sglang.srt.managers.scheduler.Scheduler.get_new_batch_prefill",
+        HookKind.AROUND,
+        admit,
+        ("self", "running_batch"),
+        "what is stored of a request is brought before it is admitted",
+    ),
+)

@@ -1,0 +1,158 @@
+"""KV that outlives its engine, leaves it under pressure and comes back: every answer as if nothing had happened."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from collections.abc import AsyncIterator, Sequence
+from pathlib import Path
+
+import pytest
+
+from prism.engine.handle import EngineHandle
+from prism.kv.host_pool import HostPool, drop_host_pool, host_pool_directory
+from prism.kv.settings import DeclaredLinks, KvSettings, write_kv_settings
+from tests.engine.rig import DEVICE_BYTES, Rig, prompt, reference, tokenized
+from tests.patience import PATIENCE_S
+
+pytestmark = pytest.mark.engine
+NAME, NEW = "demo-llama", 20
+BOUND = 64 << 20
+
+
+@pytest.fixture
+async def kept(rig: Rig) -> AsyncIterator[HostPool]:
+    """The rig's engines keep KV in a pool of its own."""
+    accounts = rig.folder / "accounts"
+    write_kv_settings(accounts, KvSettings(host_bytes=BOUND))
+    yield HostPool(host_pool_directory(accounts), BOUND)
+    drop_host_pool(accounts)
+
+
+def cached(rig: Rig, rid: str) -> int:
+    return max(item.cached_tokens for item in rig.items[rid])
+
+
+async def turn(rig: Rig, handle: EngineHandle, asked: Sequence[int]) -> tuple[list[int], int]:
+    """The answer, which is the reference's, and how many tokens of the prompt were not computed for it."""
+    rid = rig.submit(handle, tokenized("", asked, NEW))
+    answer = await rig.answer(rid)
+    assert answer == rig.reference(NAME, asked, NEW)
+    return answer, cached(rig, rid)
+
+
+async def test_a_conversation_goes_on_from_its_cache_wherever_its_model_comes_back(rig: Rig, kept: HostPool) -> None:
+    said = [*prompt(1, 300)]
+    other = [*said[:150], *prompt(2, 90)]
+    async with rig.engine(NAME) as handle:
+        answer, hits = await turn(rig, handle, said)
+        assert hits == 0
+        await turn(rig, handle, other)
+        running = rig.submit(handle, tokenized("", prompt(7, 200), 400))
+        await rig.wait_tokens(running, 30)
+    pieces = kept.use().pieces
+    assert pieces > 0 and rig.free_bytes(0) == DEVICE_BYTES
+    following = [*said, *answer, *prompt(3, 10)]
+    for device in (0, 1):
+        async with rig.engine(NAME, device) as handle:
+            _, hits = await turn(rig, handle, following)
+            assert hits >= 300 + NEW - 1, "the prompt and all of the answer but its last token, which was not read"
+            _, hits = await turn(rig, handle, [*other, 5, 6])
+            assert hits >= 192, "whole pieces of what the two have in common"
+            resumed = rig.tokens[running]
+            rid = rig.submit(handle, tokenized("", prompt(7, 200), len(resumed) + 5), resumed=resumed)
+            assert (await rig.answer(rid)) == rig.reference(NAME, prompt(7, 200), len(resumed) + 5)
+            assert cached(rig, rid) >= 200 + 29, "a request that was running when its model left"
+    for file in kept.directory.glob("*/0*"):
+        data = bytearray(file.read_bytes())
+        data[-1] ^= 255
+        file.write_bytes(data)
+    async with rig.engine(NAME) as handle:
+        _, hits = await turn(rig, handle, following)
+        assert hits == 0, "corrupt pieces are computed again"
+    assert rig.free_bytes(0) == rig.free_bytes(1) == DEVICE_BYTES
+    assert kept.use().booked_bytes == kept.use().file_bytes
+
+
+async def test_prefixes_that_are_evicted_come_back(rig: Rig, kept: HostPool) -> None:
+    """A limit of two pages leaves room for about one conversation; they take turns."""
+    conversations = [[*prompt(10 + i, 280)] for i in range(4)]
+    async with rig.engine(NAME) as handle:
+        handle.set_kv_limit(2 * rig.pool.memory[rig.devices[0]].page_bytes)
+        for said in conversations:
+            await turn(rig, handle, said)
+        found = [(await turn(rig, handle, [*said, 7]))[1] for said in conversations]
+        assert min(found) >= 256, "whole pieces of what is asked again"
+        await until_counted(handle)
+    assert rig.free_bytes(0) == DEVICE_BYTES
+
+
+async def test_requests_without_memory_are_paged_out_and_in(rig: Rig, kept: HostPool, wide_model: Path) -> None:
+    prompts = [prompt(20 + i, 80) for i in range(6)]
+    page_bytes = rig.pool.memory[rig.devices[0]].page_bytes
+    handle = await rig.activate(rig.spec_at(wide_model), [rig.devices[0]])
+    try:
+        rids = [rig.submit(handle, tokenized("", p, 60)) for p in prompts]
+        await rig.wait_tokens(rids[-1], 25)
+        handle.set_kv_limit(12 * page_bytes)
+        await asyncio.gather(*(rig.answer(rid) for rid in rids))
+        assert [rig.tokens[rid] for rid in rids] == [reference(wide_model, p, 60) for p in prompts]
+        await until_counted(handle)
+        assert handle.load is not None
+        assert handle.load.retractions > 0 and handle.load.kv_brought_tokens > 25
+    finally:
+        await handle.deactivate()
+    assert rig.free_bytes(0) == DEVICE_BYTES
+
+
+async def until_counted(handle: EngineHandle) -> None:
+    async with asyncio.timeout(PATIENCE_S):
+        while handle.load is None or handle.load.running or not handle.load.kv_brought_tokens:
+            await asyncio.sleep(0.01)
+
+
+async def test_others_go_on_while_kv_comes_over_a_link_and_a_kill_while_it_leaves_harms_nobody(
+    rig: Rig, kept: HostPool
+) -> None:
+    said = [*prompt(1, 600)]
+    async with rig.engine(NAME) as handle:
+        await turn(rig, handle, said)
+    # Computing is taken to last half a second before it was timed, and what is shorter is not timed.
+    slow = DeclaredLinks(host=kept.use().file_bytes / 0.3)
+    write_kv_settings(rig.folder / "accounts", KvSettings(host_bytes=BOUND, links={"host:1": slow}))
+    handle = await rig.activate(rig.spec(NAME), [rig.devices[1]])
+    beside = rig.submit(handle, tokenized("", prompt(2), 1000))
+    before = len(await rig.wait_tokens(beside, 5))
+    late = rig.submit(handle, tokenized("", [*said, 5], NEW))
+    await rig.wait_tokens(late, 1)
+    meanwhile = len(rig.tokens[beside]) - before
+    assert cached(rig, late) >= 600
+    assert meanwhile >= 2, "the running request went on while the other's KV came"
+    assert await rig.answer(late) == rig.reference(NAME, [*said, 5], NEW)
+    leaving = asyncio.create_task(handle.deactivate())
+    await asyncio.sleep(0.02)
+    os.kill(handle.pids[0], signal.SIGKILL)
+    await leaving
+    use = kept.use()
+    assert use.booked_bytes == use.file_bytes and not list(kept.directory.glob("*/.part-*"))
+    async with rig.engine(NAME) as again:
+        resumed = rig.tokens[beside][:]
+        rid = rig.submit(again, tokenized("", prompt(2), len(resumed) + 3), resumed=resumed)
+        assert await rig.answer(rid) == rig.reference(NAME, prompt(2), len(resumed) + 3)
+    assert rig.free_bytes(0) == rig.free_bytes(1) == DEVICE_BYTES
+
+
+@pytest.mark.slow
+async def test_ranks_bring_back_what_all_of_them_have(rig: Rig, kept: HostPool) -> None:
+    said = [*prompt(1, 300)]
+    async with rig.engine(NAME, 0, 1) as handle:
+        answer, _ = await turn(rig, handle, said)
+    following = [*said, *answer, 9]
+    second = sorted(kept.directory.glob("*/000002-*"))
+    assert len(second) == 2, "one of each rank"
+    second[0].unlink()
+    async with rig.engine(NAME, 0, 1) as handle:
+        _, hits = await turn(rig, handle, following)
+        assert hits == 128
+    assert rig.free_bytes(0) == rig.free_bytes(1) == DEVICE_BYTES

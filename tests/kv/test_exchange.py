@@ -1,0 +1,99 @@
+"""KV goes to another machine over the weights' transport, and is found there by its tokens."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import msgspec
+import numpy as np
+import pytest
+
+from prism.kv.exchange import LIST, OFFER, HeldPiece, KvOffers, fetch_kv
+from prism.kv.host_pool import HostPool
+from prism.kv.keeper import KvKeeper
+from prism.transfer.errors import PeerError
+from prism.transfer.peer_connection import PeerConnection
+from prism.transfer.server import ServerOptions, TransferServer
+from prism.transfer.windows import WindowSources
+from tests.kv.rows import ArrayRows
+
+SECRET, WEIGHTS = b"secret", "fingerprint sglang/tp1/rank0/float32"
+TOKENS = np.random.default_rng(3).integers(0, 1000, 500)
+FAST = 1e9
+
+
+class KvMachine:
+    """A pool, its server and an engine's rows."""
+
+    def __init__(self, node: str, folder: Path, bound: int = 1 << 24) -> None:
+        self.pool, self.rows = HostPool(folder / node, bound), ArrayRows((2048, 512), 600, seed=len(node))
+        self.offers = KvOffers(self.pool, lambda session: self.server.leave_session(session))
+        options = ServerOptions(answerers=self.offers.answerers())
+        self.server = TransferServer(WindowSources(self.offers.windows), "127.0.0.1:0", SECRET, node, options)
+        self.keeper = self.engine()
+
+    def engine(self, prefill: float = 1.0) -> KvKeeper:
+        made = KvKeeper(self.pool, WEIGHTS, prefill)
+        made.attach(self.rows)
+        return made
+
+    @property
+    def holder(self) -> tuple[str, str]:
+        return self.server.node, self.server.address
+
+
+@pytest.fixture
+def machines(tmp_path: Path) -> Iterator[tuple[KvMachine, KvMachine]]:
+    made = KvMachine("one", tmp_path), KvMachine("another", tmp_path)
+    yield made
+    for machine in made:
+        machine.server.close()
+
+
+def test_what_one_machine_kept_is_found_on_another(machines: tuple[KvMachine, KvMachine]) -> None:
+    one, two = machines
+    there = np.arange(500)
+    one.keeper.keep(TOKENS, there, "", 0, 60.0)
+    one.keeper.keep(TOKENS[:90], there[:90], "an adapter", 0, 60.0)
+    came = fetch_kv(two.offers, two.server, one.holder, "fingerprint", FAST, 1 << 24)
+    assert came == one.pool.use().file_bytes == two.pool.use().file_bytes
+    assert two.keeper.reach(TOKENS, "", 0) == 500 and two.keeper.reach(TOKENS, "an adapter", 0) == 90
+    assert two.keeper.fetch(TOKENS, "", 0, 500, there[::-1].copy()) == 500
+    assert two.rows.at(there[::-1]) == one.rows.at(there)
+    assert fetch_kv(two.offers, two.server, one.holder, "fingerprint", FAST, 1 << 24) == 0, "it is here"
+    assert fetch_kv(one.offers, one.server, two.holder, "fingerprint", FAST, 1 << 24) == 0
+    assert one.offers.windows._by_name == {} == two.offers.windows._by_name
+    assert not one.server._windows and not two.server._windows
+
+
+def test_only_what_is_worth_it_and_fits(machines: tuple[KvMachine, KvMachine]) -> None:
+    one, two = machines
+    one.keeper.keep(TOKENS, np.arange(500), "", 0, 60.0)
+    each = one.pool.use().file_bytes // one.pool.use().pieces
+    assert fetch_kv(two.offers, two.server, one.holder, "others", FAST, 1 << 24) == 0
+    assert fetch_kv(two.offers, two.server, one.holder, "fingerprint", 1.0, 1 << 24) == 0, "a link of 1 byte/s"
+    came = fetch_kv(two.offers, two.server, one.holder, "fingerprint", FAST, 4 * each)
+    assert 0 < came <= 4 * each
+
+
+def test_pieces_that_are_gone_are_left_out(machines: tuple[KvMachine, KvMachine]) -> None:
+    one, _ = machines
+    one.keeper.keep(TOKENS, np.arange(500), "", 0, 60.0)
+    (space,) = one.pool.spaces("fingerprint")
+    held = [HeldPiece(space, p.name.split("/")[1], p.nbytes) for p in one.pool.pieces(space)]
+    next(one.pool.directory.glob("*/000000-*")).unlink()
+    peer = PeerConnection(*one.holder, SECRET, "another", 5.0)
+    _, sizes = msgspec.msgpack.decode(peer.ask(OFFER, msgspec.msgpack.encode(held), 5.0))
+    assert sorted(zip(sizes, (h.file for h in held), strict=True))[0][0] == 0 and sizes.count(0) == 1
+    assert peer.ask(LIST, b"nobody's", 5.0) == msgspec.msgpack.encode([])
+    peer.close()
+
+
+@pytest.mark.parametrize("file", ["../../etc/passwd", "000000-" + "g" * 32, "0-" + "0" * 32, "books"])
+def test_nothing_else_is_sent(machines: tuple[KvMachine, KvMachine], file: str) -> None:
+    one, _ = machines
+    peer = PeerConnection(*one.holder, SECRET, "another", 5.0)
+    with pytest.raises(PeerError, match="no piece"):
+        peer.ask(OFFER, msgspec.msgpack.encode([HeldPiece("0" * 32, file, 10)]), 5.0)
+    peer.close()

@@ -1,0 +1,153 @@
+"""The machine's pool: within its bound, whole pieces or none, and right again after any death."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import signal
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from prism.kv.host_pool import HostPool, SpaceNote, claim_host_pool, drop_host_pool, host_pool_directory
+from prism.kv.naming import PieceChain, PieceName, as_tokens, space_of
+
+KIB = 1 << 10
+SPACE, OTHER = space_of("a"), space_of("b")
+NOW_S = time.time()
+
+
+def pieces(count: int, seed: int = 0, space: str = SPACE) -> list[PieceName]:
+    return list(PieceChain(space, as_tokens([seed] + [1] * (64 * count - 1))).pieces())
+
+
+def writes(content: bytes) -> Callable[[int], None]:
+    return lambda fd: void(os.write(fd, content))
+
+
+def void(_: int) -> None:
+    return None
+
+
+def put(pool: HostPool, piece: PieceName, nbytes: int = KIB, space: str = SPACE) -> bool:
+    return pool.put(space, piece, nbytes, writes(bytes([piece.position % 256]) * nbytes))
+
+
+def read(pool: HostPool, piece: PieceName, space: str = SPACE) -> bytes | None:
+    with pool.opened(space, piece) as fd:
+        return None if fd is None else os.pread(fd, 1 << 20, 0)
+
+
+def age(pool: HostPool, piece: PieceName, seconds: float, space: str = SPACE) -> None:
+    then = NOW_S - seconds
+    os.utime(pool.directory / space / piece.file, (then, then))
+
+
+def test_what_is_put_is_found_by_every_engine(tmp_path: Path) -> None:
+    pool, other = HostPool(tmp_path, 10 * KIB), HostPool(tmp_path, 10 * KIB)
+    a, b = pieces(2)
+    assert put(pool, a) and other.has(SPACE, a) and read(other, a) == b"\0" * KIB
+    assert not other.has(SPACE, b) and read(other, b) is None and not other.has(OTHER, a)
+    assert put(other, a), "it is there already"
+    assert (pool.use().pieces, pool.use().booked_bytes, pool.use().file_bytes) == (1, KIB, KIB)
+    other.drop(SPACE, a)
+    assert not pool.has(SPACE, a) and pool.use().booked_bytes == 0
+
+
+def test_the_bound_holds_and_what_saves_least_goes(tmp_path: Path) -> None:
+    pool = HostPool(tmp_path, 4 * KIB)
+    old, dear = pieces(2, 1), pieces(1, 2, OTHER)
+    for piece in old:
+        assert put(pool, piece)
+        age(pool, piece, 100.0)
+    assert put(pool, dear[0], space=OTHER)
+    pool.note_space(OTHER, SpaceNote(weights="w tp1", recompute_s_per_byte=1.0))
+    assert pool.spaces("w") == [OTHER] and pool.note(SPACE) == SpaceNote()
+    age(pool, dear[0], 100.0, OTHER)
+    new = pieces(2, 3)
+    assert put(pool, new[0]) and put(pool, new[1])
+    assert [pool.has(SPACE, p) for p in (*old, *new)] == [True, False, True, True], "the end of the oldest sequence"
+    assert pool.has(OTHER, dear[0])
+    assert not put(pool, pieces(1, 4)[0], 4 * KIB + 1) and pool.use().pieces == 4
+
+
+def test_a_piece_that_is_used_is_young_again(tmp_path: Path) -> None:
+    pool = HostPool(tmp_path, 2 * KIB)
+    first, second = pieces(1, 1)[0], pieces(1, 2)[0]
+    for piece in (first, second):
+        put(pool, piece)
+        age(pool, piece, 1000.0)
+    pool.touch(SPACE, [first, pieces(1, 9)[0]])
+    put(pool, pieces(1, 3)[0])
+    assert pool.has(SPACE, first) and not pool.has(SPACE, second)
+
+
+def test_what_fails_while_it_is_written_leaves_nothing(tmp_path: Path) -> None:
+    pool = HostPool(tmp_path, 4 * KIB)
+    piece = pieces(1)[0]
+
+    def full(fd: int) -> None:
+        os.write(fd, b"half")
+        raise OSError(28, "no space")
+
+    assert not pool.put(SPACE, piece, KIB, full)
+    with pytest.raises(ZeroDivisionError):
+        pool.put(SPACE, piece, KIB, lambda fd: void(1 // 0))
+    assert [f.name for f in (tmp_path / SPACE).iterdir()] == [] and pool.use().booked_bytes == 0
+    assert put(pool, piece)
+
+
+def write_and_die(directory: Path) -> None:
+    def killed(fd: int) -> None:
+        os.write(fd, b"x" * KIB)
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    HostPool(directory, 4 * KIB).put(SPACE, pieces(1)[0], 3 * KIB, killed)
+
+
+def test_a_killed_writers_room_is_found_again(tmp_path: Path) -> None:
+    process = multiprocessing.get_context("spawn").Process(target=write_and_die, args=(tmp_path,))
+    process.start()
+    process.join()
+    assert process.exitcode == -signal.SIGKILL
+    pool = HostPool(tmp_path, 4 * KIB)
+    assert len(list((tmp_path / SPACE).iterdir())) == 1 and not pool.has(SPACE, pieces(1)[0])
+    assert all(put(pool, piece) for piece in pieces(4, 7)), "the bound has room for four"
+    assert (pool.use().pieces, pool.use().booked_bytes) == (4, 4 * KIB)
+
+
+def test_many_writers_stay_within_the_bound(tmp_path: Path) -> None:
+    def work(seed: int) -> None:
+        pool = HostPool(tmp_path, 20 * KIB)
+        for piece in pieces(10, seed):
+            put(pool, piece)
+
+    with ThreadPoolExecutor(4) as threads:
+        list(threads.map(work, range(4)))
+    use = HostPool(tmp_path, 20 * KIB).use()
+    assert use.file_bytes == use.booked_bytes <= 20 * KIB
+
+
+def test_a_pool_that_is_dropped_takes_nothing_and_harms_nobody(tmp_path: Path) -> None:
+    accounts = tmp_path / "accounts"
+    accounts.mkdir()
+    pool = HostPool(claim_host_pool(accounts, tmp_path), 4 * KIB)
+    a, b = pieces(2)
+    put(pool, a)
+    drop_host_pool(accounts, tmp_path)
+    assert not host_pool_directory(accounts, tmp_path).exists()
+    assert read(pool, a) is None and not pool.has(SPACE, a)
+    assert not put(pool, b)
+
+
+def test_pools_of_states_that_are_gone_are_removed(tmp_path: Path) -> None:
+    gone, here = tmp_path / "gone", tmp_path / "here"
+    for accounts in (gone, here):
+        accounts.mkdir()
+        claim_host_pool(accounts, tmp_path)
+    gone.rmdir()
+    claim_host_pool(here, tmp_path)
+    assert not host_pool_directory(gone, tmp_path).exists() and host_pool_directory(here, tmp_path).exists()

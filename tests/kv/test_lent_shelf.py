@@ -1,0 +1,151 @@
+"""Pieces in what other devices lend: within their offer, back when they want it, whole wherever they are."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import signal
+from pathlib import Path
+
+import numpy as np
+from hypothesis import given
+from hypothesis import strategies as st
+
+from prism import memory
+from prism.kv.host_pool import HostPool
+from prism.kv.keeper import KvKeeper
+from prism.kv.lent_shelf import FreeRanges, Lender, LentShelf
+from tests.kv.rows import ArrayRows
+
+PAGE, PAGES = 64 << 10, 32
+TOKENS = np.random.default_rng(9).integers(0, 1000, 640)
+ROWS = np.random.default_rng(1).permutation(1000)[:640]
+
+
+def open_lender(folder: Path, name: str = "host:1", keep_pages: int = 0) -> memory.Device:
+    device = memory.open_device(name, PAGES * PAGE, account_dir=folder / "accounts", page_bytes=PAGE)
+    device.offer(keep_pages * PAGE)
+    return device
+
+
+def keeper(folder: Path, *devices: memory.Device, seed: int = 1) -> tuple[KvKeeper, ArrayRows]:
+    shelf = LentShelf([Lender(device, "borrower", 1e12 / (i + 1)) for i, device in enumerate(devices)])
+    rows = ArrayRows((1024, 512), seed=seed)
+    made = KvKeeper(HostPool(folder / "pool", 1 << 24), "w", 1.0, lent=shelf)
+    made.attach(rows)
+    return made, rows
+
+
+def lent(device: memory.Device) -> int:
+    assert not device.audit().problems
+    return sum(owner.lent_bytes for owner in device.stats().owners)
+
+
+def test_kv_goes_to_the_lender_and_comes_back(tmp_path: Path) -> None:
+    lender = open_lender(tmp_path)
+    kept, rows = keeper(tmp_path, lender)
+    assert kept.keep(TOKENS, ROWS, "", 0, 60.0) == 10
+    assert lent(lender) >= 640 * 1536 and not list((tmp_path / "pool").glob("*/0*"))
+    before = rows.at(ROWS)
+    for data in rows.data:
+        data[:] = 0
+    assert kept.reach(TOKENS, "", 0) == 640
+    assert kept.fetch(TOKENS, "", 0, 640, ROWS[::-1].copy()) == 640
+    assert rows.at(ROWS[::-1].copy()) == before
+    kept.close()
+    assert lent(lender) == 0 and not lender.stats().owners
+    again, other = keeper(tmp_path, lender, seed=2)
+    assert again.fetch(TOKENS, "", 0, 640, ROWS) == 640, "what was lent went to host memory when the model left"
+    assert other.at(ROWS) == before
+
+
+def test_a_lender_that_wants_its_memory_gets_it_at_the_next_step(tmp_path: Path) -> None:
+    lender = open_lender(tmp_path, keep_pages=2)
+    kept, rows = keeper(tmp_path, lender)
+    kept.keep(TOKENS, ROWS, "", 0, 60.0)
+    before, held = rows.at(ROWS), lent(lender)
+    kept.step()
+    assert lent(lender) == held, "nobody wants anything"
+    model = lender.register("model")
+    assert model.wish(20 * PAGE, 20 * PAGE) == 20 * PAGE
+    kept.step()
+    model.reserve(20 * PAGE, "kv", yielding=True)
+    assert lent(lender) < held and list((tmp_path / "pool").glob("*/0*"))
+    lender.offer(None)
+    kept.step()
+    assert lent(lender) == 0
+    assert kept.fetch(TOKENS, "", 0, 640, ROWS) == 640 and rows.at(ROWS) == before
+
+
+def test_what_a_lender_lacks_another_one_has_or_host_memory(tmp_path: Path) -> None:
+    fast, slow = open_lender(tmp_path, keep_pages=26), open_lender(tmp_path, "host:2", keep_pages=27)
+    kept, _ = keeper(tmp_path, fast, slow)
+    assert kept.keep(TOKENS, ROWS, "", 0, 60.0) == 10
+    assert 0 < lent(fast) <= 6 * PAGE and 0 < lent(slow) <= 5 * PAGE and list((tmp_path / "pool").glob("*/0*"))
+    assert kept.reach(TOKENS, "", 0) == 640 == kept.fetch(TOKENS, "", 0, 640, ROWS)
+    kept.close()
+
+
+def test_a_changed_byte_of_lent_memory_is_found(tmp_path: Path) -> None:
+    lender = open_lender(tmp_path)
+    kept, _ = keeper(tmp_path, lender)
+    kept.keep(TOKENS, ROWS, "", 0, 60.0)
+    assert kept._lent is not None
+    (source,) = kept._lent._lenders
+    third = list(source.pieces)[2]
+    source.place(third).memory[-1] ^= 1
+    assert kept.fetch(TOKENS, "", 0, 640, ROWS) == 128 == kept.reach(TOKENS, "", 0)
+    kept.close()
+
+
+def test_a_piece_that_is_being_read_stays(tmp_path: Path) -> None:
+    lender = open_lender(tmp_path)
+    kept, _ = keeper(tmp_path, lender)
+    kept.keep(TOKENS[:64], ROWS[:64], "", 0, 60.0)
+    shelf = kept._lent
+    assert shelf is not None
+    (key,) = shelf._lenders[0].pieces
+    lender.offer(None)
+    with shelf.opened(key) as found:
+        assert found is not None
+        content = found[0].memory.tobytes()
+        kept.step()
+        assert found[0].memory.tobytes() == content and lent(lender) > 0
+    kept.step()
+    assert lent(lender) == 0
+
+
+def borrow_and_die(folder: Path) -> None:
+    kept, _ = keeper(folder, open_lender(folder))
+    kept.keep(TOKENS, ROWS, "", 0, 60.0)
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def test_a_killed_borrower_leaves_nothing_with_its_lender(tmp_path: Path) -> None:
+    lender = open_lender(tmp_path)
+    process = multiprocessing.get_context("spawn").Process(target=borrow_and_die, args=(tmp_path,))
+    process.start()
+    process.join()
+    assert process.exitcode == -signal.SIGKILL
+    model = lender.register("model")
+    model.reserve(PAGES * PAGE, "weights")
+    assert lent(lender) == 0 and [owner.name for owner in lender.stats().owners] == ["model"]
+
+
+@given(st.lists(st.integers(1, 40), max_size=40))
+def test_free_ranges_never_overlap_and_come_together_again(sizes: list[int]) -> None:
+    ranges = FreeRanges(200)
+    held: dict[int, int] = {}
+    for size in sizes:
+        first = ranges.take(size)
+        if first is None:
+            victim = sorted(held)[size % len(held)] if held else None
+            if victim is not None:
+                ranges.give(victim, held.pop(victim))
+            continue
+        assert first + size <= 200
+        assert all(first + size <= other or first >= other + n for other, n in held.items())
+        held[first] = size
+    for first, size in held.items():
+        ranges.give(first, size)
+    assert ranges.take(200) == 0

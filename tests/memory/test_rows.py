@@ -1,0 +1,91 @@
+"""Packing rows and putting them elsewhere: the same bytes, whatever the pool's layout, on both ways of copying."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from prism import memory
+from prism.memory.rows import DevicePoolRows, HostPoolRows, PoolRows, row_columns
+
+TOKEN = memory.KvLayout(layers=3, kv_heads=2, head_dim=8, dtype_bytes=2)
+LAYOUTS = {
+    "token-major": TOKEN,
+    "layer-major": replace(TOKEN, order="layer"),
+    "latent": replace(TOKEN, kv_heads=1, head_dim=9, v_head_dim=0),
+    "gaps": replace(TOKEN, layers=5, head_dim=7),
+    "paged": replace(TOKEN, tokens_per_slot=4),
+    "a state a request": replace(TOKEN, layers=2, kv_heads=1, head_dim=1000, v_head_dim=16),
+}
+Kind = Callable[..., PoolRows]
+
+
+def divide(directory: Path, layout: memory.KvLayout, name: str = "a") -> memory.Pool:
+    device = memory.open_device("host:0", 16 << 20, account_dir=directory, page_bytes=65536)
+    return device.register(name).arena(32 << 20).divide(layout, 800)
+
+
+def take(pool: memory.Pool, tokens: int) -> np.ndarray:  # type: ignore[type-arg]
+    """Rows in use, as engines number them, in no order."""
+    per_slot = pool.layout.tokens_per_slot
+    slots = np.random.default_rng(1).permutation(pool.alloc(-(-tokens // per_slot)))
+    return (slots[:, None] * per_slot + np.arange(per_slot)).reshape(-1)[:tokens].copy()
+
+
+def fill(rows: PoolRows, pool: memory.Pool, numbers: np.ndarray, seed: int) -> list[np.ndarray]:  # type: ignore[type-arg]
+    """Random bytes in every column of the rows, put there byte for byte."""
+    made = []
+    for column in rows.columns:
+        data = np.random.default_rng(seed).integers(0, 256, (len(numbers), column.width), dtype=np.uint8)
+        for row, content in zip(numbers, data, strict=True):
+            ctypes.memmove(pool.address + column.start + int(row) * column.stride, content.tobytes(), column.width)
+        made.append(data.reshape(-1))
+    return made
+
+
+@pytest.mark.parametrize("layout", LAYOUTS.values(), ids=LAYOUTS)
+@pytest.mark.parametrize("kind", [HostPoolRows, DevicePoolRows])
+def test_rows_move_to_others_of_another_engine(tmp_path: Path, layout: memory.KvLayout, kind: Kind) -> None:
+    source, target = divide(tmp_path, layout), divide(tmp_path, layout, "b")
+    out, back = kind(source), kind(target)
+    there, here = take(source, 150), take(target, 150)[::-1].copy()
+    made = fill(out, source, there, 3)
+    for column, expected in enumerate(made):
+        packed = np.empty(len(expected), dtype=np.uint8)
+        out.gather(column, there, packed)
+        assert packed.tobytes() == expected.tobytes()
+        back.scatter(column, here, packed)
+        again = np.empty_like(packed)
+        HostPoolRows(target).gather(column, here, again)
+        assert again.tobytes() == packed.tobytes()
+    source.check(), target.check()
+
+
+def test_neighbours_are_one_column_and_layers_can_be_chosen(tmp_path: Path) -> None:
+    pool = divide(tmp_path, TOKEN)
+    cell, layer = TOKEN.cell_bytes, TOKEN.cell_bytes // 3
+    assert [c.width for c in row_columns(pool)] == [cell]
+    assert [(c.start, c.width) for c in row_columns(pool, range(1, 3))] == [(layer, 2 * layer)]
+    by_layer = divide(tmp_path, LAYOUTS["layer-major"], "b")
+    assert [c.width for c in row_columns(by_layer, range(1, 2))] == [layer // 2] * 2
+    assert len(row_columns(by_layer)) == 6
+
+
+def test_some_layers_leave_the_others_alone(tmp_path: Path) -> None:
+    source, target = divide(tmp_path, TOKEN), divide(tmp_path, TOKEN, "b")
+    rows = take(source, 40), take(target, 40)
+    made, kept = fill(HostPoolRows(source), source, rows[0], 5)[0], fill(HostPoolRows(target), target, rows[1], 6)[0]
+    chosen = range(1, 2)
+    packed = np.empty(40 * TOKEN.cell_bytes // 3, dtype=np.uint8)
+    HostPoolRows(source, chosen).gather(0, rows[0], packed)
+    HostPoolRows(target, chosen).scatter(0, rows[1], packed)
+    found = np.empty(40 * TOKEN.cell_bytes, dtype=np.uint8)
+    HostPoolRows(target).gather(0, rows[1], found)
+    expected = kept.reshape(40, 3, -1).copy()
+    expected[:, 1] = made.reshape(40, 3, -1)[:, 1]
+    assert found.tobytes() == expected.tobytes()
