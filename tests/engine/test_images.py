@@ -24,19 +24,23 @@ from tests.server.live import import_sglang
 
 pytestmark = pytest.mark.engine
 NEW = 12
-MARKS = ["<|im_start|>", "<|im_end|>", "<|vision_start|>", "<|vision_end|>", "<|image_pad|>", "<|video_pad|>"]
+MARKS = {
+    "image_token": "<image_soft_token>",
+    "boi_token": "<start_of_image>",
+    "eoi_token": "<end_of_image>",
+}
+PER_IMAGE = 4
 TEMPLATE = (
-    "{% for message in messages %}<|im_start|>{{ message['role'] }}\n"
+    "{% for message in messages %}<|{{ message['role'] }}|>"
     "{% if message['content'] is string %}{{ message['content'] }}{% else %}"
     "{% for part in message['content'] %}"
-    "{% if part['type'] == 'image' or part['type'] == 'image_url' %}<|vision_start|><|image_pad|><|vision_end|>"
-    "{% else %}{{ part['text'] }}{% endif %}{% endfor %}{% endif %}<|im_end|>\n{% endfor %}"
-    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+    "{% if part['type'] == 'image' %}<start_of_image>{% else %}{{ part['text'] }}{% endif %}"
+    "{% endfor %}{% endif %}{% endfor %}{% if add_generation_prompt %}<|assistant|>{% endif %}"
 )
 
 
 def make_model(folder: Path, like: Path) -> Path:
-    """A tiny Qwen2-VL with random weights, its processor, and the tokenizer of the model ``like`` with the marks that
+    """A tiny Gemma-3 with random weights, its processor, and the tokenizer of the model ``like`` with the marks that
     images need."""
     import torch
     import transformers
@@ -45,48 +49,58 @@ def make_model(folder: Path, like: Path) -> Path:
     for file in TOKENIZER:
         if (like / file).exists():
             shutil.copy(like / file, folder)
-    tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
-    tokenizer.add_special_tokens({"additional_special_tokens": MARKS})
-    ids = dict(zip(MARKS, tokenizer.convert_tokens_to_ids(MARKS), strict=True))
-    config = transformers.Qwen2VLConfig(
+    tokenizer = transformers.AutoTokenizer.from_pretrained(folder, extra_special_tokens=MARKS)
+    tokenizer.pad_token = tokenizer.eos_token
+    ids = {name: tokenizer.convert_tokens_to_ids(mark) for name, mark in MARKS.items()}
+    config = transformers.Gemma3Config(
         text_config={
             "hidden_size": 64,
             "intermediate_size": 128,
             "num_hidden_layers": 2,
             "num_attention_heads": 4,
             "num_key_value_heads": 2,
-            "max_position_embeddings": 2048,
+            "head_dim": 16,
+            "query_pre_attn_scalar": 16,
+            "sliding_window": 1024,
+            "max_position_embeddings": 1024,
             "vocab_size": len(tokenizer),
-            "rope_parameters": {"rope_type": "default", "type": "mrope", "mrope_section": [2, 3, 3], "rope_theta": 1e4},
             "initializer_range": 0.1,
             "bos_token_id": 0,
             "eos_token_id": 1,
+            "pad_token_id": 2,
         },
         vision_config={
-            "depth": 2,
-            "embed_dim": 32,
-            "num_heads": 2,
-            "hidden_size": 64,
-            "mlp_ratio": 2,
+            "hidden_size": 32,
+            "intermediate_size": 64,
+            "num_hidden_layers": 2,
+            "num_attention_heads": 2,
+            "image_size": 56,
             "patch_size": 14,
         },
-        image_token_id=ids["<|image_pad|>"],
-        video_token_id=ids["<|video_pad|>"],
-        vision_start_token_id=ids["<|vision_start|>"],
-        vision_end_token_id=ids["<|vision_end|>"],
+        mm_tokens_per_image=PER_IMAGE,
+        image_token_index=ids["image_token"],
+        boi_token_index=ids["boi_token"],
+        eoi_token_index=ids["eoi_token"],
+        initializer_range=0.1,
         dtype="float32",
     )
     torch.manual_seed(9)
-    transformers.Qwen2VLForConditionalGeneration(config).save_pretrained(folder)
-    images = transformers.Qwen2VLImageProcessor(min_pixels=56 * 56, max_pixels=112 * 112)
-    videos = transformers.Qwen2VLVideoProcessor()
-    transformers.Qwen2VLProcessor(images, tokenizer, videos, chat_template=TEMPLATE).save_pretrained(folder)
+    model = transformers.Gemma3ForConditionalGeneration(config)
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if "post_" in name and "language_model" in name and parameter.dim() == 1:
+                parameter += 6.0  # what layers add outweighs the token itself, which would answer everything otherwise
+            elif "mm_input_projection" in name or ("vision" in name and parameter.dim() > 1):
+                torch.nn.init.normal_(parameter, std=0.5)  # pictures differ
+    model.save_pretrained(folder)
+    images = transformers.Gemma3ImageProcessor(size={"height": 56, "width": 56})
+    transformers.Gemma3Processor(images, tokenizer, TEMPLATE, PER_IMAGE).save_pretrained(folder)
     return folder
 
 
 def picture(seed: int, width: int = 100, height: int = 80) -> Image.Image:
-    values = np.random.default_rng(seed).integers(0, 255, (height, width, 3), dtype=np.uint8)
-    return Image.fromarray(values)
+    values = np.random.default_rng(seed).integers(0, 255, (3, 3, 3), dtype=np.uint8)
+    return Image.fromarray(values).resize((width, height), Image.Resampling.NEAREST)
 
 
 def data_url(image: Image.Image) -> str:
@@ -105,11 +119,11 @@ def reference_model(path: Path) -> Any:
     import torch
     import transformers
 
-    return transformers.Qwen2VLForConditionalGeneration.from_pretrained(path, dtype=torch.float32).eval()
+    return transformers.Gemma3ForConditionalGeneration.from_pretrained(path, dtype=torch.float32).eval()
 
 
 def reference(path: Path, text: str, *images: Image.Image) -> list[int]:
-    """What Hugging Face answers, greedy."""
+    """What Hugging Face answers, greedy, when the tokens of an image see only those before them, as SGLang has it."""
     import torch
     import transformers
 
@@ -122,6 +136,7 @@ def reference(path: Path, text: str, *images: Image.Image) -> list[int]:
     model.generation_config.eos_token_id = None
     with torch.no_grad(), warnings.catch_warnings():
         warnings.simplefilter("ignore")
+        inputs["token_type_ids"] = torch.zeros_like(inputs["input_ids"])
         out = model.generate(**inputs, max_new_tokens=NEW, do_sample=False, pad_token_id=2)
     found: list[int] = out[0, inputs["input_ids"].shape[1] :].tolist()
     return found
@@ -134,7 +149,9 @@ class FrontSide:
         import_sglang()
         from prism.server.sglang_build import builder
 
-        (path.parent / "c.yaml").write_text(f"models: [{{name: m, path: {path.name}}}]")
+        (path.parent / "c.yaml").write_text(
+            f"models: [{{name: m, path: {path.name}, engine_args: {{enable_multimodal: true}}}}]"
+        )
         catalog = load_catalog(path.parent / "c.yaml")
         broker: Any = SimpleNamespace()
         self.served = builder(broker)(catalog, catalog.model("m"))
@@ -160,7 +177,7 @@ async def test_answers_to_images_are_those_of_hugging_face(rig: Rig, tmp_path: P
     front = FrontSide(path)
     asked = [("what is this", picture(1)), ("compare", picture(2), picture(3, 60, 120)), ("no picture",)]
     for from_image in (False, True):
-        handle = await rig.activate(rig.spec_at(path), [rig.devices[0]])
+        handle = await rig.activate(rig.spec_at(path, enable_multimodal=True), [rig.devices[0]])
         try:
             assert handle.info.from_image is from_image
             rids = [rig.submit(handle, await front.tokenized(text, *images)) for text, *images in asked]
@@ -174,7 +191,7 @@ async def test_an_answer_to_an_image_goes_on_in_another_engine(rig: Rig, tmp_pat
     path = make_model(tmp_path / "vl", rig.models / "demo-llama")
     request = await FrontSide(path).tokenized("what is this", picture(1))
     whole = reference(path, "what is this", picture(1))
-    handle = await rig.activate(rig.spec_at(path), [rig.devices[0]])
+    handle = await rig.activate(rig.spec_at(path, enable_multimodal=True), [rig.devices[0]])
     try:
         assert await rig.ask(handle, request, attempt=2, resumed=whole[:5]) == whole
     finally:
