@@ -226,7 +226,7 @@ class ImageConfig(Section, frozen=True, kw_only=True):
         name="max_size", default_factory=lambda: Bytes(8 << 20)
     )
     max_pixels: Annotated[int, Meta(ge=1, description="Most pixels of one image.")] = 1 << 24
-    max_count: Annotated[int, Meta(ge=1, le=1000, description="Most images of one request.")] = 8
+    max_count: Annotated[int, Meta(ge=0, le=1000, description="Most images of one request; 0: none are taken.")] = 0
     max_prepared_bytes: Annotated[
         Bytes,
         Meta(description="Most that all images of a request may have as the model reads them; it waits in the queue."),

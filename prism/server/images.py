@@ -22,7 +22,7 @@ FORMATS: Final = ("PNG", "JPEG", "WEBP", "GIF", "BMP")
 async def take_images(request: Any, limits: ImageConfig, fetcher: ImageFetcher, takes_images: bool) -> int:
     """Checks every content part of a chat ``request`` that is no text, and replaces addresses by what is there. Returns
     how many images there are; raises :class:`ApiError` (400) naming the part. ``takes_images``: the model does."""
-    found = 0
+    found, takes_images = 0, takes_images and limits.max_count > 0
     for index, message in enumerate(getattr(request, "messages", None) or ()):
         content = getattr(message, "content", None)
         for number, part in enumerate(content if isinstance(content, list) else ()):

@@ -93,9 +93,19 @@ def make_model(folder: Path, like: Path) -> Path:
             elif "mm_input_projection" in name or ("vision" in name and parameter.dim() > 1):
                 torch.nn.init.normal_(parameter, std=0.5)  # pictures differ
     model.save_pretrained(folder)
+    _name_as_published(folder / "model.safetensors")
     images = transformers.Gemma3ImageProcessor(size={"height": 56, "width": 56})
     transformers.Gemma3Processor(images, tokenizer, TEMPLATE, PER_IMAGE).save_pretrained(folder)
     return folder
+
+
+def _name_as_published(file: Path) -> None:
+    """Checkpoints have a level in the encoder's names that newer releases of transformers leave out."""
+    from safetensors.torch import load_file, save_file
+
+    tensors = load_file(file)
+    old, new = "vision_tower.", "vision_tower.vision_model."
+    save_file({name.replace(old, new): tensor for name, tensor in tensors.items()}, file, metadata={"format": "pt"})
 
 
 def picture(seed: int, width: int = 100, height: int = 80) -> Image.Image:
@@ -172,6 +182,7 @@ class FrontSide:
         return found
 
 
+@pytest.mark.slow
 async def test_answers_to_images_are_those_of_hugging_face(rig: Rig, tmp_path: Path) -> None:
     path = make_model(tmp_path / "vl", rig.models / "demo-llama")
     front = FrontSide(path)
@@ -187,6 +198,7 @@ async def test_answers_to_images_are_those_of_hugging_face(rig: Rig, tmp_path: P
         assert answers == [reference(path, text, *images) for text, *images in asked]
 
 
+@pytest.mark.slow
 async def test_an_answer_to_an_image_goes_on_in_another_engine(rig: Rig, tmp_path: Path) -> None:
     path = make_model(tmp_path / "vl", rig.models / "demo-llama")
     request = await FrontSide(path).tokenized("what is this", picture(1))
