@@ -20,6 +20,7 @@ from prism.core.settings import (
     GpuSettings,
     KvprMode,
     MigrationTest,
+    Placement,
     PolicyName,
     PolicySettings,
 )
@@ -37,6 +38,10 @@ class PolicyConfig(Section, frozen=True, kw_only=True):
     name: Annotated[PolicyName, Meta(description="`prism`, or a rival it is compared with, over the same engines.")] = (
         PolicyName.PRISM
     )
+    placement: Annotated[
+        Placement | UnsetType,
+        Meta(description="Places and moves by bandwidth and KV that models take (work), or by KV pressure (kvpr)."),
+    ] = UNSET
     kvpr: Annotated[
         KvprMode | UnsetType,
         Meta(description="Compare devices before the model is added to each (paper) or with it (lookahead)."),
@@ -63,7 +68,11 @@ class PolicyConfig(Section, frozen=True, kw_only=True):
     ] = UNSET
     max_replicas: Annotated[
         Annotated[int, Meta(ge=1)] | UnsetType,
-        Meta(description="Most instances of one model; further ones are made in free room when requests keep waiting."),
+        Meta(description="Most instances of one model; further ones are made in free room when its load needs them."),
+    ] = UNSET
+    standing_replicas: Annotated[
+        Switch,
+        Meta(description="Models keep the instances that bursts needed, where memory is free; they leave first."),
     ] = UNSET
     rebalance_every: Annotated[
         Duration, Meta(description="How often the placement of loaded models is reconsidered; 0: never.")

@@ -376,6 +376,9 @@ class Controller:
         view = planning.view(self.scheduler, time.time())
         for device in view.devices:
             self._metrics.set(names.KVPR, device.kvpr, device=device.id)
+            self._metrics.set(names.DEVICE_WORK, self.scheduler.books.fleet.work_on(device.id), device=device.id)
+            if (error := self.scheduler.books.times.corrections.error_of(device.id)) is not None:
+                self._metrics.set(names.DEVICE_TIME_ERROR, error, device=device.id)
         for model in view.models:
             self._metrics.set(names.MODEL_RATE, model.rate_per_s, model=model.name)
         length = (await self.store.lengths([keys.INACTIVE_QUEUE]))[0]

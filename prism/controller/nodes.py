@@ -215,6 +215,8 @@ def _device_report(report: AgentReport, spec: DeviceSpec) -> DeviceReport:
             i.waiting if queue_device(i.parts) == spec.id else 0,
             i.served,
             i.idle_s if queue_device(i.parts) == spec.id else 0.0,
+            i.waited_s if queue_device(i.parts) == spec.id else 0.0,
+            i.token_s if queue_device(i.parts) == spec.id else 0.0,
         )
         for i in report.instances
         if spec.id in devices_of(i.parts)

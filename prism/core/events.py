@@ -103,6 +103,8 @@ class Finished:
     """The request's last token is out (or it ended with an error that was reported): forget it."""
 
     id: RequestId
+    generated_tokens: int = 0
+    """Of all its attempts; 0: not known."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -210,12 +212,17 @@ class InstanceLoad:
     """Requests that got their first token from this instance."""
     idle_s: float = 0.0
     """How long it has had no request (rank 0 only); 0 while it has one. An age: clocks of machines differ."""
+    waited_s: float = 0.0
+    """How long requests of the model have been waiting in the device's queue without a break, or what they take to
+    prefill if that is longer (rank 0 only); 0 when none waits. An age."""
+    token_s: float = 0.0
+    """Mean time of a token, after the first, of the answers that ended lately (rank 0 only); 0: none did."""
 
 
 @dataclass(frozen=True, slots=True)
 class DeviceReport:
-    """What a device holds; sent when it changed, once a second at most, when a model reaches its keep-alive, and when
-    memory has become short."""
+    """What a device holds; sent when it changed, once a second at most, when a model reaches its keep-alive, when
+    memory has become short, and when requests of a model wait for longer than they can bear."""
 
     device: DeviceId
     capacity_bytes: int

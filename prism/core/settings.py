@@ -30,6 +30,15 @@ class KvprMode(StrEnum):
     """After it is added, as its proof needs."""
 
 
+class Placement(StrEnum):
+    """What a place for a model is chosen by, and a move."""
+
+    KVPR = "kvpr"
+    """KV pressure by request rates (Prism, Algorithm 1)."""
+    WORK = "work"
+    """What models take of bandwidth and KV memory, as it is learned (:mod:`prism.policy.work`)."""
+
+
 class Admission(StrEnum):
     """In which order a device hands requests to its engines."""
 
@@ -77,6 +86,7 @@ class ClusterSettings:
     """Of the global scheduler."""
 
     policy: PolicyName = PolicyName.PRISM
+    placement: Placement = Placement.KVPR
     kvpr: KvprMode = KvprMode.LOOKAHEAD
     tau: float = 0.1
     """Migration threshold: a device must be better by this share of the mean pressure of the cluster (so that the
@@ -90,9 +100,11 @@ class ClusterSettings:
     """A device whose running requests occupy more than this share of the memory beside its weights is short of it."""
     min_kv_tokens: int = 2048
     """Tokens (at most the context) that must find room beside a model's weights, if its ``min_kv_bytes`` is less."""
-    max_replicas: int = 4
-    """Most instances of one model; a further one is made where there is free room when requests keep waiting for the
-    model although nothing else would help them."""
+    max_replicas: int = 8
+    """Most instances of one model; further ones are made where there is free room when requests wait too long for the
+    model or run too slowly."""
+    standing_replicas: bool = True
+    """A model keeps as many instances as its bursts have needed, where memory is free; they leave first."""
     rebalance_every_s: float = 5.0
     """Algorithm 1 runs over the loaded models at most this often; 0: never."""
     eviction: EvictionOrder = EvictionOrder.EXPECTED_IDLE

@@ -133,7 +133,7 @@ class RequestDesk:
         if live is None or live.instance is None:
             return
         key, now_s = live.instance, self._services.now_s()
-        self.feed(self.requests.close(live, self._services.clock_s()))
+        self.feed(self.requests.close(live, self._services.clock_s(), event.total_tokens))
         closing = Finish(
             id=live.id,
             reply_to=self._services.mailbox,

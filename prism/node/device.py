@@ -16,7 +16,7 @@ from prism.engine.api import Handle
 from prism.node.desk import RequestDesk
 from prism.node.intake import QueueReader
 from prism.node.services import NodeServices
-from prism.scheduler.gpu import GpuScheduler, InstanceCounts
+from prism.scheduler.gpu import GpuScheduler, InstanceCounts, InstanceTimes
 from prism.wire import keys
 
 TICK_S: Final = 0.05
@@ -103,6 +103,10 @@ class DeviceShell:
         """Requests of the instance, as the scheduler has them."""
         return self.scheduler.counts(key)
 
+    def times(self, key: InstanceKey) -> InstanceTimes:
+        """How the instance's requests fare now."""
+        return self.scheduler.times(key, self._services.now_s())
+
     def idle_s(self, model: ModelName) -> float:
         """How long the model has had no request here that its engines still have to do something for."""
         return self.desk.requests.idle_s(model, self._services.clock_s())
@@ -110,20 +114,20 @@ class DeviceShell:
     def take_shortage_s(self) -> float:
         """For a report that is sent now: seconds that requests have been waiting for memory, when it is more than they
         can bear."""
-        now_s, shortage = self._services.now_s(), self.scheduler.shortage
-        shortage.note_report(now_s)
-        return shortage.age_s(now_s)
+        now_s = self._services.now_s()
+        self.scheduler.note_report(now_s)
+        return self.scheduler.shortage.age_s(now_s)
 
     # --- time ---
 
     async def _watch_time(self) -> None:
         while True:
             await asyncio.sleep(TICK_S)
-            now_s, shortage = self._services.now_s(), self.scheduler.shortage
+            now_s = self._services.now_s()
             self.desk.fronts.tick(now_s)
             self._report_memory()
-            if shortage.report_due_s() <= now_s:
-                shortage.note_report(now_s)  # once: without a controller nobody would take the report
+            if min(self.scheduler.shortage.report_due_s(), self.scheduler.backlog_due_s()) <= now_s:
+                self.scheduler.note_report(now_s)  # once: without a controller nobody would take the report
                 self._services.hasten_report()
             wake_s = self.scheduler.wake_s
             if wake_s is not None and wake_s <= now_s:

@@ -289,7 +289,8 @@ class Instances:
 
     def _report(self, instance: LocalInstance) -> InstanceReport:
         load = instance.handle.load if instance.handle else None
-        counts = self._shells[instance.part.lead].counts(instance.key)
+        shell = self._shells[instance.part.lead]
+        counts, times = shell.counts(instance.key), shell.times(instance.key)
         ranks = len(instance.part.devices)
         return InstanceReport(
             key=instance.key,
@@ -302,6 +303,8 @@ class Instances:
             waiting=counts.waiting,
             served=counts.served,
             idle_s=self._idle_s(instance) if instance.state is InstanceState.READY else 0.0,
+            waited_s=times.waited_s,
+            token_s=times.token_s,
         )
 
     def _idle_s(self, instance: LocalInstance) -> float:

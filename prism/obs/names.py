@@ -288,6 +288,18 @@ KVPR: Final = gauge(
     "device",
     promql="max(prism_device_kvpr) / avg(prism_device_kvpr)",
 )
+DEVICE_TIME_ERROR: Final = gauge(
+    "prism_device_time_error",
+    "By what share the time per token that the cluster scheduler expects on a device was off lately, on average.",
+    "device",
+    promql="max(prism_device_time_error)",
+)
+DEVICE_WORK: Final = gauge(
+    "prism_device_work",
+    "Bandwidth of a device that its models are expected to take over time; above 1 they slow each other down.",
+    "device",
+    promql="max(prism_device_work) / avg(prism_device_work)",
+)
 MODEL_RATE: Final = gauge(
     "prism_model_rate",
     "Requests per second of a model, as the cluster scheduler counts them.",

@@ -28,15 +28,40 @@ class EvictionCandidate:
     """Requests that it has."""
     leaving: bool = False
     """It is on its way out already: counting on its memory costs nothing."""
+    spare: bool = False
+    """Its model serves on without it, on other devices."""
+
+    @property
+    def costs_nothing(self) -> bool:
+        """Nobody misses it: it leaves anyway, or it is a spare instance without requests."""
+        return self.leaving or (self.spare and not self.requests)
 
     @property
     def regret(self) -> float:
         """Expected cost per second of having evicted it: late tokens for its requests (the next one, when it is idle),
-        in units of its objective, over the time until that happens. None for one that leaves anyway."""
-        if self.leaving:
+        in units of its objective, over the time until that happens. None for one that nobody misses."""
+        if self.costs_nothing:
             return 0.0
         harm = (self.activation_s / self.slo_ttft_s) * max(1, self.requests)
         return harm / max(self.expected_remaining_s, 1e-3)
+
+
+_LEAST_TRUST = 0.05
+_FORGIVEN_S = 300.0
+"""In this time half of what is missing of full trust comes back."""
+
+
+def trust_after(trust: float, expected_s: float, away_s: float) -> float:
+    """How far what is expected of a model's idleness is believed (0..1, at first 1), after it was driven out because it
+    was expected to stay idle for ``expected_s`` and was back after ``away_s``: half from before, half from this time.
+    What comes back within seconds is soon dear to drive out, whatever its longer pauses were."""
+    kept = 1.0 if expected_s <= 0.0 else min(1.0, away_s / expected_s)
+    return max(_LEAST_TRUST, 0.5 * trust + 0.5 * kept)
+
+
+def recovered_trust(trust: float, since_s: float) -> float:
+    """:func:`trust_after` once ``since_s`` have passed without another lesson."""
+    return float(1.0 - (1.0 - trust) * 0.5 ** (since_s / _FORGIVEN_S))
 
 
 def choose_evictions(
@@ -45,9 +70,9 @@ def choose_evictions(
     """Fewest-regret candidates whose leaving frees ``need_bytes``, in the order in which they should go.
 
     1. Nothing is needed: nobody.
-    2. Candidates are taken by rank until they free enough: those that leave anyway first, idle ones before those in
-       use; among these ``paper`` takes larger SLOs first, then longer idle ones, ``expected_idle`` the least regret per
-       byte.
+    2. Candidates are taken by rank until they free enough: those that leave anyway first, then spare ones without
+       requests, idle ones before those in use; among these ``paper`` takes larger SLOs first, then longer idle ones,
+       ``expected_idle`` the least regret per byte.
     3. Of those taken, whoever turns out not to be needed stays, the dearest first.
     4. All together do not free enough: None.
     """
@@ -77,11 +102,11 @@ def choose_from_ranked(
     return None  # 4
 
 
-def _rank(candidate: EvictionCandidate, order: EvictionOrder) -> tuple[bool, bool, float, float, InstanceKey]:
+def _rank(candidate: EvictionCandidate, order: EvictionOrder) -> tuple[bool, bool, bool, float, float, InstanceKey]:
     by_regret = candidate.regret / max(1, candidate.frees_bytes)
     first = -candidate.slo_ttft_s if order is EvictionOrder.PAPER else by_regret
-    stays, in_use = not candidate.leaving, candidate.in_use
-    return (stays, in_use, first, -candidate.idle_s, candidate.key)
+    stays, missed, in_use = not candidate.leaving, not candidate.costs_nothing, candidate.in_use
+    return (stays, missed, in_use, first, -candidate.idle_s, candidate.key)
 
 
 def _without_needless(chosen: list[EvictionCandidate], spare_bytes: int) -> tuple[EvictionCandidate, ...]:

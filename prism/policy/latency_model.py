@@ -1,4 +1,5 @@
-"""What the schedulers believe about time: prefill speed measured online, and when a refused client should come back."""
+"""What the schedulers believe about time: prefill and decoding measured online, and when a refused client should come
+back."""
 
 from __future__ import annotations
 
@@ -34,6 +35,32 @@ class PrefillSpeed:
     def seconds(self, tokens: int) -> float:
         """Expected seconds of device time to prefill ``tokens``."""
         return tokens * self._busy_s / self._tokens
+
+
+_ANSWERS_S = 4.0
+"""Answers that ended longer ago than this are mostly forgotten; when none has for as long, nothing is known."""
+
+
+class TokenTime:
+    """Mean time of a token after the first, over the answers that ended lately: a ratio of decaying sums, so that long
+    answers count for what they are."""
+
+    __slots__ = ("_seconds", "_seen_s", "_tokens")
+
+    def __init__(self) -> None:
+        self._tokens = self._seconds = 0.0
+        self._seen_s = float("-inf")
+
+    def observe(self, tokens: int, seconds: float, now_s: float) -> None:
+        """An answer ended whose last ``tokens`` (>= 1) took ``seconds``."""
+        keep = _ANSWERS_S / (_ANSWERS_S + max(0.0, now_s - self._seen_s)) if self._tokens else 0.0
+        self._tokens = self._tokens * keep + tokens
+        self._seconds = self._seconds * keep + seconds
+        self._seen_s = now_s
+
+    def mean_s(self, now_s: float) -> float:
+        """0 when no answer ended lately."""
+        return self._seconds / self._tokens if now_s - self._seen_s <= _ANSWERS_S else 0.0
 
 
 class SharedClock:

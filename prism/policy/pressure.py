@@ -149,6 +149,14 @@ class PressureBoard:
         Ties go to the device with more memory left, then to the first. None: no domain has enough allowed devices.
         """
         pressure = np.where(allowed, self.pressure_for(shard, mode), np.inf)
+        return self._best(pressure, tp, allowed)
+
+    def best_by(self, load: Floats, tp: int, allowed: Mask) -> list[int] | None:
+        """The same for any number per device in place of the pressure."""
+        best = self._best(np.where(allowed, load, np.inf), tp, allowed)
+        return None if best is None else best[0]
+
+    def _best(self, pressure: Floats, tp: int, allowed: Mask) -> tuple[list[int], float] | None:
         if tp == 1:
             index = self._least(pressure)
             return None if not allowed[index] else ([index], float(pressure[index]))

@@ -10,7 +10,9 @@ from prism.core.instances import InstanceKey
 from prism.core.settings import ClusterSettings
 from prism.core.specs import ModelSpec
 from prism.core.views import InstanceState
+from prism.policy.demand import expected_remaining_s
 from prism.policy.pressure import least_kv_bytes
+from prism.scheduler.device_times import DeviceTimes
 from prism.scheduler.fleet import Fleet
 from prism.scheduler.rates import DemandRates
 from prism.scheduler.records import InstanceRecord, ModelRecord
@@ -24,6 +26,7 @@ class Books:
         self.fleet = Fleet()
         self.rates = DemandRates(settings, self.fleet)
         self.models: dict[ModelName, ModelRecord] = {}
+        self.times = DeviceTimes(self.fleet, self.models)
         self.loaded: dict[InstanceKey, InstanceRecord] = {}
         """All instances, in whatever state."""
         self.last_devices: tuple[DeviceId, ...] = ()
@@ -40,6 +43,10 @@ class Books:
     def shard_kv_bytes(self, spec: ModelSpec) -> int:
         """Least KV memory that one shard of the model needs beside its weights."""
         return least_kv_bytes(spec, self.settings.min_kv_tokens)
+
+    def idle_left_s(self, model: ModelRecord, idle_s: float) -> float:
+        """How much longer the model, idle for ``idle_s``, stays so on average."""
+        return expected_remaining_s(idle_s, model.idle, self.rates.pool_idle)
 
     def activation_s(self, model: ModelRecord) -> float:
         """Expected time of an activation of the model."""

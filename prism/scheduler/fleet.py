@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from dataclasses import replace
+from typing import Final
 
 import numpy as np
 
@@ -13,6 +15,9 @@ from prism.core.instances import InstanceKey
 from prism.core.specs import DeviceSpec
 from prism.policy.pressure import Floats, Mask, PressureBoard, Shard
 from prism.scheduler.records import DeviceRecord, InstanceRecord
+
+_LOAD_REMEMBERED_S: Final = 10.0
+"""Time constant of a device's bandwidth load."""
 
 
 class Fleet:
@@ -30,10 +35,23 @@ class Fleet:
         self.usable: Mask = np.array([not d.draining for d in self.devices.values()], dtype=np.bool_)
         self.grown_kv: Floats = np.zeros(len(self.devices))
         """KV of running requests beyond what is promised to their instances."""
+        self.work: Floats = np.zeros(len(self.devices))
+        """Bandwidth that instances are expected to take of each device over time (:mod:`prism.policy.work`)."""
+        self.kv_work: Floats = np.zeros(len(self.devices))
+        """KV bytes that their requests are expected to hold."""
+        self._load_mean, self._load_now, self._load_s = self._kept_loads()
         for index, (id, device) in enumerate(self.devices.items()):
             for instance in device.instances.values():
                 self.board.charge(index, instance.shards[id])
+                self._count_work(index, instance, 1.0)
             self._count_kv(device)
+
+    def _kept_loads(self) -> tuple[Floats, Floats, Floats]:
+        """Bandwidth load of every device: its mean up to its last report, as reported then, and when that was."""
+        records = self.devices.values()
+        mean = np.array([d.load_mean for d in records], dtype=np.float64)
+        now = np.array([d.load_now for d in records], dtype=np.float64)
+        return mean, now, np.array([d.reported_s for d in records], dtype=np.float64)
 
     def add_devices(self, specs: Iterable[DeviceSpec]) -> None:
         """New devices, or known ones with new properties (they are empty then)."""
@@ -60,6 +78,7 @@ class Fleet:
         for id, shard in instance.shards.items():
             self.devices[id].instances[instance.key] = instance
             self.board.charge(self.index[id], shard)
+            self._count_work(self.index[id], instance, 1.0)
 
     def release_instance(self, instance: InstanceRecord) -> None:
         """Forget the instance on every device that is still there."""
@@ -68,6 +87,7 @@ class Fleet:
             device = self.devices.get(id)
             if device is not None and device.instances.pop(instance.key, None) is not None:
                 self.board.release(self.index[id], shard)
+                self._count_work(self.index[id], instance, -1.0)
                 self._count_kv(device)
 
     def set_rate(self, instance: InstanceRecord, weighted_rate: float) -> None:
@@ -107,6 +127,47 @@ class Fleet:
         if abs(more_bytes) >= max(1, device.spec.page_bytes):
             device.spec = replace(device.spec, memory_bytes=capacity_bytes)
             self.board.resize(self.index[device.spec.id], more_bytes)
+
+    def set_load(self, id: DeviceId, load: float, now_s: float) -> None:
+        """Engines with requests take ``load`` of the device's bandwidth from now on."""
+        device, index = self.devices[id], self.index[id]
+        device.load_mean, device.load_now = self.load_of(id, now_s), load
+        self._load_mean[index], self._load_now[index], self._load_s[index] = device.load_mean, load, now_s
+
+    def load_of(self, id: DeviceId, now_s: float) -> float:
+        """Sum of the bandwidth shares of engines with requests on the device, mean of the last ten seconds or so."""
+        index = self.index[id]
+        keep = math.exp((self._load_s[index] - now_s) / _LOAD_REMEMBERED_S)
+        return float(self._load_mean[index] * keep + self._load_now[index] * (1.0 - keep))
+
+    def loads(self, now_s: float) -> Floats:
+        """:meth:`load_of` for every device."""
+        keep: Floats = np.exp((self._load_s - now_s) / _LOAD_REMEMBERED_S)
+        result: Floats = self._load_mean * keep + self._load_now * (1.0 - keep)
+        return result
+
+    def set_work(self, instance: InstanceRecord, work: float, kv_bytes: float) -> None:
+        """What the instance is expected to take of each of its devices over time changed."""
+        for id in instance.shards:
+            if (index := self.index.get(id)) is not None:
+                self._count_work(index, instance, -1.0)
+        instance.work, instance.kv_work_bytes = work, kv_bytes
+        for id in instance.shards:
+            if (index := self.index.get(id)) is not None:
+                self._count_work(index, instance, 1.0)
+
+    def _count_work(self, index: int, instance: InstanceRecord, sign: float) -> None:
+        self.work[index] = max(0.0, self.work[index] + sign * instance.work)
+        self.kv_work[index] = max(0.0, self.kv_work[index] + sign * instance.kv_work_bytes)
+
+    def work_on(self, id: DeviceId) -> float:
+        """``work`` of one device."""
+        return float(self.work[self.index[id]])
+
+    def headroom_bytes(self, id: DeviceId) -> float:
+        """:meth:`room_on` of the device when the requests there need as much KV as at their latest peak."""
+        device = self.devices[id]
+        return self.room_on(self.index[id]) - max(0.0, device.kv_peak_bytes - device.busy_kv_bytes)
 
     def _count_kv(self, device: DeviceRecord) -> None:
         grown_bytes = 0

@@ -33,6 +33,7 @@ from prism.core.reasons import ReasonCode, because
 from prism.core.request import Request
 from prism.core.settings import Admission, GpuSettings
 from prism.policy.latency_model import PrefillSpeed, SharedClock, retry_after_s
+from prism.scheduler.backlog import Backlog
 from prism.scheduler.gpu_engine import EngineState, InFlight
 from prism.scheduler.gpu_queue import WaitingQueue
 from prism.scheduler.shortage import Shortage
@@ -48,6 +49,16 @@ class InstanceCounts:
     """Dispatched to it and not finished."""
     served: int = 0
     """So many got a first token from it."""
+
+
+@dataclass(frozen=True, slots=True)
+class InstanceTimes:
+    """How one instance's requests fare, for device reports."""
+
+    waited_s: float = 0.0
+    """How long requests have been waiting for it without a break, or what they take to prefill if that is longer."""
+    token_s: float = 0.0
+    """Mean time of a token of the answers that ended lately; 0: none did."""
 
 
 class GpuScheduler:
@@ -68,6 +79,7 @@ class GpuScheduler:
         self._blocked_slo_s: float | None = None
         """The tightest objective of the requests that could start at once and lack memory; None: no request does."""
         self.shortage = Shortage()
+        self._backlog = Backlog()
         self._clock = SharedClock()
         self._wake_s: float | None = None
 
@@ -95,6 +107,28 @@ class GpuScheduler:
         waiting = self._queue.count(key.model) if self._serving.get(key.model) is engine else 0
         return InstanceCounts(waiting, len(engine.in_flight), engine.served)
 
+    def times(self, key: InstanceKey, now_s: float) -> InstanceTimes:
+        """How the instance's requests fare now; zeros when it is not here."""
+        engine = self._engines.get(key)
+        if engine is None:
+            return InstanceTimes()
+        serves = self._serving.get(key.model) is engine
+        waits_s = 0.0
+        if serves:
+            work_s = engine.speed.seconds(self._queue.tokens_of(key.model))
+            waits_s = max(work_s, self._queue.waited_s(key.model, now_s))
+        return InstanceTimes(waits_s, engine.token_time.mean_s(now_s))
+
+    def backlog_due_s(self) -> float:
+        """When the controller is to hear of requests that wait for too long; infinite when of none, or when it
+        knows."""
+        return self._backlog.report_due_s(self._queue.lines(self._token_s)) if self._queue else float("inf")
+
+    def note_report(self, now_s: float) -> None:
+        """A report was made."""
+        self.shortage.note_report(now_s)
+        self._backlog.note_report(self._queue.lines(self._token_s), now_s)
+
     def positions(self) -> dict[RequestId, int]:
         """Place of every waiting request in the queue, from 1."""
         return {id: place for place, id in enumerate(self._queue.ranking(), 1)}
@@ -109,10 +143,12 @@ class GpuScheduler:
         effects: list[GpuEffect] = []
         match event:
             case RequestArrived(request):
-                self._arrived(request, effects)
+                self._arrived(request, now_s, effects)
             case FirstToken(id):
                 self._first_token(id, now_s)
-            case Finished(id):
+            case Finished(id, generated_tokens):
+                if engine := self._engine_of.get(id):
+                    engine.answered(id, generated_tokens, now_s)
                 self._leave_engine(id, now_s)
             case EngineLoad(key):
                 if engine := self._engines.get(key):
@@ -127,7 +163,7 @@ class GpuScheduler:
                 self._attempt_lost(id, generated_tokens, now_s, effects)
             case DispatchRejected(id):
                 if entry := self._leave_engine(id, now_s):
-                    self._requeue(entry.request, effects)
+                    self._requeue(entry.request, now_s, effects)
             case EngineUp():
                 self._engine_up(event, now_s)
             case EngineDraining(key):
@@ -143,7 +179,7 @@ class GpuScheduler:
         self.shortage.note_waiting(self._short_slo_s(), now_s)
         return effects
 
-    def _arrived(self, request: Request, effects: list[GpuEffect]) -> None:
+    def _arrived(self, request: Request, now_s: float, effects: list[GpuEffect]) -> None:
         if self.owns(request.id):
             return  # a redelivery of something that is already in hand
         engine = self._serving.get(request.model)
@@ -156,12 +192,12 @@ class GpuScheduler:
             reason = because(ReasonCode.QUEUE_FULL, queued=len(self._queue), work_s=work_s)
             effects.append(Refuse(request.id, request.model, reason, retry_after_s(work_s, request.slo_ttft_s)))
         else:
-            self._queue.add(request)
+            self._queue.add(request, now_s)
 
     def _first_token(self, id: RequestId, now_s: float) -> None:
         engine = self._engine_of.get(id)
         if engine is not None:
-            engine.first_token(id, self._clock.advance(now_s))
+            engine.first_token(id, self._clock.advance(now_s), now_s)
             self._count_sharer(engine, now_s)
 
     def _leave_engine(self, id: RequestId, now_s: float) -> InFlight | None:
@@ -185,11 +221,11 @@ class GpuScheduler:
         if request is None and (entry := self._leave_engine(id, now_s)):
             request = entry.request
         if request is not None:
-            self._requeue(request.resumed(generated_tokens), effects)
+            self._requeue(request.resumed(generated_tokens), now_s, effects)
 
-    def _requeue(self, request: Request, effects: list[GpuEffect]) -> None:
+    def _requeue(self, request: Request, now_s: float, effects: list[GpuEffect]) -> None:
         if request.model in self._serving:
-            self._queue.add(request)
+            self._queue.add(request, now_s)
         else:
             effects.append(SendBack(request.id, request.model, because(ReasonCode.NOT_ACTIVE_HERE)))
 
@@ -362,6 +398,10 @@ class GpuScheduler:
         effects.append(Refuse(request.id, request.model, reason, retry_after_s(work_s, request.slo_ttft_s)))
 
     # --- time ---
+
+    def _token_s(self, model: ModelName) -> float:
+        """Seconds of device time for one prompt token of the model."""
+        return self._serving[model].speed.seconds(1)
 
     def _seconds(self, request: Request) -> float:
         return self._serving[request.model].speed.seconds(request.prefill_tokens)

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from prism.core.events import EngineLoad, EngineUp
 from prism.core.ids import RequestId
 from prism.core.request import Request
-from prism.policy.latency_model import PrefillSpeed
+from prism.policy.latency_model import PrefillSpeed, TokenTime
 
 
 @dataclass(slots=True)
@@ -18,6 +18,8 @@ class InFlight:
     dispatched_clock_s: float
     """Shared device clock at dispatch."""
     has_token: bool = False
+    first_token_s: float = 0.0
+    """When it came, of this attempt."""
 
 
 @dataclass(slots=True)
@@ -46,6 +48,7 @@ class EngineState:
     """Requests whose prefill is done: the next report contains their memory."""
     extra_waiting: int = 0
     last_token_clock_s: float = 0.0
+    token_time: TokenTime = field(default_factory=TokenTime)
     shares_device: bool = False
     """It is counted among the engines that prefill."""
 
@@ -89,12 +92,12 @@ class EngineState:
         self.claims[request.id] = claim_tokens
         self.claimed_tokens += claim_tokens
 
-    def first_token(self, id: RequestId, clock_s: float) -> bool:
+    def first_token(self, id: RequestId, clock_s: float, now_s: float) -> bool:
         """Its prefill is done: learn the speed. False if the request is not in its prefill here."""
         entry = self.in_flight.get(id)
         if entry is None or entry.has_token:
             return False
-        entry.has_token = True
+        entry.has_token, entry.first_token_s = True, now_s
         self.served += 1
         self.growth_tokens += self.growth_of(entry.request)
         self._leave_backlog(entry)
@@ -115,6 +118,15 @@ class EngineState:
             self._leave_backlog(entry)
         self._drop_claim(id)
         return entry
+
+    def answered(self, id: RequestId, generated_tokens: int, now_s: float) -> None:
+        """The request's last token is out, ``generated_tokens`` of all attempts: learn what a token takes."""
+        entry = self.in_flight.get(id)
+        if entry is None or not entry.has_token:
+            return
+        tokens = generated_tokens - entry.request.generated_tokens - 1
+        if tokens > 0 and now_s > entry.first_token_s:
+            self.token_time.observe(tokens, now_s - entry.first_token_s, now_s)
 
     def growth_of(self, request: Request) -> int:
         """Tokens kept for a running request: it is halfway through its answer on average, and has to get by until

@@ -7,7 +7,7 @@ and is made anew at most so often that planning stays a small share of one core 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 
 from prism.core.ids import ModelName, RequestId
@@ -16,6 +16,7 @@ from prism.core.request import Request
 from prism.core.settings import Admission
 from prism.core.specs import LatePolicy
 from prism.policy.admission import moore_hodgson
+from prism.scheduler.backlog import WaitingLine
 
 _PLAN_PAUSE_S_PER_REQUEST = 100e-6
 """A plan over n requests holds for about n times this long; planning one request takes about a fiftieth of it, and one
@@ -38,6 +39,10 @@ PrefillSeconds = Callable[[Request], float]
 class _ModelLine:
     """The waiting requests of one model: ``(rank, id, code)`` by rank; entries of requests that left are skipped."""
 
+    since_s: float
+    """Since when it has not been empty."""
+    slo_ttft_s: float
+    """Of its first request: a model has one objective."""
     ranked: deque[tuple[int, RequestId, ReasonCode]] = field(default_factory=deque)
     count: int = 0
     tokens: int = 0
@@ -85,10 +90,28 @@ class WaitingQueue:
         """In order of arrival at this device."""
         return [r for r in self._requests.values() if r.model == model]
 
-    def add(self, request: Request) -> None:
+    def lines(self, seconds_per_token: Callable[[ModelName], float]) -> Iterator[WaitingLine]:
+        """Of every model with waiting requests, with what a prompt token of it takes."""
+        for model, line in self._lines.items():
+            work_s = line.tokens * seconds_per_token(model)
+            yield WaitingLine(model, line.since_s, line.slo_ttft_s, line.count, work_s)
+
+    def waited_s(self, model: ModelName, now_s: float) -> float:
+        """How long requests have been waiting for the model without a break; 0 when none waits."""
+        line = self._lines.get(model)
+        return 0.0 if line is None else now_s - line.since_s
+
+    def tokens_of(self, model: ModelName) -> int:
+        """Prompt tokens that wait for the model."""
+        line = self._lines.get(model)
+        return 0 if line is None else line.tokens
+
+    def add(self, request: Request, now_s: float) -> None:
         """The request waits; until the next plan it stands behind the others (a resumed one before them)."""
         self._requests[request.id] = request
-        line = self._lines.setdefault(request.model, _ModelLine())
+        line = self._lines.get(request.model)
+        if line is None:
+            line = self._lines[request.model] = _ModelLine(now_s, request.slo_ttft_s)
         line.count += 1
         line.tokens += request.prefill_tokens
         self._rejectable += request.late is LatePolicy.REJECT

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from prism.core.ids import DeviceId
 from prism.core.reasons import ReasonCode, because
 from prism.core.views import InstanceState
-from prism.policy.eviction import choose_evictions
+from prism.policy.eviction import EvictionCandidate, choose_evictions
 from prism.scheduler.books import Books
 from prism.scheduler.crowding import requests_wait_for_memory
 from prism.scheduler.decisions import StopInstance
@@ -16,6 +16,9 @@ from prism.scheduler.victims import Pressing, Victims
 
 _ACTIVATIONS_AWAY = 10.0
 """An idle model gives way to its neighbours' KV if it stays idle for so many activation times."""
+
+_WAY_ACTIVATIONS = 2.0
+"""What a model's way out and back costs, in activation times."""
 
 _DRAINS_FOR_S = 0.25
 """A drain may take so long before it is hurried for neighbours that wait for memory: most answers are nearly done."""
@@ -31,23 +34,28 @@ class KvRelief:
         """Requests wait for memory on ``device``.
 
         1. What drains there is carried over, where that helps; nobody else leaves until it is gone.
-        2. Else one idle model leaves, so that the next report shows whether it was enough. Its neighbours' KV takes its
-           place at once, so that coming back is harder than going: it goes only if it is likely to stay idle for many
-           activations,
-        3. unless nothing can run here at all: then any that is idle beyond its threshold.
+        2. Else one leaves, so that the next report shows whether it was enough: a spare instance, whose model serves on
+           elsewhere, or an idle model. Its neighbours' KV takes its place at once, so that coming back is harder than
+           going: a model goes only if it is likely to stay idle for many activations,
+        3. unless nothing can run here at all: then any that is idle beyond its threshold, at once if it is not expected
+           back within the time of two activations, else only if the requests have waited for longer than its way out
+           and back would take.
         """
         draining = [i for i in here if i.state is InstanceState.DRAINING]
         if draining:  # 1
             yield from (stop for i in draining if (stop := self._carry_over(i, now_s)) is not None)
             return
-        stalled = self._books.fleet.devices[device].stalled
+        here_now = self._books.fleet.devices[device]
         found = [
             candidate
             for candidate in self._victims.on(device, Pressing.CAN_WAIT, now_s)
-            if stalled or candidate.expected_remaining_s >= _ACTIVATIONS_AWAY * candidate.activation_s  # 3, 2
+            if candidate.spare
+            or candidate.expected_remaining_s >= _ACTIVATIONS_AWAY * candidate.activation_s  # 2
+            or (here_now.stalled and _is_worth_it(candidate, here_now.memory_short_s))  # 3
         ]
         for candidate in choose_evictions(found, 1, self._books.settings.eviction) or ():
-            reason = because(ReasonCode.KV_PRESSURE, idle_s=candidate.idle_s, regret=candidate.regret)
+            code = ReasonCode.SCALE_IN if candidate.spare else ReasonCode.KV_PRESSURE
+            reason = because(code, idle_s=candidate.idle_s, regret=candidate.regret)
             yield StopInstance(self._books.loaded[candidate.key], reason)
 
     def _carry_over(self, instance: InstanceRecord, now_s: float) -> StopInstance | None:
@@ -61,3 +69,9 @@ class KvRelief:
         if any(requests_wait_for_memory(self._books.fleet, d) for i in active for d in i.shards):
             return None
         return StopInstance(instance, because(ReasonCode.KV_PRESSURE, drains_s=drains_s), carry=True)
+
+
+def _is_worth_it(candidate: EvictionCandidate, short_s: float) -> bool:
+    """Whether nothing running here is worse than driving the model out although it may be back soon."""
+    way_s = _WAY_ACTIVATIONS * candidate.activation_s
+    return candidate.expected_remaining_s >= way_s or short_s >= way_s

@@ -10,17 +10,23 @@ they are answered::
 
 from __future__ import annotations
 
+from typing import Final
+
 from prism.core.effects import Activate, Deactivate, Route
 from prism.core.events import ActivationFinished, InstanceFound
 from prism.core.ids import Generation
 from prism.core.instances import InstanceKey
 from prism.core.reasons import Reason, ReasonCode, because
 from prism.core.views import InstanceState
+from prism.policy.eviction import recovered_trust, trust_after
 from prism.scheduler.books import Books
 from prism.scheduler.decisions import Room, StartInstance
 from prism.scheduler.outbox import EffectOutbox
 from prism.scheduler.records import InstanceRecord, ModelRecord
 from prism.scheduler.shares import shards_of
+
+_DRIVEN_OUT: Final = (ReasonCode.MAKE_ROOM, ReasonCode.KV_PRESSURE)
+"""Idle, and somebody else's requests needed the memory."""
 
 
 class Lifecycle:
@@ -41,6 +47,7 @@ class Lifecycle:
         key = InstanceKey(model.name, Generation(self._next_generation))
         instance = self._new_record(key, model, room, InstanceState.WAITING, order.reason, now_s)
         instance.replaces = order.replaces
+        _note_return(model, now_s)
         self._next_generation += 1
         self._books.last_devices = room.devices
         self._enter_books(model, instance, now_s)
@@ -49,6 +56,8 @@ class Lifecycle:
             self.stop_instance(victim, why, now_s, carry=victim.busy)
         if instance.waits_for:
             self.held[instance.key] = instance
+            for device in room.devices:
+                self._books.fleet.devices[device].contested_s = now_s
         self._send_if_ready(instance, now_s)
         return instance
 
@@ -76,6 +85,8 @@ class Lifecycle:
         )
 
     def _enter_books(self, model: ModelRecord, instance: InstanceRecord, now_s: float) -> None:
+        rate_per_s = self._books.rates.weighted_rate(model, now_s) * model.spec.slo_ttft_s
+        self._books.times.on_start(model, instance, rate_per_s, now_s)
         model.instances.append(instance)
         self._books.loaded[instance.key] = instance
         self._books.fleet.charge_instance(instance)
@@ -115,6 +126,9 @@ class Lifecycle:
             return
         model = self._books.models[instance.model]
         was_active = instance.state is InstanceState.READY
+        if reason.code in _DRIVEN_OUT and len(model.instances) == 1:
+            idle_s = 0.0 if instance.idle_since_s is None else now_s - instance.idle_since_s
+            model.driven_out_s, model.away_expected_s = now_s, self._books.idle_left_s(model, idle_s)
         if instance.state is not InstanceState.DRAINING:
             instance.enter(InstanceState.DRAINING, now_s)
             self._books.fleet.mark_busy(instance)
@@ -147,3 +161,11 @@ class Lifecycle:
                     other.waits_for.discard(instance.key)
                     self._send_if_ready(other, now_s)
         self.freed.append(model)
+
+
+def _note_return(model: ModelRecord, now_s: float) -> None:
+    """An instance of the model is started: if it was driven out, that shows how long it could do without."""
+    if model.driven_out_s is not None:
+        trust = recovered_trust(model.idle_trust, now_s - model.trusted_s)
+        model.idle_trust = trust_after(trust, model.away_expected_s, now_s - model.driven_out_s)
+        model.driven_out_s, model.trusted_s = None, now_s

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from prism.core.ids import ModelName
 from prism.core.reasons import Reason, ReasonCode, because
-from prism.core.settings import MigrationTest
+from prism.core.settings import ClusterSettings, MigrationTest, Placement
 from prism.core.views import InstanceState, PlannedDecision
 from prism.policy.placement import Assignment, PlacementModel, mean_pressure, move_pays, place_models
 from prism.scheduler.books import Books
@@ -15,6 +15,7 @@ from prism.scheduler.decisions import Room, StartInstance
 from prism.scheduler.places import Places
 from prism.scheduler.rates import rate_shares
 from prism.scheduler.records import InstanceRecord, ModelRecord
+from prism.scheduler.relief import WorkRelief
 
 _MOVES_AT_ONCE_SHARE = 8
 """At most one migration for every so many devices at a time, so that loads do not disturb the whole fleet at once."""
@@ -28,6 +29,7 @@ class Migration:
 
     def __init__(self, books: Books, places: Places) -> None:
         self._books, self._places = books, places
+        self._relief = WorkRelief(books, places) if moves_by_work(books.settings) else None
         self.next_s = float("inf")
         self._enabled = books.settings.global_scheduler and books.settings.rebalance_every_s > 0
 
@@ -44,9 +46,13 @@ class Migration:
         return ()
 
     def _rebalance(self, now_s: float) -> Iterator[StartInstance]:
-        """The moves that Algorithm 1 asks for and that pay, the highest weighted rate first."""
-        moving = sum(len(m.instances) > 1 for m in self._books.loaded_models())
+        """The moves that relieve strained devices; by KV pressure: those that Algorithm 1 asks for and that pay, the
+        highest weighted rate first."""
+        moving = sum(i.replaces is not None for i in self._books.loaded.values())
         budget = max(1, len(self._books.fleet.devices) // _MOVES_AT_ONCE_SHARE) - moving
+        if self._relief is not None:
+            yield from self._relief.moves(now_s, budget)
+            return
         rates = {m.name: m.weighted_rate for m in self._books.loaded_models()}  # refreshed a moment ago
         wanted = [(m, a) for m, a in self._assignments(rates) if a.moved and self._move_pays(m, a, rates[m.name])]
         for model, assignment in wanted:
@@ -144,7 +150,10 @@ class Migration:
     # --- prism plan ---
 
     def explain(self, now_s: float) -> Sequence[PlannedDecision]:
-        """What Algorithm 1 says of every loaded model now, and whether its move would be made."""
+        """What Algorithm 1, or the relief of strained devices, says of every loaded model now, and whether its move
+        would be made."""
+        if self._relief is not None:
+            return self._relief.explain(now_s)
         rates = {m.name: self._books.rates.weighted_rate(m, now_s) for m in self._books.loaded_models()}
         return [self._explain(model, assignment, rates[model.name]) for model, assignment in self._assignments(rates)]
 
@@ -167,6 +176,11 @@ class Migration:
         return PlannedDecision(
             model.name, "move" if pays else "stay", here, assignment.devices if pays else here, reason
         )
+
+
+def moves_by_work(settings: ClusterSettings) -> bool:
+    """Whether moves are chosen by work; the paper's test goes with Algorithm 1."""
+    return settings.placement is Placement.WORK and settings.migration is MigrationTest.COST_AWARE
 
 
 def _known_or_infeasible(kvpr: float | None) -> float | str:

@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 
 from prism.core.ids import DeviceId
 from prism.core.reasons import Reason, ReasonCode, because
+from prism.core.settings import Placement
+from prism.core.views import InstanceState
 from prism.policy.pressure import Mask, Shard
+from prism.policy.work import loads_with
 from prism.scheduler.books import Books
 from prism.scheduler.claims import Claims
-from prism.scheduler.records import ModelRecord
+from prism.scheduler.fleet import Fleet
+from prism.scheduler.records import InstanceRecord, ModelRecord
+
+_COMING = (InstanceState.WAITING, InstanceState.LOADING)
 
 
 class Places:
@@ -74,7 +80,7 @@ class Places:
     def find_free(
         self, model: ModelRecord, now_s: float, sharers: int = 1, without: Iterable[DeviceId] = ()
     ) -> tuple[tuple[DeviceId, ...], float] | None:
-        """The feasible devices with the least pressure, none of them among ``without``, and that pressure."""
+        """The feasible devices that bear the model best, none of them among ``without``, and their KV pressure."""
         fleet, shard = self._books.fleet, self.shard_of(model, now_s, sharers)
         allowed = fleet.fits_now(shard) & self.allowed(model, now_s)
         for device in model.short_bytes:
@@ -83,13 +89,73 @@ class Places:
         for instance in model.instances:  # a second instance (migration) goes elsewhere
             self._close(allowed, instance.shards)
         self._close(allowed, without)
-        best = fleet.board.best(shard, model.spec.tp, allowed, self._books.settings.kvpr)
+        best = self._best(model, shard, allowed)
         if best is None:
             return None
         ids = [fleet.board.specs[i].id for i in best[0]]
         if model.wanted_devices and set(ids) == set(model.wanted_devices):
             ids = list(model.wanted_devices)  # in the rank order that was asked for
         return tuple(ids), best[1]
+
+    def _best(self, model: ModelRecord, shard: Shard, allowed: Mask) -> tuple[list[int], float] | None:
+        """The allowed devices that bear the model best, and their worst KV pressure with it."""
+        board, settings = self._books.fleet.board, self._books.settings
+        if settings.placement is Placement.KVPR:
+            return board.best(shard, model.spec.tp, allowed, settings.kvpr)
+        fleet = self._books.fleet
+        rate_per_s = shard.weighted_rate * model.spec.tp * model.spec.slo_ttft_s
+        demand = self._books.times.demand_of(model, board.specs[0].id, rate_per_s)
+        best = board.best_by(loads_with(demand, fleet.work, fleet.kv_work, board.shared), model.spec.tp, allowed)
+        return None if best is None else (best, float(board.pressure_for(shard, settings.kvpr)[best].max()))
+
+    def quiet(
+        self, model: ModelRecord, kv_bytes: int, settled_s: float, now_s: float
+    ) -> Iterator[tuple[DeviceId, ...]]:
+        """Devices for further instances of ``model``, each on devices of its own, the least loaded first: in free room,
+        with ``kv_bytes`` for each shard beside what their own requests may need again, where nothing is being loaded
+        and memory has not been contested for ``settled_s``."""
+        fleet, shard = self._books.fleet, self._with_kv(model, kv_bytes, now_s)
+        allowed = fleet.fits_now(shard) & self.allowed(model, now_s)
+        for other in model.instances:
+            self._close(allowed, other.shards)
+        loads = fleet.loads(now_s)
+        while (best := fleet.board.best_by(loads, model.spec.tp, allowed)) is not None:
+            ids = tuple(fleet.board.specs[i].id for i in best)
+            unfit = [i for i in ids if not self._is_settled(i, shard, now_s - settled_s)]
+            self._close(allowed, unfit or ids)
+            if not unfit:
+                yield ids
+
+    def _with_kv(self, model: ModelRecord, kv_bytes: int, now_s: float) -> Shard:
+        shard = self.shard_of(model, now_s)
+        return Shard(shard.weighted_rate, shard.weight_bytes, max(shard.min_kv_bytes, kv_bytes))
+
+    def _is_settled(self, id: DeviceId, shard: Shard, since_s: float) -> bool:
+        fleet = self._books.fleet
+        device = fleet.devices[id]
+        loads = any(i.state in _COMING for i in device.instances.values())
+        need_bytes = fleet.board.need_on(fleet.index[id], shard)
+        return not loads and device.contested_s < since_s and fleet.headroom_bytes(id) >= need_bytes
+
+    def instead_of_spares(
+        self, model: ModelRecord, kv_bytes: int, now_s: float
+    ) -> Iterator[tuple[DeviceId, list[InstanceRecord]]]:
+        """Single devices where idle spare instances of other models leave for one of ``model``, the least loaded first,
+        with those that leave."""
+        fleet, models, shard = self._books.fleet, self._books.models, self._with_kv(model, kv_bytes, now_s)
+        spares: dict[DeviceId, list[InstanceRecord]] = {}
+        for instance in fleet.idle.values():
+            alone = instance.state is InstanceState.READY and len(instance.shards) == 1
+            if alone and instance.model != model.name and models[instance.model].is_spare(instance):
+                spares.setdefault(instance.queue_device, []).append(instance)
+        allowed = self.allowed(model, now_s)
+        for other in model.instances:
+            self._close(allowed, other.shards)
+        for id in sorted(spares, key=lambda id: (fleet.load_of(id, now_s), id)):
+            lacks_bytes = fleet.board.need_on(fleet.index[id], shard) - fleet.headroom_bytes(id)
+            leaving = _enough(fleet, id, spares[id], lacks_bytes)
+            if leaving and allowed[fleet.index[id]]:
+                yield id, leaving
 
     def next_in_turn(self, model: ModelRecord, now_s: float) -> tuple[tuple[DeviceId, ...], float] | None:
         """Without the global scheduler (an ablation): the next devices in turn with room."""
@@ -120,3 +186,14 @@ class Places:
         """Of one shard, in the whole pages that an account gives."""
         board, index, shard = self._books.fleet.board, self._books.fleet.index, self.shard_of(model, now_s)
         return max(board.kv_bytes(index[d], shard) for d in devices)
+
+
+def _enough(fleet: Fleet, id: DeviceId, spares: list[InstanceRecord], lacks_bytes: float) -> list[InstanceRecord]:
+    """The first of ``spares`` on ``id`` that free ``lacks_bytes`` together, at least one; none if all do not."""
+    leaving: list[InstanceRecord] = []
+    for spare in spares:
+        leaving.append(spare)
+        lacks_bytes -= fleet.frees_bytes(id, spare)
+        if lacks_bytes <= 0:
+            return leaving
+    return []

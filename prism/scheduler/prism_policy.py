@@ -4,6 +4,7 @@ section 6.2)."""
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from itertools import chain
 
 from prism.core.events import DeviceReport
 from prism.core.reasons import ReasonCode, because
@@ -120,10 +121,17 @@ class PrismPolicy(ClusterPolicy):
     # --- what is done when time passes ---
 
     def on_time(self, now_s: float) -> Iterable[Decision]:
-        """Claims that have ended are dropped; the loaded models are rebalanced when that is due."""
+        """Claims that have ended are dropped; when that is due the loaded models are rebalanced, and instances for
+        bursts to come are made."""
         if self._claims:
             self._claims.drop_ended()
-        return self._migration.on_time(now_s)
+        due = now_s >= self._migration.next_s
+        if due:
+            self.books.times.refresh(now_s)
+        moves = self._migration.on_time(now_s)
+        if not due or self.books.settings.max_replicas == 1:
+            return moves
+        return chain(moves, self._scaling.on_time(now_s))
 
     def next_time_s(self) -> float:
         return self._migration.next_s
@@ -141,7 +149,7 @@ class PrismPolicy(ClusterPolicy):
         if self.books.settings.max_replicas > 1:
             for instance in here:
                 if instance.state is InstanceState.READY and instance.queue_device == report.device:
-                    yield from self._scaling.on_report(self.books.models[instance.model], now_s)
+                    yield from self._scaling.on_report(instance, now_s)
         if requests_wait_for_memory(self.books.fleet, report.device):
             yield from self._kv_relief.on_shortage(report.device, here, now_s)
 

@@ -57,6 +57,7 @@ class DemandRates:
             self._fleet.mark_busy(instance)
         self._expected.saw_request(now_s)
         model.rate.add(count, now_s)
+        model.burst.add(count, now_s)
         self._refresh(model, now_s)
 
     def on_start(self, model: ModelRecord, now_s: float) -> None:

@@ -13,6 +13,9 @@ from prism.core.views import InstanceState
 from prism.policy.demand import IdleIntervals, SlidingRate
 from prism.policy.pressure import Shard
 
+BURST_WINDOW_S = 1.0
+"""Window of the rates of the last moments."""
+
 
 @dataclass(slots=True)
 class InstanceRecord:
@@ -33,6 +36,18 @@ class InstanceRecord:
     """How long it had been idle in the last report that showed it so."""
     idle_since_s: float | None = None
     served: bool = False
+    first_tokens: int = 0
+    """Requests that got their first token from it, as of its last report."""
+    waited_s: float = 0.0
+    """How long its requests had been waiting at the last report, or what they take to prefill if that is longer."""
+    duty: float = 0.0
+    """Share of the last half minute or so in which it had requests, as of ``settled_s``."""
+    kv_mean_bytes: float = 0.0
+    """KV that its requests held on each device in that time, on average."""
+    settled_s: float = 0.0
+    work: float = 0.0
+    """What the fleet counts for it (:mod:`prism.policy.work`), on each of its devices; and ``kv_work_bytes``."""
+    kv_work_bytes: float = 0.0
     replaces: InstanceKey | None = None
     """The instance that leaves once this one serves (a migration)."""
     carried: bool = False
@@ -67,9 +82,22 @@ class ModelRecord:
     instances: list[InstanceRecord] = field(default_factory=list)
     weighted_rate: float = 0.0
     """``r / s`` as the board has it (:mod:`.rates`)."""
+    duty: float = 0.0
+    kv_mean_bytes: float = 0.0
+    """Both of the instance that was reported last; what a new one is believed to be like."""
+    burst: SlidingRate = field(default_factory=lambda: SlidingRate(BURST_WINDOW_S))
+    """Arrivals of the last moments."""
     last_arrival_s: float | None = None
     idle_since_s: float | None = None
     """When its last instance became idle; kept after that instance left."""
+    driven_out_s: float | None = None
+    """When it last left for somebody else's memory; None: it is back."""
+    away_expected_s: float = 0.0
+    """How long it was expected to stay idle then."""
+    idle_trust: float = 1.0
+    """How far expectations of its idleness are believed, as of ``trusted_s``
+    (:func:`prism.policy.eviction.trust_after`)."""
+    trusted_s: float = 0.0
     waiting: int = 0
     waiting_since_s: float = float("inf")
     """When its inactive queue last began to fill: requests that were carried here may have arrived long before."""
@@ -108,6 +136,12 @@ class ModelRecord:
         """Some instance serves or will."""
         return any(i.state is not InstanceState.DRAINING for i in self.instances)
 
+    def is_spare(self, instance: InstanceRecord) -> bool:
+        """Whether the model serves on without this instance: it has an older one that serves. The oldest is its home,
+        which leaves as that of any other model does."""
+        serving = self.in_state(InstanceState.READY)
+        return len(serving) > 1 and min(i.key.generation for i in serving) < instance.key.generation
+
     @property
     def resting_since_s(self) -> float | None:
         """Since when none of its active instances has had a request; None when one has."""
@@ -131,6 +165,8 @@ class ModelRecord:
 
 _REMEMBERED_S = 5.0
 """Time constant of a device's share of time with waiting requests."""
+_PEAK_REMEMBERED_S = 60.0
+"""Time constant with which a peak of KV memory in use is forgotten."""
 
 
 @dataclass(slots=True)
@@ -151,6 +187,13 @@ class DeviceRecord:
     memory_short_s: float = 0.0
     """How long requests had been waiting for memory at the last report."""
     reported_s: float = 0.0
+    load_mean: float = 0.0
+    load_now: float = 0.0
+    """Both as of ``reported_s``: :meth:`prism.scheduler.fleet.Fleet.load_of`."""
+    kv_peak_bytes: float = 0.0
+    """Highest ``busy_kv_bytes`` of the last minute or so, fading."""
+    contested_s: float = float("-inf")
+    """When somebody last had to leave for another's memory here, or requests waited for memory."""
     instances: dict[InstanceKey, InstanceRecord] = field(default_factory=dict)
     """By key: two generations of one model may stand here for a moment."""
     busy_kv: dict[InstanceKey, int] = field(default_factory=dict)
@@ -166,6 +209,11 @@ class DeviceRecord:
         self.stalled = self.busy_kv_bytes == 0 if runs else waits
         waits = waits or self.stalled
         self.memory_short_s = report.memory_short_s
-        keep = _REMEMBERED_S / (_REMEMBERED_S + now_s - self.reported_s)
+        if report.memory_short_s > 0.0:
+            self.contested_s = now_s
+        past_s = now_s - self.reported_s
+        keep = _REMEMBERED_S / (_REMEMBERED_S + past_s)
         self.waiting_share = self.waiting_share * keep + (1.0 - keep) * waits
+        fading = self.kv_peak_bytes * _PEAK_REMEMBERED_S / (_PEAK_REMEMBERED_S + past_s)
+        self.kv_peak_bytes = max(float(self.busy_kv_bytes), fading)
         self.reported_s = now_s

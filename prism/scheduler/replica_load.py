@@ -1,71 +1,148 @@
-"""How many instances a model's load asks for (not in the Prism paper, which gives every model one)."""
+"""How many instances a model's load asks for, now and at its bursts (not in the Prism paper, which gives every model
+one)."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Final
 
 from prism.core.ids import ModelName
+from prism.core.instances import InstanceKey
 from prism.core.views import InstanceState
 from prism.policy.autoscale import AutoScaler, CapacityEstimate, ScaleBounds
-from prism.scheduler.records import InstanceRecord, ModelRecord
+from prism.policy.demand import SlidingRate
+from prism.policy.replicas import ModelLoad, PeakHold, instances_needed
+from prism.scheduler.books import Books
+from prism.scheduler.records import BURST_WINDOW_S, InstanceRecord, ModelRecord
+from prism.scheduler.shortage import bearable_wait_s
 
-_SMOOTH_S = 2.0
-"""Time constant of the averages of running and waiting requests."""
+_SMOOTH_S: Final = 2.0
+"""Time constant of the averages of running and waiting requests, by which instances leave."""
+_LONG_S: Final = 30.0
+"""The same of what a request's residence is computed from."""
+_PEAKS_S: Final = 600.0
+"""Bursts are remembered for so long at least, and twice that at most."""
+_CLOSE: Final = 0.8
+"""Part of an objective of a token's time from which on a model's load is looked at."""
 
 
 @dataclass(slots=True)
 class _Record:
-    """What is remembered of a model that had requests waiting."""
+    """What is remembered of a model whose requests waited, or whose steps came close to their objective."""
 
     scaler: AutoScaler = field(default_factory=lambda: AutoScaler(ScaleBounds()))
     capacity: CapacityEstimate = field(default_factory=CapacityEstimate)
+    served: SlidingRate = field(default_factory=lambda: SlidingRate(BURST_WINDOW_S))
+    first_tokens: dict[InstanceKey, int] = field(default_factory=dict)
+    hot: bool = False
+    """Requests waited for longer than they can bear at the last report."""
+    peaks: PeakHold = field(default_factory=lambda: PeakHold(_PEAKS_S))
     running: float = 0.0
     waiting: float = 0.0
+    long_running: float = 0.0
+    long_served_per_s: float = 0.0
     at_s: float | None = None
     instances: int = 0
     """Active instances at that time; the averages begin anew when their number changes."""
-    waits_since_s: float | None = None
-    """Since when requests have been waiting on average."""
 
 
 class ReplicaLoad:
-    """Follows reported loads. Costs nothing for models that never make requests wait."""
+    """Follows reported loads. Costs next to nothing for models that never need a second instance."""
 
-    def __init__(self, most: int) -> None:
-        """``most``: instances of one model."""
-        self._most = most
+    def __init__(self, books: Books) -> None:
+        self._books, self._most = books, books.settings.max_replicas
         self._records: dict[ModelName, _Record] = {}
 
     def observe(self, model: ModelRecord, now_s: float) -> int:
         """Take in the loads as they are reported; the instances that the model should have now, at least one, at most
-        ``most``. Call at every report."""
+        as many as settings allow. Call at every report."""
         active = model.in_state(InstanceState.READY)
         record = self._records.get(model.name)
         if record is None:
-            if not any(i.waiting for i in active):
+            if not any(self._is_close(model, i, now_s) for i in active):
                 return len(active)
             record = self._records[model.name] = _Record()
         _smooth(record, active, now_s)
+        load = self._load(model, record, active, now_s)
+        record.hot = load.hot
+        needed = min(self._most, instances_needed(load))
+        record.peaks.note(needed, now_s)
+        if needed > len(active):
+            return needed
         rate_per_s = model.rate.per_s(now_s)
-        load = record.capacity.observe_load(len(active), rate_per_s, record.running, record.waiting)
-        return min(self._most, record.scaler.decide_target(now_s, len(active), load))
+        used = record.capacity.observe_load(len(active), rate_per_s, record.running, record.waiting)
+        enough = record.scaler.decide_target(now_s, len(active), max(used, (needed - 0.5) / len(active)))
+        return max(needed, min(enough, len(active)))
 
-    def waits_for_s(self, model: ModelName, now_s: float) -> float:
-        """How long requests of the model have been waiting without a break."""
+    def peak(self, model: ModelName, now_s: float) -> int:
+        """The most instances that the model's bursts of the last time have asked for; 1 when there were none."""
         record = self._records.get(model)
-        return 0.0 if record is None or record.waits_since_s is None else now_s - record.waits_since_s
+        return 1 if record is None else max(1, int(record.peaks.peak(now_s)))
+
+    def is_hot(self, model: ModelName) -> bool:
+        """Whether the model's requests waited for longer than they can bear when it was reported last."""
+        record = self._records.get(model)
+        return record is not None and record.hot
+
+    def bursting(self) -> list[ModelName]:
+        """Models with a :meth:`peak` to be asked for."""
+        return list(self._records)
+
+    def forget_gone(self) -> None:
+        """Drop what is remembered of models that the catalog does not have any more."""
+        for name in [name for name in self._records if name not in self._books.models]:
+            del self._records[name]
+
+    def _is_close(self, model: ModelRecord, instance: InstanceRecord, now_s: float) -> bool:
+        """Whether requests wait for the instance, or its steps take nearly as long as they may."""
+        if instance.waiting or not instance.running:
+            return instance.waiting > 0
+        device = self._books.fleet.devices[instance.queue_device]
+        return self._books.times.token_s(device, instance, now_s) > _CLOSE * model.spec.slo_tpot_s
+
+    def _load(self, model: ModelRecord, record: _Record, active: list[InstanceRecord], now_s: float) -> ModelLoad:
+        residence_s = record.long_running / record.long_served_per_s if record.long_served_per_s > 0.0 else 0.0
+        bearable_s = bearable_wait_s(model.spec.slo_ttft_s)
+        return ModelLoad(
+            instances=len(active),
+            running=sum(i.running for i in active),
+            waiting=sum(i.waiting for i in active),
+            # Most of them: what queued up before the others came is not shared with them.
+            hot=2 * sum(i.waiting > 0 and i.waited_s >= bearable_s for i in active) > len(active),
+            arrivals_per_s=model.burst.per_s(now_s),
+            served_per_s=record.served.per_s(now_s),
+            usual_per_s=model.rate.per_s(now_s),
+            residence_s=residence_s,
+            room=self._room(model, active),
+        )
+
+    def _room(self, model: ModelRecord, active: list[InstanceRecord]) -> float:
+        """Of the busiest instance; infinite where no number of instances meets the objective."""
+        busiest = max(active, key=lambda i: i.running)
+        room = self._books.times.room_of(busiest, model.spec.slo_tpot_s)
+        return room if room >= 1.0 and busiest.running else float("inf")
 
 
 def _smooth(record: _Record, active: list[InstanceRecord], now_s: float) -> None:
     running, waiting = sum(i.running for i in active), sum(i.waiting for i in active)
+    served = _count_served(record, active, now_s)
+    past_s = 0.0 if record.at_s is None else now_s - record.at_s
     if record.at_s is None or record.instances != len(active):
         record.running, record.waiting = float(running), 0.0  # one report with waiting requests is no load yet
     else:
-        keep = _SMOOTH_S / (_SMOOTH_S + now_s - record.at_s)
+        keep = _SMOOTH_S / (_SMOOTH_S + past_s)
         record.running = keep * record.running + (1.0 - keep) * running
         record.waiting = keep * record.waiting + (1.0 - keep) * waiting
+    if past_s > 0.0:
+        keep = _LONG_S / (_LONG_S + past_s)
+        record.long_running = keep * record.long_running + (1.0 - keep) * running
+        record.long_served_per_s = keep * record.long_served_per_s + (1.0 - keep) * served / past_s
     record.at_s, record.instances = now_s, len(active)
-    if record.waiting < 0.5:
-        record.waits_since_s = None
-    elif record.waits_since_s is None:
-        record.waits_since_s = now_s
+
+
+def _count_served(record: _Record, active: list[InstanceRecord], now_s: float) -> int:
+    """First tokens since the last look."""
+    served = sum(max(0, i.first_tokens - record.first_tokens.get(i.key, i.first_tokens)) for i in active)
+    record.first_tokens = {i.key: i.first_tokens for i in active}
+    record.served.add(served, now_s)
+    return served

@@ -11,17 +11,21 @@ from prism.scheduler.records import InstanceRecord
 def take_report(books: Books, report: DeviceReport, now_s: float) -> bool:
     """What the device holds, and how busy the instances are whose requests stand in its queue. False for a device that
     is not in the books."""
+    if report.device in books.fleet.devices:
+        books.times.settle(report.device, now_s)
     if not books.fleet.take_report(report, now_s):
         return False
     for load in report.instances:
         instance = books.loaded.get(load.key)
         if instance is not None and instance.queue_device == report.device:
             _take_load(books, instance, load, now_s)
+    books.times.take_report(report, now_s)
     return True
 
 
 def _take_load(books: Books, instance: InstanceRecord, load: InstanceLoad, now_s: float) -> None:
     instance.running, instance.waiting, instance.kv_bytes = load.running, load.waiting, load.kv_bytes
+    instance.waited_s, instance.first_tokens = load.waited_s, load.served
     if instance.state is not InstanceState.READY:
         return
     rested = now_s - instance.since_s >= books.settings.min_residency_s

@@ -177,11 +177,11 @@ class DeviceRequests(Generic[R]):
         """Its attempt is over without an end."""
         self._move(r, Stage.LOST, (Stage.RUNNING,))
 
-    def close(self, r: R, now_s: float) -> Finished:
-        """Its last token is out."""
+    def close(self, r: R, now_s: float, generated_tokens: int = 0) -> Finished:
+        """Its last token is out, ``generated_tokens`` in all (0: not known)."""
         self._move(r, Stage.CLOSING, (Stage.RUNNING,))
         self._rest(r.model, now_s)
-        return Finished(r.id)
+        return Finished(r.id, generated_tokens)
 
     def give_up(self, r: R, now_s: float) -> None:
         """The scheduler refused it or sent it back."""

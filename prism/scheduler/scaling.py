@@ -1,18 +1,22 @@
 """More or fewer instances of one model: how many, and where.
 
-:func:`decide_scaling` is the rule: a view in, a decision out, which may name any number of instances. Today's rule adds
-and removes one at a time; :data:`AT_ONCE` and :func:`decide_scaling` are all that changes for several.
+:func:`decide_scaling` is the rule: a view in, a decision out, which may name any number of instances. Further instances
+are made in free memory (that of idle spare ones counts as free) and are the first to leave when anybody needs it, so
+that they cost nobody an eviction. :class:`Scaling` asks the rule when loads are reported, for as many instances as they
+need at once, and, when time passes, for those that a model's bursts have needed and that stand ready for the next one.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from typing import Final
 
 from prism.core.ids import DeviceId
 from prism.core.instances import InstanceKey
-from prism.core.reasons import ReasonCode, because
+from prism.core.reasons import Reason, ReasonCode, because
 from prism.core.views import InstanceState
+from prism.policy.device_time import slowdown
 from prism.scheduler.books import Books
 from prism.scheduler.crowding import is_pressed
 from prism.scheduler.decisions import Decision, Room, StartInstance, StopInstance
@@ -20,23 +24,28 @@ from prism.scheduler.places import Places
 from prism.scheduler.records import InstanceRecord, ModelRecord
 from prism.scheduler.replica_load import ReplicaLoad
 
-AT_ONCE = 1
-"""Most instances of a model that one decision adds or removes."""
-_OWN_SHARE = 0.75
-"""Part of its device's weighted rate from which on a model counts as alone there."""
-_PATIENCE_REBALANCINGS = 2.0
-"""Beside neighbours in use a model waits for so many rebalancings: it should rather move away from them."""
+_STANDING_SETTLED_S: Final = 60.0
+"""A device is no place for an instance that only stands ready when somebody had to leave it, or lacked memory there, so
+short a time ago."""
+_URGENT_SETTLED_S: Final = 20.0
+"""The same for one that requests wait for."""
+_DEVICES_A_ROUND: Final = 4
+"""In one rebalancing one device of so many gets an instance that only stands ready."""
 
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where one further instance would stand, in free room."""
+    """Where one further instance would stand."""
 
     devices: tuple[DeviceId, ...]
-    kvpr: float
-    """With the instance there."""
+    slowdown: float
+    """How many times longer than alone steps take there with the instance loaded as its model's busiest one is."""
+    bearable: bool
+    """All who run there would make their tokens within their objectives all the same."""
     pressed: bool
     """Short of memory or time already."""
+    evict: tuple[InstanceKey, ...] = ()
+    """Idle spare instances of other models that leave for it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,15 +53,18 @@ class ScalingView:
     """One model whose load was reported, at one moment."""
 
     wanted: int
-    """Instances that its load, or an operator, asks for."""
+    """Instances that its load, its bursts or an operator ask for."""
     active: tuple[tuple[InstanceKey, int], ...]
     """Those that serve, with their requests."""
-    settled: bool
-    """No instance of it comes or leaves."""
+    coming: int
+    """Those that are on their way."""
+    leaving: int
     may_grow: bool
-    """It is alone on its devices or has waited long enough beside its neighbours, and no failure holds it back."""
-    kvpr: float
-    """The least pressure among the devices it has."""
+    """No failure holds it back."""
+    slowdown: float
+    """How many times longer than alone steps take where it is slowed down most."""
+    hot: bool
+    """Requests wait for longer than they can bear; else tokens come too slowly, or nothing is wrong."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,24 +80,24 @@ def decide_scaling(view: ScalingView, places: Iterator[Place]) -> ScalingDecisio
     """How many instances come or go, and where. ``places``: the best one for a further instance, then for one more
     beside it, and so on.
 
-    1. While an instance comes or leaves: nothing; its load is not known yet.
-    2. Fewer than wanted: further ones, if it may grow, as long as the next place is better than what the model has and
-       not short of anything itself.
-    3. More than wanted: the least loaded leave, of equal ones the youngest.
+    1. Fewer than wanted: all that are missing at once, those that come counted, as far as there are places that
+       are not short of anything themselves and where everybody's tokens stay within their objectives; when requests
+       wait, a place that is less crowded than here will do. Weights of idle models slow nobody down and do not count.
+    2. More than wanted: one leaves, the least loaded, of equal ones the youngest, unless one comes or leaves: the load
+       is not known yet then.
     """
     have = len(view.active)
-    if not view.settled:  # 1
-        return ScalingDecision()
-    if view.wanted > have:  # 2
+    if view.wanted > have:  # 1
         add: list[Place] = []
-        while view.may_grow and len(add) < min(AT_ONCE, view.wanted - have):
-            place = next(places, None)
-            if place is None or place.kvpr >= view.kvpr or place.pressed:
-                break
-            add.append(place)
+        lacking = view.wanted - have - view.coming
+        while view.may_grow and len(add) < lacking and (place := next(places, None)) is not None:
+            if not place.pressed and (place.bearable or (view.hot and place.slowdown < view.slowdown)):
+                add.append(place)
         return ScalingDecision(add=tuple(add))
+    if view.coming or view.leaving:  # 2
+        return ScalingDecision()
     by_load = sorted(view.active, key=lambda one: (one[1], -one[0].generation))
-    return ScalingDecision(remove=tuple(key for key, _ in by_load[: min(AT_ONCE, have - view.wanted)]))  # 3
+    return ScalingDecision(remove=tuple(key for key, _ in by_load[: min(1, have - view.wanted)]))
 
 
 class Scaling:
@@ -93,46 +105,133 @@ class Scaling:
 
     def __init__(self, books: Books, places: Places) -> None:
         self._books, self._places = books, places
-        self._load = ReplicaLoad(books.settings.max_replicas)
+        self._load = ReplicaLoad(books)
 
-    def on_report(self, model: ModelRecord, now_s: float) -> Iterable[Decision]:
-        """The load of an instance of the model was reported."""
+    def on_report(self, instance: InstanceRecord, now_s: float) -> Iterable[Decision]:
+        """The load of the instance, which serves, was reported."""
+        model = self._books.models[instance.model]
         active = model.in_state(InstanceState.READY)
-        wanted = max(self._load.observe(model, now_s), min(model.least_instances, len(active)))
-        return self._scale(model, active, wanted, now_s) if wanted != len(active) else ()
+        needed = self._load.observe(model, now_s)
+        if len(active) > 1 and self._crowds(model, instance, now_s):
+            return [self._give_way(instance, now_s)]
+        if needed > len(active):
+            return self._grow(model, active, needed, ReasonCode.SCALE_OUT, now_s)
+        kept = max(needed, self._standing(model, now_s), min(model.least_instances, len(active)))
+        return self._shrink(model, active, kept, now_s) if kept < len(active) else ()
 
-    def _scale(self, model: ModelRecord, active: list[InstanceRecord], wanted: int, now_s: float) -> Iterator[Decision]:
-        view = self._view(model, active, wanted, now_s)
-        decision = decide_scaling(view, self._further_places(model, len(active), now_s))
-        for place in decision.add:
-            room = Room.on(place.devices, (), self._places.kv_cap_bytes(model, place.devices, now_s))
-            counts = {"instances": len(active), "wanted": wanted, "waiting": sum(i.waiting for i in active)}
-            yield StartInstance(model, room, because(ReasonCode.SCALE_OUT, **counts, kvpr=place.kvpr))
-        for key in decision.remove:
-            reason = because(ReasonCode.SCALE_IN, instances=len(active), wanted=wanted)
-            yield StopInstance(self._books.loaded[key], reason)
+    def on_time(self, now_s: float) -> Iterator[Decision]:
+        """Rates are fresh: instances for bursts to come are made where memory is free, those first of which a byte of
+        weights takes the most of the load."""
+        self._load.forget_gone()
+        lacking = [m for m in map(self._books.models.__getitem__, self._load.bursting()) if self._lacks(m, now_s)]
+        budget = max(1, len(self._books.fleet.devices) // _DEVICES_A_ROUND)
+        for model in sorted(lacking, key=lambda m: (-self._standing(m, now_s) / m.spec.weight_bytes, m.name)):
+            active = model.in_state(InstanceState.READY)
+            wanted = min(self._standing(model, now_s), len(active) + budget)
+            for decision in self._grow(model, active, wanted, ReasonCode.STANDING, now_s):
+                yield decision
+                budget -= 1
+            if budget <= 0:
+                return
 
-    def _view(self, model: ModelRecord, active: list[InstanceRecord], wanted: int, now_s: float) -> ScalingView:
-        board, index, settings = self._books.fleet.board, self._books.fleet.index, self._books.settings
-        shards = [(index[d], shard) for i in active for d, shard in i.shards.items()]
-        alone = all(shard.weighted_rate >= _OWN_SHARE * board.rate[at] for at, shard in shards)
-        patience_s = _PATIENCE_REBALANCINGS * settings.rebalance_every_s
-        ripe = alone or self._load.waits_for_s(model.name, now_s) >= patience_s
-        pressure = board.kvpr()
-        return ScalingView(
+    def _standing(self, model: ModelRecord, now_s: float) -> int:
+        """Instances that the model keeps where memory is free."""
+        return self._load.peak(model.name, now_s) if self._books.settings.standing_replicas else 1
+
+    def _lacks(self, model: ModelRecord, now_s: float) -> bool:
+        serving = len(model.in_state(InstanceState.READY))
+        return not model.removed and 0 < serving < self._standing(model, now_s)
+
+    # --- giving way ---
+
+    def _crowds(self, model: ModelRecord, instance: InstanceRecord, now_s: float) -> bool:
+        """The instance is a spare one, and where it is tokens come too slowly for somebody's objective, while no
+        request has to wait for its model. Every instance reads its weights for its own requests: where bandwidth is
+        short, one that runs them all is better for everybody."""
+        if not instance.running or self._load.is_hot(model.name) or not model.is_spare(instance):
+            return False
+        settled = len(model.instances) == len(model.in_state(InstanceState.READY))
+        return settled and any(self._is_slow(d, now_s) for d in instance.shards)
+
+    def _is_slow(self, id: DeviceId, now_s: float) -> bool:
+        return slowdown(self._books.fleet.load_of(id, now_s)) > self._books.times.bearable_slowdown(id)
+
+    def _give_way(self, instance: InstanceRecord, now_s: float) -> StopInstance:
+        for id in instance.shards:
+            self._books.fleet.devices[id].contested_s = now_s
+        load = max(self._books.fleet.load_of(d, now_s) for d in instance.shards)
+        return StopInstance(instance, because(ReasonCode.SCALE_IN, load=load))
+
+    # --- growing ---
+
+    def _grow(
+        self, model: ModelRecord, active: list[InstanceRecord], wanted: int, code: ReasonCode, now_s: float
+    ) -> Iterator[StartInstance]:
+        busiest = max(active, key=lambda i: (i.running, i.key))
+        view = ScalingView(
             wanted=wanted,
             active=tuple((i.key, i.running + i.waiting) for i in active),
-            settled=len(active) == len(model.instances),
-            may_grow=ripe and now_s >= model.retry_at_s,
-            kvpr=min(float(pressure[at]) for at, _ in shards),
+            coming=len(model.in_state(InstanceState.WAITING, InstanceState.LOADING)),
+            leaving=0,
+            may_grow=now_s >= model.retry_at_s,
+            slowdown=max(slowdown(self._books.fleet.load_of(d, now_s)) for i in active for d in i.shards),
+            hot=self._load.is_hot(model.name),
         )
+        for place in decide_scaling(view, self._further_places(model, busiest, wanted, code, now_s)).add:
+            yield self._start(model, place, active, wanted, code, now_s)
 
-    def _further_places(self, model: ModelRecord, have: int, now_s: float) -> Iterator[Place]:
-        """Places in free room, each on devices of its own, looked for one by one."""
-        fleet, settings = self._books.fleet, self._books.settings
-        taken: list[DeviceId] = []
-        while found := self._places.find_free(model, now_s, have + 1, taken):
-            devices, kvpr = found
-            yield Place(devices, kvpr, any(is_pressed(fleet, d, settings.pressed_kv_share) for d in devices))
-            taken += devices
-            have += 1
+    def _start(
+        self,
+        model: ModelRecord,
+        place: Place,
+        active: list[InstanceRecord],
+        wanted: int,
+        code: ReasonCode,
+        now_s: float,
+    ) -> StartInstance:
+        leave = because(ReasonCode.SCALE_IN, for_model=model.name)
+        evict: tuple[tuple[InstanceRecord, Reason], ...] = tuple((self._books.loaded[k], leave) for k in place.evict)
+        room = Room.on(place.devices, evict, self._places.kv_cap_bytes(model, place.devices, now_s))
+        counts = {"instances": len(active), "wanted": wanted, "waiting": sum(i.waiting for i in active)}
+        return StartInstance(model, room, because(code, **counts, slowdown=place.slowdown))
+
+    def _further_places(
+        self, model: ModelRecord, busiest: InstanceRecord, wanted: int, code: ReasonCode, now_s: float
+    ) -> Iterator[Place]:
+        """Free room first, then, for requests that wait, that of spare instances which do nothing."""
+        urgent = code is ReasonCode.SCALE_OUT
+        kv_bytes = self._kv_share_bytes(model, wanted)
+        settled_s = _URGENT_SETTLED_S if urgent else _STANDING_SETTLED_S
+        taken: set[DeviceId] = set()
+        for devices in self._places.quiet(model, kv_bytes, settled_s, now_s):
+            taken.update(devices)
+            yield self._place(devices, busiest, now_s)
+        if urgent and model.spec.tp == 1:
+            for device, spares in self._places.instead_of_spares(model, kv_bytes, now_s):
+                if device not in taken:
+                    yield self._place((device,), busiest, now_s, tuple(i.key for i in spares))
+
+    def _place(
+        self, devices: tuple[DeviceId, ...], busiest: InstanceRecord, now_s: float, evict: tuple[InstanceKey, ...] = ()
+    ) -> Place:
+        fleet, times, kv_share = self._books.fleet, self._books.times, self._books.settings.pressed_kv_share
+        there = [times.crowd_with(d, busiest, now_s) for d in devices]
+        bearable = all(s <= times.bearable_slowdown(d) for s, d in zip(there, devices, strict=True))
+        return Place(devices, max(there), bearable, any(is_pressed(fleet, d, kv_share) for d in devices), evict)
+
+    def _kv_share_bytes(self, model: ModelRecord, wanted: int) -> int:
+        """What falls to one of ``wanted`` instances of the KV that the model's requests hold, on each device."""
+        fleet = self._books.fleet
+        held = [max(fleet.devices[d].busy_kv.get(i.key, 0) for d in i.shards) for i in model.instances]
+        return sum(held) // max(1, wanted)
+
+    # --- shrinking ---
+
+    def _shrink(
+        self, model: ModelRecord, active: list[InstanceRecord], kept: int, now_s: float
+    ) -> Iterator[StopInstance]:
+        loads = tuple((i.key, i.running + i.waiting) for i in active)
+        view = ScalingView(kept, loads, 0, len(model.instances) - len(active), False, 1.0, False)
+        for key in decide_scaling(view, iter(())).remove:
+            reason = because(ReasonCode.SCALE_IN, instances=len(active), wanted=kept)
+            yield StopInstance(self._books.loaded[key], reason)

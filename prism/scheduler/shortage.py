@@ -20,6 +20,11 @@ _AGAIN_S: Final = 0.25
 """Pause between two reports of this kind."""
 
 
+def bearable_wait_s(slo_ttft_s: float) -> float:
+    """How long a request with this objective can wait before something has to be done about it."""
+    return max(LEAVES_S, SLO_SHARE * slo_ttft_s)
+
+
 class Shortage:
     """Of one device. All times are ``now_s`` of one clock."""
 
@@ -42,7 +47,7 @@ class Shortage:
             return
         if now_s - self._last_s > _BREAK_S or self._since_s is None:
             self._since_s = now_s
-        self._last_s, self._bearable_s = now_s, max(LEAVES_S, SLO_SHARE * slo_s)
+        self._last_s, self._bearable_s = now_s, bearable_wait_s(slo_s)
 
     def memory_came(self, now_s: float) -> None:
         """A model has left: what it held must be used before more is asked for."""

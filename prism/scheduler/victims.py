@@ -7,11 +7,12 @@ from enum import IntEnum
 
 from prism.core.ids import DeviceId
 from prism.core.views import InstanceState
-from prism.policy.demand import expected_remaining_s, idle_threshold_s
-from prism.policy.eviction import EvictionCandidate, ranked
+from prism.policy.demand import idle_threshold_s
+from prism.policy.eviction import EvictionCandidate, ranked, recovered_trust
 from prism.scheduler.books import Books
 from prism.scheduler.records import InstanceRecord, ModelRecord
 
+_READY = InstanceState.READY
 _SPARE_LASTS_S = 60.0
 """A replica is not missed for about this long: its model serves on."""
 
@@ -73,22 +74,23 @@ class Victims:
         """The instance as one that may leave ``device``, or None if it may not.
 
         1. On its way out already: may be counted on, if nothing runs there or the search may go as far as that.
-        2. In use (and not one of several of its model): only for a model that starves.
-        3. Pinned, waited for, or not used yet: never (:meth:`_may_leave`).
-        4. Idle for less than its threshold: not for a model that can wait.
+        2. In use (and not a spare one of its model): only for a model that starves.
+        3. Pinned, waited for, or not used yet: never (:meth:`_may_leave`); a spare one may all the same.
+        4. Idle for less than its threshold: not for a model that can wait, unless it is a spare one.
         """
         model = self._books.models[instance.model]
         leaving = instance.state is InstanceState.DRAINING
-        spare = not leaving and len(model.instances) > 1 and self._is_spare(model, pressing)
+        spare = not leaving and len(model.instances) > 1 and instance.state is _READY and model.is_spare(instance)
         in_use = instance.busy if leaving else instance.idle_since_s is None and not spare
         if in_use and pressing < Pressing.STARVING:  # 1, 2
             return None
-        if not leaving and not self._may_leave(model, instance, in_use, now_s):  # 3
+        if not leaving and not spare and not self._may_leave(model, instance, in_use, now_s):  # 3
             return None
         idle_s = 0.0 if instance.idle_since_s is None else now_s - instance.idle_since_s
-        if pressing is Pressing.CAN_WAIT and not leaving and idle_s < self._threshold_s(model):  # 4
+        can_wait = pressing is Pressing.CAN_WAIT and not leaving and not spare
+        if can_wait and idle_s < self._threshold_s(model):  # 4
             return None
-        remaining_s = _SPARE_LASTS_S if spare else self._remaining_s(model, idle_s)
+        remaining_s = _SPARE_LASTS_S if spare else self._remaining_s(model, idle_s, now_s)
         return EvictionCandidate(
             key=instance.key,
             frees_bytes=self._books.fleet.frees_bytes(device, instance),
@@ -97,23 +99,23 @@ class Victims:
             expected_remaining_s=remaining_s,
             activation_s=self._books.activation_s(model),
             in_use=in_use,
-            requests=instance.running + instance.waiting if in_use else 0,
+            requests=instance.running + instance.waiting if in_use or spare else 0,
             leaving=leaving,
+            spare=spare,
         )
 
-    def _remaining_s(self, model: ModelRecord, idle_s: float) -> float:
-        """How much longer the model stays idle, on average."""
-        return expected_remaining_s(idle_s, model.idle, self._books.rates.pool_idle)
+    def _remaining_s(self, model: ModelRecord, idle_s: float, now_s: float) -> float:
+        """How much longer the model stays idle, on average, as far as that was right lately."""
+        left_s = self._books.idle_left_s(model, idle_s)
+        if model.idle_trust == 1.0:
+            return left_s
+        return left_s * recovered_trust(model.idle_trust, now_s - model.trusted_s)
 
     def _may_leave(self, model: ModelRecord, instance: InstanceRecord, in_use: bool, now_s: float) -> bool:
         """Not pinned, not waited for, has served; one in use has also been there for the least residency."""
         if instance.state is not InstanceState.READY or model.pinned or model.waiting or not instance.served:
             return False
         return not in_use or now_s - instance.since_s >= self._books.settings.min_residency_s
-
-    def _is_spare(self, model: ModelRecord, pressing: Pressing) -> bool:
-        """The model serves on without one of its instances."""
-        return pressing is not Pressing.CAN_WAIT and len(model.in_state(InstanceState.READY)) > 1
 
     def _threshold_s(self, model: ModelRecord) -> float:
         if self._books.settings.idle_threshold_s is not None:

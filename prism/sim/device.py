@@ -105,6 +105,8 @@ class SimDevice:
             self._carry_out(effects)
         if scheduler.shortage.is_short:
             self._reports.watch_shortage()
+        if scheduler.queued:
+            self._reports.watch_backlog()
         wake_s = scheduler.wake_s
         if wake_s is not None:
             self._wake.set(wake_s)
@@ -171,7 +173,7 @@ class SimDevice:
     def finished(self, engine: Engine, job: Job) -> None:
         self._stale[engine] = None
         if job.id in self.requests:
-            self.tell(self.requests.close(job, self._queue.now_s))
+            self.tell(self.requests.close(job, self._queue.now_s, job.generated))
             self._forget(job)
             self._sink.ended(job)
 

@@ -1,12 +1,12 @@
 """What a device tells the controller: memory and the load of every instance, about once a second while it changes, when
-a model reaches its keep-alive and when memory has become short (the live agents' rules:
-:mod:`prism.scheduler.keepalive`, :mod:`prism.scheduler.shortage`)."""
+a model reaches its keep-alive, when memory is short and when requests wait for too long (the live agents' rules:
+:mod:`prism.scheduler.keepalive`, :mod:`prism.scheduler.shortage`, :mod:`prism.scheduler.backlog`)."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Final, Protocol
 
 from prism.core.events import DeviceReport, InstanceLoad
 from prism.core.ids import DeviceId
@@ -18,6 +18,9 @@ from prism.sim.account import Account
 from prism.sim.job import Job
 from prism.sim.kv import KvMemory
 from prism.sim.queue import EventQueue
+
+_LOOK_EVERY_S: Final = 0.5
+"""How often a queue that is not empty is looked at, at least: one that begins to wait may be due before the others."""
 
 
 @dataclass(slots=True)
@@ -53,6 +56,9 @@ class Reports:
     ) -> None:
         self._device, self._queue, self._every_s, self._deliver = device, queue, every_s, send
         self._alarm = queue.alarm(self._send)
+        self._look = queue.alarm(self._look_at_backlog)
+        self._looked_at = 0
+        """Requests that waited then."""
         self._next_s = float("-inf")
         """When the last report is old enough for another one."""
         self._keep_alive_s: dict[InstanceKey, float] = {}
@@ -81,6 +87,20 @@ class Reports:
         if due_s < float("inf"):
             self._by(max(due_s, self._queue.now_s))
 
+    def watch_backlog(self) -> None:
+        """Requests wait: report it if they do so for too long. Looked at again when they have doubled."""
+        queued = self._device.scheduler.queued
+        if (self._look.at_s is None or queued >= 2 * self._looked_at) and not self._stopped:
+            self._looked_at = queued
+            due_s = max(self._device.scheduler.backlog_due_s(), self._queue.now_s)
+            self._look.set(min(due_s, self._queue.now_s + _LOOK_EVERY_S))
+
+    def _look_at_backlog(self, _: object) -> None:
+        if self._device.scheduler.backlog_due_s() <= self._queue.now_s:
+            self._send(None)
+        if self._device.scheduler.queued:
+            self.watch_backlog()
+
     def _by(self, at_s: float) -> None:
         """Report at ``at_s`` at the latest."""
         if (self._alarm.at_s is None or self._alarm.at_s > at_s) and not self._stopped:
@@ -90,6 +110,7 @@ class Reports:
         """The device is gone."""
         self._stopped = True
         self._alarm.clear()
+        self._look.clear()
 
     def send_now(self) -> None:
         """The controller is about to hear of an instance, and has the numbers that go with it."""
@@ -99,7 +120,7 @@ class Reports:
         now_s = self._queue.now_s
         self._next_s = now_s + self._every_s
         self._deliver(self.report())
-        self._device.scheduler.shortage.note_report(now_s)
+        self._device.scheduler.note_report(now_s)
         if len(self._device.requests):
             self.touch()
         if self._keep_alive_s:
@@ -119,7 +140,7 @@ class Reports:
     def _load(self, shard: DeviceShard) -> InstanceLoad:
         if shard.kv is None or shard.lead is None:
             return InstanceLoad(shard.key, shard.weight_bytes, 0, 0, 0, 0)
-        counts = shard.lead.counts(shard.key)
+        counts, times = shard.lead.counts(shard.key), shard.lead.times(shard.key, self._queue.now_s)
         leads = shard.leads
         return InstanceLoad(
             shard.key,
@@ -130,4 +151,6 @@ class Reports:
             counts.waiting if leads else 0,
             counts.served,
             self._device.requests.idle_s(shard.key.model, self._queue.now_s) if leads else 0.0,
+            times.waited_s if leads else 0.0,
+            times.token_s if leads else 0.0,
         )

@@ -234,6 +234,11 @@ class InstanceReport(msgspec.Struct, frozen=True, kw_only=True):
     """Requests that got their first token from this instance."""
     idle_s: float = 0.0
     """How long it has had no request; 0 while it has one."""
+    waited_s: float = 0.0
+    """How long requests have been waiting for it without a break, or what they take to prefill if that is longer; 0
+    when none waits."""
+    token_s: float = 0.0
+    """Mean time of a token, after the first, of the answers that ended lately; 0: none did."""
 
     def devices_on(self, node: NodeId) -> tuple[DeviceId, ...]:
         """Those of the instance's devices that the numbers are of."""

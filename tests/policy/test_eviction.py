@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from prism.core.ids import Generation, ModelName
 from prism.core.instances import InstanceKey
 from prism.core.settings import EvictionOrder
-from prism.policy.eviction import EvictionCandidate, choose_evictions
+from prism.policy.eviction import EvictionCandidate, choose_evictions, recovered_trust, trust_after
 
 
 def _candidate(i: int, frees: int, idle: float = 10.0, slo: float = 1.0, left: float = 10.0) -> EvictionCandidate:
@@ -64,3 +64,33 @@ def test_what_leaves_anyway_is_counted_on_first_and_costs_nothing() -> None:
     assert leaving.regret == 0.0
     for order in EvictionOrder:
         assert choose_evictions([idle, leaving], 10, order) == (leaving,)
+
+
+def test_spare_instances_without_requests_leave_before_any_model_does() -> None:
+    """However soon they would be of use; one that serves is weighed like the others."""
+    model = _candidate(0, 10, left=1e9)
+    idle_spare = replace(_candidate(1, 10, left=0.1), spare=True)
+    busy_spare = replace(_candidate(2, 10, left=60.0), spare=True, requests=9)
+    for order in EvictionOrder:
+        assert choose_evictions([model, busy_spare, idle_spare], 10, order) == (idle_spare,)
+    assert choose_evictions([model, busy_spare], 10, EvictionOrder.EXPECTED_IDLE) == (model,)
+    assert idle_spare.regret == 0.0 < busy_spare.regret
+
+
+@given(st.lists(st.tuples(st.floats(0.0, 1e4), st.floats(0.0, 1e4)), max_size=30))
+def test_trust_in_idleness_falls_with_early_returns_and_rises_with_late_ones(stays: list[tuple[float, float]]) -> None:
+    trust = 1.0
+    for expected_s, away_s in stays:
+        after = trust_after(trust, expected_s, away_s)
+        assert 0.05 <= after <= 1.0
+        assert after >= trust if away_s >= expected_s else after <= max(trust, away_s / expected_s, 0.05)
+        trust = after
+    assert trust <= recovered_trust(trust, 10.0) <= recovered_trust(trust, 1000.0) <= 1.0
+
+
+def test_a_model_that_is_back_at_once_three_times_is_believed_little() -> None:
+    trust = 1.0
+    for _ in range(3):
+        trust = trust_after(trust, 100.0, 1.1)
+    assert trust < 0.15
+    assert recovered_trust(trust, 300.0) == (1.0 + trust) / 2

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import pairwise
 
 import pytest
@@ -20,14 +21,16 @@ from prism.core.events import (
 from prism.core.ids import DeviceId, Generation, ModelName, NodeId
 from prism.core.instances import InstanceKey, whole_model
 from prism.core.reasons import ReasonCode
-from prism.core.settings import ClusterSettings
+from prism.core.settings import ClusterSettings, Placement
 from tests.scheduler.cluster_world import model_spec
 from tests.scheduler.exchange import node_devices
-from tests.scheduler.small_world import GB0, GB1, A, B, C, on, reasons, serve, world
+from tests.scheduler.small_world import GB0, GB1, QUIET, A, B, C, on, reasons, serve, world
 
 
 def test_a_request_wakes_its_model_on_the_device_with_the_least_pressure() -> None:
-    w = world(model_spec("a", 300), model_spec("b", 300), model_spec("c", 300), devices=2)
+    """By Algorithm 1; by work: test_relief.py."""
+    settings = replace(QUIET, placement=Placement.KVPR)
+    w = world(model_spec("a", 300), model_spec("b", 300), model_spec("c", 300), devices=2, settings=settings)
     for model in (A, A, A, B):
         serve(w, model)
     assert (on(w, A), on(w, B)) == ((GB0,), (GB1,))

@@ -19,7 +19,7 @@ from prism.core.events import (
     PinChanged,
 )
 from prism.core.ids import ModelName, NodeId
-from prism.core.settings import ClusterSettings, EvictionOrder, KvprMode, MigrationTest, PolicyName
+from prism.core.settings import ClusterSettings, EvictionOrder, KvprMode, MigrationTest, Placement, PolicyName
 from prism.scheduler.planning import plan, view
 from tests.scheduler.cluster_world import World, model_spec
 from tests.scheduler.exchange import node_devices
@@ -172,8 +172,10 @@ def machine(policy: ClusterSettings, examples: int) -> type:
 
 
 TestPrism = machine(ClusterSettings(rebalance_every_s=2.0, planning_window_s=3.0), 60)
+TestByWork = machine(ClusterSettings(placement=Placement.WORK, rebalance_every_s=2.0, planning_window_s=3.0), 15)
 TestPaper = machine(
     ClusterSettings(
+        placement=Placement.KVPR,
         kvpr=KvprMode.PAPER,
         eviction=EvictionOrder.PAPER,
         migration=MigrationTest.PAPER,

@@ -21,6 +21,7 @@ from prism.core.settings import (
     GpuSettings,
     KvprMode,
     MigrationTest,
+    Placement,
     PolicyName,
 )
 from prism.scheduler.gpu import GpuScheduler
@@ -39,6 +40,7 @@ CATALOG = [
 POLICIES = {
     "prism": ClusterSettings(rebalance_every_s=2.0, planning_window_s=4.0),
     "paper": ClusterSettings(
+        placement=Placement.KVPR,
         kvpr=KvprMode.PAPER,
         eviction=EvictionOrder.PAPER,
         migration=MigrationTest.PAPER,

@@ -40,7 +40,7 @@ def ranked(sizes: list[tuple[str, int, float, float]], busy_s: float) -> list[Re
     for i, (model, tokens, slo_s, age_s) in enumerate(sizes):
         id = RequestId(f"r{i:02}")
         requests[id] = Request(id, ModelName(model), NOW_S - age_s, tokens, slo_s, MAX_WAIT_S)
-        queue.add(requests[id])
+        queue.add(requests[id], NOW_S)
     queue.plan(NOW_S, busy_s, seconds)
     return [requests[id] for id in queue.ranking()]
 

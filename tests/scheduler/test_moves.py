@@ -12,7 +12,7 @@ from prism.core.effects import Activate, Deactivate
 from prism.core.events import DeviceReport, InstanceLoad
 from prism.core.ids import DeviceId, ModelName
 from prism.core.reasons import ReasonCode
-from prism.core.settings import ClusterSettings, MigrationTest
+from prism.core.settings import ClusterSettings, MigrationTest, Placement
 from tests.scheduler.cluster_world import World, model_spec
 from tests.scheduler.exchange import node_devices
 
@@ -24,7 +24,10 @@ USE = 2 * (200 + KV_BYTES) / 1000
 
 
 def settings(**more: object) -> ClusterSettings:
-    return ClusterSettings(rebalance_every_s=5.0, planning_window_s=8.0, max_replicas=1, **more)  # type: ignore[arg-type]
+    """With Algorithm 1; moves by work are in test_relief.py."""
+    return ClusterSettings(
+        rebalance_every_s=5.0, planning_window_s=8.0, max_replicas=1, placement=Placement.KVPR, **more
+    )  # type: ignore[arg-type]
 
 
 def beside(

@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 
 from prism.core.ids import DeviceId, Generation, ModelName
 from prism.core.instances import InstanceKey
-from prism.scheduler import scaling
 from prism.scheduler.scaling import Place, ScalingDecision, ScalingView, decide_scaling
 
 
@@ -19,32 +18,56 @@ def key(generation: int) -> InstanceKey:
     return InstanceKey(ModelName("m"), Generation(generation))
 
 
-def places(*kvprs: float, pressed: bool = False) -> list[Place]:
-    return [Place((DeviceId(f"n/host:{i}"),), kvpr, pressed) for i, kvpr in enumerate(kvprs)]
+def places(*slowdowns: float, bearable: bool = True, pressed: bool = False) -> list[Place]:
+    return [Place((DeviceId(f"n/host:{i}"),), s, bearable, pressed) for i, s in enumerate(slowdowns)]
 
 
-CROWDED = ScalingView(wanted=4, active=((key(1), 9),), settled=True, may_grow=True, kvpr=0.5)
+CROWDED = ScalingView(wanted=4, active=((key(1), 9),), coming=0, leaving=0, may_grow=True, slowdown=1.5, hot=True)
 NOTHING = ScalingDecision()
 
 
-def test_a_crowded_model_gets_the_best_place() -> None:
-    assert decide_scaling(CROWDED, iter(places(0.1, 0.2))) == ScalingDecision(add=tuple(places(0.1)))
+def test_a_crowded_model_gets_all_it_lacks_at_once() -> None:
+    offered = places(1.0, 1.0, 1.2, 1.3)
+    assert decide_scaling(CROWDED, iter(offered)) == ScalingDecision(add=tuple(offered[:3]))
 
 
 @pytest.mark.parametrize(
     ("view", "offered"),
     [
-        (replace(CROWDED, settled=False), places(0.1)),
-        (replace(CROWDED, may_grow=False), places(0.1)),
-        (CROWDED, places(0.5)),
-        (CROWDED, places(0.1, pressed=True)),
+        (replace(CROWDED, coming=3), places(1.0)),
+        (replace(CROWDED, may_grow=False), places(1.0)),
+        (CROWDED, places(1.5, bearable=False)),
+        (CROWDED, places(1.0, pressed=True)),
         (CROWDED, []),
-        (replace(CROWDED, wanted=1), places(0.1)),
+        (replace(CROWDED, wanted=1), places(1.0)),
     ],
-    ids=["on its way", "may not grow", "no better place", "place is short itself", "no place", "enough"],
+    ids=["on its way", "may not grow", "others would be late", "place is short itself", "no place", "enough"],
 )
 def test_nothing_is_done(view: ScalingView, offered: list[Place]) -> None:
     assert decide_scaling(view, iter(offered)) == NOTHING
+
+
+def test_a_place_where_others_are_late_will_do_if_it_is_less_crowded_than_here() -> None:
+    """When requests wait, that is: slow tokens alone are no reason to make others' slow."""
+    (place,) = places(1.4, bearable=False)
+    assert decide_scaling(CROWDED, iter([place])).add == (place,)
+    assert decide_scaling(replace(CROWDED, hot=False), iter([place])) == NOTHING
+
+
+def test_a_place_that_is_no_good_does_not_stop_the_search() -> None:
+    bad, good = places(1.0, pressed=True), places(1.1)
+    assert decide_scaling(CROWDED, iter([*bad, *good])).add == tuple(good)
+
+
+def test_those_on_their_way_count() -> None:
+    offered = places(1.0, 1.0, 1.0)
+    assert decide_scaling(replace(CROWDED, coming=2), iter(offered)).add == tuple(offered[:1])
+
+
+@pytest.mark.parametrize("change", [{"coming": 1}, {"leaving": 1}])
+def test_none_leaves_while_another_comes_or_leaves(change: dict[str, int]) -> None:
+    view = replace(CROWDED, wanted=1, active=((key(1), 0), (key(2), 0)), **change)  # type: ignore[arg-type]
+    assert decide_scaling(view, iter(())) == NOTHING
 
 
 def test_the_least_loaded_leaves_of_equal_ones_the_youngest() -> None:
@@ -55,27 +78,25 @@ def test_the_least_loaded_leaves_of_equal_ones_the_youngest() -> None:
 @given(
     wanted=st.integers(1, 8),
     loads=st.lists(st.integers(0, 9), min_size=1, max_size=8),
-    offered=st.lists(st.floats(0.0, 1.0), max_size=8),
-    at_once=st.integers(1, 4),
+    offered=st.lists(st.tuples(st.floats(1.0, 3.0), st.booleans(), st.booleans()), max_size=8),
 )
-def test_several_at_once_are_a_matter_of_one_number(
-    wanted: int, loads: list[int], offered: list[float], at_once: int
+def test_as_many_as_are_wanted_and_there_are_good_places_for(
+    wanted: int, loads: list[int], offered: list[tuple[float, bool, bool]]
 ) -> None:
-    """As many as are wanted and there are good places for, each on another place; never the last one leaves."""
+    """Each on another place, the first ones first; never the last one leaves."""
     view = replace(CROWDED, wanted=wanted, active=tuple((key(i), load) for i, load in enumerate(loads)))
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(scaling, "AT_ONCE", at_once)
-        decision = decide_scaling(view, iter(places(*offered)))
+    all_places = [Place((DeviceId(f"n/host:{i}"),), *one) for i, one in enumerate(offered)]
+    decision = decide_scaling(view, iter(all_places))
+    good = [p for p in all_places if not p.pressed and (p.bearable or p.slowdown < view.slowdown)]
+    assert decision.add == tuple(good[: max(0, wanted - len(loads))])
     assert not (decision.add and decision.remove)
-    assert len(decision.add) <= min(at_once, max(0, wanted - len(loads)))
-    assert len(set(decision.add)) == len(decision.add) and all(p.kvpr < view.kvpr for p in decision.add)
-    assert len(decision.remove) == min(at_once, max(0, len(loads) - wanted)) < len(loads)
+    assert len(decision.remove) == min(1, max(0, len(loads) - wanted)) < len(loads)
 
 
 def test_a_place_is_looked_for_only_when_it_is_needed() -> None:
     def search() -> Iterator[Place]:
         raise AssertionError("looking at all devices costs time")
-        yield places(0.1)[0]
+        yield places(1.0)[0]
 
-    assert decide_scaling(replace(CROWDED, settled=False), search()) == NOTHING
+    assert decide_scaling(replace(CROWDED, coming=3), search()) == NOTHING
     assert decide_scaling(replace(CROWDED, wanted=1), search()) == NOTHING

@@ -12,6 +12,7 @@ from prism.core.events import (
     Arrivals,
     DeviceReport,
     InstanceLoad,
+    OperatorUnload,
     WaitingRequests,
 )
 from prism.core.ids import DeviceId, Generation, ModelName
@@ -21,7 +22,7 @@ from prism.core.settings import ClusterSettings, MigrationTest
 from prism.scheduler.planning import plan
 from tests.scheduler.cluster_world import World, model_spec
 from tests.scheduler.exchange import node_devices
-from tests.scheduler.small_world import GB0, GB1, QUIET, A, B, reasons, serve, world
+from tests.scheduler.small_world import GB0, GB1, QUIET, A, B, C, on, reasons, serve, world
 
 
 def test_a_starving_model_drives_out_one_that_never_rests() -> None:
@@ -63,8 +64,9 @@ def test_a_pressed_device_sheds_a_model_to_an_empty_one() -> None:
     for _ in range(60):
         w.arrive(A, 3)
         w.arrive(B, 2)
-        loads = tuple(InstanceLoad(k, 300, 180, 0, 5, 3, 9) for k in w.live if w.live[k].devices == (GB0,))
-        w.send(DeviceReport(GB0, 1000, 100, loads))
+        for device, waiting in ((GB0, 3), (DeviceId("x/host:0"), 0)):
+            here = [k for k, i in w.live.items() if i.devices == (device,) and i.state == "ready"]
+            w.send(DeviceReport(device, 1000, 100, tuple(InstanceLoad(k, 300, 180, 0, 5, waiting, 9) for k in here)))
         w.pass_time(0.5)
         for key, instance in list(w.live.items()):
             if instance.state == "loading":
@@ -139,24 +141,26 @@ def _load(w: World, model: ModelName, running: int, waiting: int) -> None:
     w.send(Arrivals(model, 4))
     for key, instance in list(w.live.items()):
         if instance.state == "ready" and key[0] == model:
-            load = InstanceLoad(key, 300, 100, 0, running, waiting, 9)
+            load = InstanceLoad(key, 300, 100, 0, running, waiting, 9, waited_s=1.0 if waiting else 0.0)
             w.send(DeviceReport(instance.devices[0], 1000, 500, (load,)))
 
 
 def test_a_model_that_one_device_cannot_serve_gets_replicas_in_free_room_and_loses_them_again() -> None:
-    w = world(model_spec("a", 300), devices=3)
+    w = world(model_spec("a", 300), devices=3, settings=replace(QUIET, standing_replicas=False))
     serve(w, A)
     for _ in range(6):
         _load(w, A, 20, 12)
-    assert reasons(w, Activate) == [("a", ReasonCode.DEMAND), ("a", ReasonCode.SCALE_OUT)]
+    assert reasons(w, Activate) == [("a", ReasonCode.DEMAND)] + 2 * [("a", ReasonCode.SCALE_OUT)], "all at once"
     for key in list(w.live):
         w.activated(key)
-    assert w.routes[A] == (GB0, GB1)
+    assert w.routes[A] == (GB0, GB1, DeviceId("n/host:2"))
     for _ in range(90):  # the rate falls: one instance is enough again
         w.pass_time(1.0)
         for device in list(w.devices):
             w.report(device)
-    assert reasons(w, Deactivate) == [("a", ReasonCode.SCALE_IN)]
+        for key in [k for k, i in w.live.items() if i.state == "draining"]:
+            w.gone(key)
+    assert reasons(w, Deactivate) == 2 * [("a", ReasonCode.SCALE_IN)]
     assert len(w.routes[A]) == 1
 
 
@@ -173,15 +177,74 @@ def test_a_replica_is_the_first_to_make_room() -> None:
     assert reasons(w, Deactivate)[-1] == ("a", ReasonCode.SCALE_IN)
 
 
-def test_a_model_with_busy_neighbours_has_time_to_move_before_it_gets_a_replica() -> None:
-    w = world(model_spec("a", 300), model_spec("b", 300), settings=ClusterSettings())
+def test_a_model_whose_requests_wait_gets_a_replica_at_once_whatever_weights_idle_models_have_elsewhere() -> None:
+    """It shares its device with a busy model, and the other one is fuller, of idle models: they slow nobody down."""
+    w = world(model_spec("a", 200), model_spec("b", 200), model_spec("c", 600), settings=ClusterSettings())
     serve(w, B)
     serve(w, A)
     w.join(*node_devices("x", 1))
-    for _ in range(6):
-        w.send(Arrivals(B, 4))
-        _load(w, A, 20, 12)
-    assert ReasonCode.SCALE_OUT not in [code for _, code in reasons(w, Activate)]
+    serve(w, C)
+    assert on(w, C) == (DeviceId("x/host:0"),)
+    w.send(Arrivals(B, 4))
+    _load(w, A, 20, 12)
+    assert reasons(w, Activate)[-1] == ("a", ReasonCode.SCALE_OUT)
+
+
+def _burst(w: World) -> None:
+    """Requests of ``a`` wait until it has a second instance, and then none comes any more."""
+    serve(w, A)
+    _load(w, A, 20, 12)
+    for key in list(w.live):
+        w.activated(key)
+    assert len(w.routes[A]) == 2
+    for _ in range(20):
+        w.pass_time(1.0)
+        w.step()
+
+
+def test_what_a_burst_has_needed_stays_where_memory_is_free_and_comes_back_when_it_is_free_again() -> None:
+    w = world(model_spec("a", 300), model_spec("b", 800), devices=2, settings=ClusterSettings())
+    _burst(w)
+    assert len(w.routes[A]) == 2, "nobody needs the memory"
+    w.arrive(B)
+    left = [e for _, e in w.log if isinstance(e, Deactivate)]
+    assert [(e.model, e.reason.code) for e in left] == [("a", ReasonCode.SCALE_IN)], "at once, nobody else is evicted"
+    w.step()
+    w.pass_time(0.6)
+    w.step()
+    assert on(w, B) and len(w.routes[A]) == 1
+    w.pass_time(70.0)
+    w.step()
+    assert reasons(w, Activate)[-1] == ("b", ReasonCode.DEMAND), "there is no free memory for it"
+    w.send(OperatorUnload(B))
+    for _ in range(90):
+        w.pass_time(1.0)
+        w.step()
+    assert reasons(w, Activate)[-1] == ("a", ReasonCode.STANDING)
+    assert len(w.routes[A]) == 2
+
+
+def test_a_model_that_waits_next_to_spare_instances_takes_their_memory_at_once() -> None:
+    """Even in use, and although it could wait: the instance's model serves on elsewhere."""
+    w = world(model_spec("a", 300), model_spec("b", 800, slo_ttft_s=1000.0), devices=2)
+    _burst(w)
+    w.arrive(A, 8)
+    w.report(GB0)
+    w.report(GB1)
+    w.arrive(B)
+    assert reasons(w, Deactivate)[-1] == ("a", ReasonCode.SCALE_IN)
+
+
+def test_a_burst_takes_the_memory_of_another_models_idle_spare_instance() -> None:
+    w = world(model_spec("a", 400), model_spec("b", 550), devices=2)
+    _burst(w)
+    serve(w, B)
+    assert len(w.routes[A]) == 1
+    w = world(model_spec("a", 300), model_spec("b", 400), devices=2)
+    serve(w, B)
+    _burst(w)
+    _load(w, B, 20, 12)
+    assert reasons(w, Activate)[-1] == ("b", ReasonCode.SCALE_OUT)
 
 
 def test_an_idle_model_leaves_when_a_request_finds_no_room_beside_its_weights() -> None:

@@ -1,0 +1,168 @@
+"""What decoding costs on every device of the fleet, as far as its reports say (:mod:`prism.policy.device_time`)."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Final
+
+from prism.core.events import DeviceReport, InstanceLoad
+from prism.core.ids import DeviceId, ModelName
+from prism.core.views import InstanceState
+from prism.policy.device_time import (
+    GUESSES,
+    Batch,
+    TimeCorrections,
+    alone_s,
+    bandwidth_share,
+    room_within,
+    slowdown,
+)
+from prism.policy.work import ShardDemand
+from prism.scheduler.fleet import Fleet
+from prism.scheduler.records import DeviceRecord, InstanceRecord, ModelRecord
+
+_REMEMBERED_S: Final = 30.0
+"""Time constant of what an instance is expected to take over time."""
+_ANSWER_S: Final = 1.0
+"""How long a request is believed to run at least: its model runs unless none came in so long."""
+_LEAST_DUTY: Final = 0.1
+_LEAST_KV: Final = 0.1
+"""A model that is looked for a place is expected to run for such a share of the time at least, and to hold KV of such a
+share of its weights."""
+
+
+class DeviceTimes:
+    """Owns what was learned of step times, and the bandwidth load of the devices."""
+
+    def __init__(self, fleet: Fleet, models: Mapping[ModelName, ModelRecord]) -> None:
+        self._fleet, self._models = fleet, models
+        self.corrections = TimeCorrections()
+
+    def settle(self, id: DeviceId, now_s: float) -> None:
+        """What instances whose requests stand at ``id`` have done since their last report goes into their means: call
+        before a report is taken."""
+        for instance in self._fleet.devices[id].instances.values():
+            if instance.queue_device == id:
+                self._settle(instance, now_s)
+
+    def _settle(self, instance: InstanceRecord, now_s: float) -> None:
+        """It has done until now what it did at its last report."""
+        held = self._fleet.devices[instance.queue_device].busy_kv.get(instance.key, 0) if instance.running else 0
+        keep = math.exp((instance.settled_s - now_s) / _REMEMBERED_S)
+        instance.duty = instance.duty * keep + (1.0 - keep) * (instance.running > 0)
+        instance.kv_mean_bytes = instance.kv_mean_bytes * keep + (1.0 - keep) * held
+        instance.settled_s = now_s
+
+    def refresh(self, now_s: float) -> None:
+        """Expected work of all instances as of now: those that rest are not reported."""
+        for device in self._fleet.devices.values():
+            self._count_work(device, now_s)
+
+    def _expected_duty(self, instance: InstanceRecord) -> float:
+        """By the model's rate alone: what the catalog expects was not seen yet."""
+        model = self._models[instance.model]
+        return _duty_at(model.weighted_rate * model.spec.slo_ttft_s / len(model.instances))
+
+    def on_start(self, model: ModelRecord, instance: InstanceRecord, rate_per_s: float, now_s: float) -> None:
+        """A new instance, not in the fleet's books yet, is believed to be like its model's last one."""
+        instance.duty, instance.kv_mean_bytes, instance.settled_s = model.duty, model.kv_mean_bytes, now_s
+        demand = self.demand_of(model, instance.queue_device, rate_per_s)
+        instance.work, instance.kv_work_bytes = demand.work, demand.kv_bytes
+
+    def demand_of(self, model: ModelRecord, id: DeviceId, rate_per_s: float) -> ShardDemand:
+        """What one shard of the model, with so many requests per second, is expected to bring to ``id`` over time."""
+        weight_bytes = model.spec.shard_weight_bytes
+        kv_bytes = max(model.kv_mean_bytes, _LEAST_KV * weight_bytes)
+        rates = GUESSES[self._fleet.devices[id].spec.kind]
+        share = bandwidth_share(rates, Batch(weight_bytes, int(kv_bytes), 1))
+        duty = max(_LEAST_DUTY, model.duty, _duty_at(rate_per_s))
+        return ShardDemand(duty * share, kv_bytes, weight_bytes)
+
+    def take_report(self, report: DeviceReport, now_s: float) -> None:
+        """The device (which is in the fleet) reported: its load, and what answers that ended lately say of its speed.
+        With tensor parallelism the lead device's answers say it."""
+        device = self._fleet.devices[report.device]
+        self._fleet.set_load(report.device, self._load(device), now_s)
+        if any(one.token_s > 0.0 for one in report.instances):
+            self._learn(device, report.instances, now_s)
+        self._count_work(device, now_s)
+
+    def _load(self, device: DeviceRecord) -> float:
+        rates = GUESSES[device.spec.kind]
+        return sum(bandwidth_share(rates, _batch(device, i)) for i in device.instances.values() if i.running)
+
+    def _count_work(self, device: DeviceRecord, now_s: float) -> None:
+        """What the device's own instances are expected to take, where it has changed noticeably."""
+        rates = GUESSES[device.spec.kind]
+        for instance in device.instances.values():
+            if instance.queue_device != device.spec.id or instance.state is not InstanceState.READY:
+                continue
+            self._settle(instance, now_s)
+            kv_bytes = max(instance.kv_mean_bytes, float(device.busy_kv.get(instance.key, 0) * (instance.running > 0)))
+            weight_bytes = instance.shards[device.spec.id].weight_bytes
+            duty = max(instance.duty, self._expected_duty(instance))
+            work = duty * bandwidth_share(rates, Batch(weight_bytes, int(kv_bytes), max(1, instance.running)))
+            if _differs(work, instance.work) or _differs(kv_bytes, instance.kv_work_bytes):
+                self._fleet.set_work(instance, work, kv_bytes)
+            model = self._models[instance.model]
+            model.duty, model.kv_mean_bytes = instance.duty, kv_bytes
+
+    def _learn(self, device: DeviceRecord, loads: tuple[InstanceLoad, ...], now_s: float) -> None:
+        for one in loads:
+            instance = device.instances.get(one.key)
+            if one.token_s > 0.0 and instance is not None and instance.running:
+                said_s = self.token_s(device, instance, now_s)
+                self.corrections.observe(device.spec.id, one.key.model, said_s, one.token_s)
+
+    def token_s(self, device: DeviceRecord, instance: InstanceRecord, now_s: float) -> float:
+        """Seconds that a token of the instance takes on ``device`` as busy as it is."""
+        factor = self.corrections.factor(device.spec.id, instance.model)
+        crowd = slowdown(self._fleet.load_of(device.spec.id, now_s))
+        return factor * alone_s(GUESSES[device.spec.kind], _batch(device, instance)) * crowd
+
+    def crowd_with(self, id: DeviceId, instance: InstanceRecord, now_s: float) -> float:
+        """How many times longer than alone steps take on ``id`` with ``instance`` there as well, loaded as it is."""
+        return slowdown(self._fleet.load_of(id, now_s) + self.share_of(id, instance))
+
+    def share_of(self, id: DeviceId, instance: InstanceRecord) -> float:
+        """Share of the bandwidth of ``id`` that the instance would take there with what it runs now."""
+        here = self._fleet.devices[instance.queue_device]
+        return bandwidth_share(GUESSES[self._fleet.devices[id].spec.kind], _batch(here, instance))
+
+    def room_of(self, instance: InstanceRecord, token_s: float) -> float:
+        """How many requests like those that it runs now the instance could run, alone on its device, with tokens in
+        ``token_s`` at most; 0 when none could."""
+        device = self._fleet.devices[instance.queue_device]
+        kv_bytes = device.busy_kv.get(instance.key, 0) / max(1, instance.running)
+        weight_bytes = instance.shards[instance.queue_device].weight_bytes
+        factor = self.corrections.factor(device.spec.id, instance.model)
+        return room_within(GUESSES[device.spec.kind], weight_bytes, kv_bytes, token_s / factor)
+
+    def bearable_slowdown(self, id: DeviceId) -> float:
+        """How much slower than alone engines may be on ``id`` while every one with requests there makes tokens within
+        its objective; infinite where nobody has any. Whoever misses it alone does not count."""
+        device, rates = self._fleet.devices[id], GUESSES[self._fleet.devices[id].spec.kind]
+        most = float("inf")
+        for instance in device.instances.values():
+            if instance.running:
+                factor = self.corrections.factor(id, instance.model)
+                objective_s = self._models[instance.model].spec.slo_tpot_s
+                times = objective_s / (factor * alone_s(rates, _batch(device, instance)))
+                most = min(most, times if times >= 1.0 else float("inf"))
+        return most
+
+
+def _batch(device: DeviceRecord, instance: InstanceRecord) -> Batch:
+    shard = instance.shards.get(device.spec.id)
+    weight_bytes = 0 if shard is None else shard.weight_bytes
+    return Batch(weight_bytes, max(0, device.busy_kv.get(instance.key, 0)), instance.running)
+
+
+def _differs(value: float, known: float) -> bool:
+    return abs(value - known) > 0.02 * max(value, known)
+
+
+def _duty_at(rate_per_s: float) -> float:
+    """Share of the time in which a model runs at least with so many requests per second."""
+    return -math.expm1(-rate_per_s * _ANSWER_S)

@@ -1,0 +1,123 @@
+"""Places and moves by work: busy models come apart, by slow steps alone; two change places where no move helps."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from prism.core.effects import Activate
+from prism.core.events import CatalogChanged, DeviceReport, InstanceLoad
+from prism.core.ids import DeviceId, ModelName
+from prism.core.reasons import ReasonCode
+from prism.core.settings import ClusterSettings, Placement
+from prism.core.specs import DeviceKind, DeviceSpec, ModelSpec
+from prism.scheduler.planning import plan
+from tests.scheduler.cluster_world import World, model_spec
+from tests.scheduler.exchange import node_devices
+
+GB = 10**9
+HERE, THERE = DeviceId("n/cuda:0"), DeviceId("x/cuda:0")
+SETTINGS = ClusterSettings(placement=Placement.WORK, rebalance_every_s=5.0, planning_window_s=60.0, max_replicas=1)
+
+
+def gpu(id: DeviceId, gigabytes: int = 80) -> DeviceSpec:
+    (spec,) = node_devices(id.split("/")[0], 1, gigabytes * GB)
+    return replace(spec, id=id, kind=DeviceKind.CUDA)
+
+
+def model(name: str, gigabytes: float, tpot_s: float = 0.012) -> ModelSpec:
+    return model_spec(name, int(gigabytes * GB), slo_tpot_s=tpot_s, min_kv_bytes=GB)
+
+
+class Gpus:
+    """Two GPUs; what each model does there is said second by second."""
+
+    def __init__(
+        self,
+        here: dict[str, float],
+        there: dict[str, float],
+        tpot_s: float = 0.012,
+        settings: ClusterSettings = SETTINGS,
+    ) -> None:
+        self.w = World(settings, [model(n, gb, tpot_s) for n, gb in {**here, **there}.items()])
+        for device, names in ((HERE, here), (THERE, there)):
+            self.w.join(gpu(device))
+            for name in names:
+                self.w.arrive(ModelName(name))
+                self.w.pass_time(0.6)
+                self.w.step()
+
+    def run(self, seconds: int, running: dict[str, int], kv_gb: float = 4.0) -> None:
+        for _ in range(seconds):
+            for name, count in running.items():
+                if count:
+                    self.w.arrive(ModelName(name))
+            for device in list(self.w.devices):
+                loads = [
+                    InstanceLoad(
+                        k, i.weight, int(kv_gb * GB) if running.get(k.model) else 0, 0, running.get(k.model, 0), 0, 9
+                    )
+                    for k, i in self.w.live.items()
+                    if device in i.devices and i.state == "ready"
+                ]
+                self.w.send(DeviceReport(device, 80 * GB, 0, tuple(loads)))
+            self.w.pass_time(1.0)
+            for key, instance in list(self.w.live.items()):
+                if instance.state == "loading":
+                    self.w.activated(key)
+                elif instance.state == "draining":
+                    self.w.gone(key)
+
+    @property
+    def on(self) -> dict[str, DeviceId]:
+        return {str(k.model): i.devices[0] for k, i in self.w.live.items()}
+
+    @property
+    def moves(self) -> list[str]:
+        return [e.model for _, e in self.w.log if isinstance(e, Activate) and e.reason.code is ReasonCode.MIGRATION]
+
+
+def test_two_busy_models_part_because_their_steps_are_slow_though_nothing_waits() -> None:
+    gpus = Gpus({"a": 16.0, "b": 16.0}, {})
+    gpus.run(40, {"a": 20, "b": 20})
+    assert len(gpus.moves) == 1
+    assert set(gpus.on.values()) == {HERE, THERE}
+
+
+@pytest.mark.parametrize(
+    ("running", "tpot_s"),
+    [({"a": 20, "b": 0}, 0.012), ({"a": 20, "b": 20}, 0.1)],
+    ids=["one is idle", "steps are fast enough"],
+)
+def test_what_slows_nobody_below_his_objective_stays(running: dict[str, int], tpot_s: float) -> None:
+    gpus = Gpus({"a": 16.0, "b": 16.0}, {}, tpot_s)
+    gpus.run(40, running)
+    assert gpus.moves == []
+
+
+def test_a_large_and_a_small_model_change_places_where_no_move_pays() -> None:
+    """Two large busy ones here, two small busy ones there: three on one GPU would be as bad as it is."""
+    gpus = Gpus({"a": 34.0, "b": 34.0}, {"c": 3.3, "d": 3.3}, tpot_s=0.02)
+    gpus.run(150, {"a": 20, "b": 20, "c": 20, "d": 20}, kv_gb=0.2)
+    assert len(gpus.moves) == 2
+    assert {gpus.on["a"], gpus.on["b"]} == {gpus.on["c"], gpus.on["d"]} == {HERE, THERE}
+
+
+def test_a_busy_model_wakes_beside_idle_ones_rather_than_beside_a_busy_one() -> None:
+    """The idle ones hold more memory; that slows nobody down."""
+    gpus = Gpus({"a": 16.0}, {"c": 16.0, "d": 16.0})
+    gpus.w.specs[ModelName("b")] = model("b", 16.0)
+    gpus.run(30, {"a": 30, "c": 0, "d": 0})
+    gpus.w.send(CatalogChanged((model("b", 16.0),)))
+    gpus.w.arrive(ModelName("b"))
+    assert gpus.on["b"] == THERE
+
+
+def test_plan_shows_the_moves_that_would_be_made() -> None:
+    gpus = Gpus({"a": 16.0, "b": 16.0}, {}, settings=replace(SETTINGS, rebalance_every_s=1000.0))
+    gpus.run(40, {"a": 20, "b": 20})
+    before = len(gpus.w.log)
+    planned = {d.model: d.action for d in plan(gpus.w.scheduler, gpus.w.now)}
+    assert sorted(planned.values()) == ["move", "stay"]
+    assert len(gpus.w.log) == before
