@@ -102,7 +102,7 @@ def least(found: Lines, row: str, metric: str) -> None:
         by_policy = curves(found, row, "", trace, metric)
         if not by_policy:
             continue
-        xs = XS[row]
+        xs = sorted({x for by_draw in by_policy.values() for curve in by_draw.values() for x, _ in curve})
         heads = [f"{trace}-like, {METRICS[metric]}, {LABELS[row]}", *(f"{x:g}" for x in xs), "99% from"]
         print("\n| " + " | ".join(heads) + " |")
         print("|---" * (len(xs) + 2) + "|")
