@@ -23,7 +23,7 @@ from prism.core.settings import PolicySettings
 from prism.sim.objectives import dedicated_objectives, with_objectives
 from prism.sim.run import SimSpec, simulate
 
-RATES = (64.0, 96.0, 128.0)
+RATES = (16.0, 32.0, 64.0)
 SIDES = {"with": True, "without": False}
 
 
