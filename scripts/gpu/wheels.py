@@ -34,6 +34,7 @@ SMALL: Final = (
     "jsonschema",
     "jsonschema-specifications",
     "loguru",
+    "opentelemetry-api",
     "orjson",
     "partial-json-parser",
     "pybase64",
