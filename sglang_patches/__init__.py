@@ -19,9 +19,13 @@ def all_hooks() -> tuple[Hook, ...]:
         grammar,
         graphs,
         kv_allocator,
+        kv_guard,
+        kv_mla,
         kv_move,
         kv_placement,
         kv_pool,
+        kv_states,
+        kv_window,
         pooling,
         reuse,
         sampling,
@@ -30,22 +34,8 @@ def all_hooks() -> tuple[Hook, ...]:
         weights,
     )
 
-    modules = (
-        channels,
-        kv_pool,
-        kv_allocator,
-        kv_placement,
-        kv_move,
-        scheduling,
-        pooling,
-        sampling,
-        grammar,
-        reuse,
-        streams,
-        weights,
-        graphs,
-        gpus,
-    )
+    pools = (kv_guard, kv_pool, kv_mla, kv_window, kv_states, kv_allocator, kv_placement, kv_move)
+    modules = (channels, *pools, scheduling, pooling, sampling, grammar, reuse, streams, weights, graphs, gpus)
     return tuple(hook for module in modules for hook in module.HOOKS)
 
 

@@ -1,9 +1,12 @@
-"""How much of the device's memory this engine's KV cache holds, decided between scheduling steps.
+"""How much of the device's memory this engine's attention state holds, decided between scheduling steps.
 
 Before each step the lease grows to what the step and the next admissions need, as far as the device's account grants
 it, and shrinks when the account asks for memory back: unused lease first, then cached prefixes; above its limit the
 engine also retracts running requests (SGLang does so once :meth:`KvLease.available_tokens` says there is no room).
 What the account does not grant stands there as a wish, which neighbours feel as they step or rest.
+
+A model with several groups (sliding windows, states) has a lease on each, and one wish: what they lack together. A
+request is let in only if every group has room for it, so memory for it is taken in all groups or in none.
 Tensor-parallel ranks agree on every change, since all of them must schedule alike.
 """
 
@@ -12,68 +15,78 @@ from __future__ import annotations
 import time
 from bisect import bisect_left
 from collections.abc import Sequence
-from itertools import accumulate
-from math import ceil
 from typing import Any
 
 import torch
 
-from prism import memory
-from sglang_patches.kv_placement import own_blocks
-from sglang_patches.kv_returns import SlotReturns
+from prism.memory import GroupKind
+from sglang_patches.kv_demand import LOOKAHEAD_STEPS, Demand
+from sglang_patches.kv_group_lease import GroupLease
 from sglang_patches.seat import Seat
 
-_CLIP_NEW_TOKENS = 4096
-"""SGLang's admission looks at most so many tokens of one request ahead (``CLIP_MAX_NEW_TOKENS``)."""
-_LOOKAHEAD_STEPS = 16
-"""Decode steps the lease covers ahead, so that it does not change at every step."""
+_ALL_BYTES = 1 << 62
 
 
 class KvLease:
-    """The lease of one pool. ``size`` is the pool's virtual size in tokens, ``returns`` its slots that come back."""
+    """The leases of an engine's groups; the first is the one that every token takes a slot of."""
 
-    def __init__(self, pool: memory.Pool, seat: Seat, size: int, returns: SlotReturns | None = None) -> None:
-        self.pool, self._seat, self._size = pool, seat, size
-        self._returns = SlotReturns(pool) if returns is None else returns
-        self._own = own_blocks(pool)
-        self._spread = 0
-        """Slots this rank could still hand out beyond what the tightest rank can."""
-        self._last_available = 0
+    def __init__(self, parts: Sequence[GroupLease], seat: Seat) -> None:
+        self.parts, self._seat = tuple(parts), seat
+        self._last_available: list[int] = [0] * len(self.parts)
         self._resting = False
         self._head: str | None = None
         """The first request that waits, and since when (monotonic ns, the same on all ranks)."""
         self._since_ns = 0
-        self._ahead_bytes = 0
         self.retractions = 0
 
     @property
     def token_bytes(self) -> int:
-        """Bytes of one token on this rank."""
-        return int(self.pool.slot_bytes)
+        """Bytes of one token on this rank, while it is in every group."""
+        return sum(part.group.token_bytes for part in self.parts)
 
     def available_tokens(self) -> int:
-        """Slots that can be handed out for certain, on every rank alike."""
-        return max(0, self._mine() - self._spread)
+        """Slots of the first group that can be handed out for certain, on every rank alike."""
+        return self.parts[0].available()
+
+    def free_tokens(self, tree: Any) -> int:
+        """Tokens that could be taken in now, the prefix cache given up, in every group that grows by tokens."""
+        grows = [part for part in self.parts if part.group.kind is not GroupKind.STATES]
+        return min(part.available() + part.evictable(tree) for part in grows)
+
+    def used_tokens(self) -> int:
+        """Slots in use, for requests or as cache."""
+        return self.parts[0].used()
+
+    def mapped_bytes(self) -> int:
+        """Physical memory held on this rank."""
+        return sum(int(part.pool.stats()["mapped_bytes"]) for part in self.parts)
 
     def before_step(self, scheduler: Any) -> None:
         """Adjust the lease for the step about to be scheduled."""
-        self._resting = self._returns.defer = False
-        self._returns.settle()
-        running, admissions = demand_tokens(scheduler, self.pool.block_slots if self._own else 1)
+        self._resting = False
+        for part in self.parts:
+            part.returns.defer = False
+            part.returns.settle()
+        demands = [part.demand(scheduler) for part in self.parts]
         wanted, excess = self._agree_on_pressure(scheduler)
-        if wanted > 0 or self._mine() < running + self._scattered() + (admissions[-1] if admissions else 0):
-            self._returns.settle(wait=True)
+        for part, demand in zip(self.parts, demands, strict=True):
+            soon = demand.running + part.scattered() + (demand.admissions[-1] if demand.admissions else 0)
+            if wanted > 0 or part.mine() < soon:
+                part.returns.settle(wait=True)
         if wanted > 0:
-            self._give_back(scheduler, wanted, excess, keep=0 if excess else running + self._scattered())
-            self.pool.ensure(self._within_size(running // _LOOKAHEAD_STEPS))
+            keeps = [p.kept(d, excess > 0) for p, d in zip(self.parts, demands, strict=True)]
+            self._give_back(scheduler, wanted, excess, keeps)
+            for part, demand in zip(self.parts, demands, strict=True):
+                part.ensure(demand.running // LOOKAHEAD_STEPS)
         else:
-            self._grow(running, admissions, int(scheduler.tree_cache.evictable_size()))
-        self._back(scheduler, running + (admissions[-1] if admissions else 0))
-        self._wish(scheduler, running, admissions)
-        self._map_ahead(running)
+            self._grow(scheduler.tree_cache, demands)
+        for part, demand in zip(self.parts, demands, strict=True):
+            part.back(scheduler, demand)
+        self._wish(scheduler.tree_cache, demands)
+        self._map_ahead([demand.running for demand in demands])
         self._agree_on_available(scheduler)
-        available = self.available_tokens()
-        if available > self._last_available:
+        available = [part.available() for part in self.parts]
+        if any(now > before for now, before in zip(available, self._last_available, strict=True)):
             # SGLang closes admission until something finishes; new memory is a reason to look again.
             scheduler.running_batch.batch_is_full = False
         self._last_available = available
@@ -81,33 +94,32 @@ class KvLease:
     def planned(self, ahead: bool) -> None:
         """The step is scheduled. ``ahead``: the device still computes it when the results of the one before are
         processed, so that reading there what they free would wait for it."""
-        self._returns.defer = ahead
+        for part in self.parts:
+            part.returns.defer = ahead
 
     def rest(self, scheduler: Any) -> None:
         """The engine is idle: keep only cached prefixes, and fewer of them when others wait for memory."""
-        self._returns.settle(wait=True)
+        for part in self.parts:
+            part.returns.settle(wait=True)
         self.withdraw_wish()
         wanted, excess = self._agree_on_pressure(scheduler)
         if wanted > 0:
-            self._give_back(scheduler, wanted, excess, keep=0)
+            self._give_back(scheduler, wanted, excess, [0] * len(self.parts))
         if not self._resting:
             self._resting = True
-            self._map_ahead(0)
-            self.pool.trim()
+            self._map_ahead([0] * len(self.parts))
+            for part in self.parts:
+                part.pool.trim()
 
-    def _scattered(self) -> int:
-        """Free slots in blocks that sequences keep for themselves: new ones need others."""
-        return int(self.pool.scattered()) if self._own else 0
-
-    def _mine(self) -> int:
-        return min(int(self.pool.available()), self._size - int(self.pool.used()))
-
-    def _within_size(self, tokens: int) -> int:
-        return min(tokens, self._size - int(self.pool.used()))
+    def withdraw_wish(self) -> None:
+        """Nothing is missing here, or the model leaves."""
+        if self._seat.owner.wished_bytes:
+            self._seat.owner.wish(0, 0)
 
     def _agree_on_pressure(self, scheduler: Any) -> tuple[int, int]:
         """Bytes the account wants back, and the part of it that is above the engine's own limit."""
-        wanted, excess, now_ns = int(self.pool.pressure()), self._seat.owner.excess(), time.monotonic_ns()
+        owner = self._seat.owner
+        wanted, excess, now_ns = int(owner.pressure()), owner.excess(), time.monotonic_ns()
         if self._seat.world > 1:
             agreed = torch.tensor([wanted, excess, now_ns], dtype=torch.int64)
             torch.distributed.all_reduce(agreed, torch.distributed.ReduceOp.MAX, group=scheduler.tp_cpu_group)
@@ -124,122 +136,102 @@ class KvLease:
     def _agree_on_available(self, scheduler: Any) -> None:
         if self._seat.world == 1:
             return
-        mine = self._mine()
-        least = torch.tensor([mine], dtype=torch.int64)
+        least = torch.tensor([part.mine() for part in self.parts], dtype=torch.int64)
         torch.distributed.all_reduce(least, torch.distributed.ReduceOp.MIN, group=scheduler.tp_cpu_group)
-        self._spread = mine - int(least[0])
+        for part, tokens in zip(self.parts, least.tolist(), strict=True):
+            part.agree(tokens)
 
-    def _give_back(self, scheduler: Any, wanted: int, excess: int, keep: int) -> None:
+    def _give_back(self, scheduler: Any, wanted: int, excess: int, keeps: Sequence[int]) -> None:
         """First what nothing needs, then cached prefixes; what is above the limit then becomes a target that SGLang
         reaches by retracting."""
-        given = int(self.pool.give_back(keep, max(0, wanted - self._leaving_bytes())))
-        while (missing := wanted - given - self._leaving_bytes()) > 0:
-            if not evict(scheduler, -(-missing // self.token_bytes)):
-                break
-            given += int(self.pool.give_back(keep, missing))
-        excess = min(excess, missing)
+        given = self._give_unneeded(keeps, max(0, wanted - self._leaving_bytes()))
+        for part in self.parts:
+            unit_bytes = -(-part.group.slot_bytes // part.group.slot_tokens)
+            while (missing := wanted - given - self._leaving_bytes()) > 0:
+                if not evict(scheduler, -(-missing // unit_bytes), part):
+                    break
+                given += self._give_unneeded(keeps, missing)
+        excess = min(excess, wanted - given - self._leaving_bytes())
         if excess > 0:
-            self.pool.set_lease(max(0, int(self.pool.lease_bytes) - excess))
+            grows = [part for part in self.parts if part.group.kind is not GroupKind.STATES]
+            max(grows, key=lambda part: int(part.pool.lease_bytes)).shrink(excess)
 
     def _leaving_bytes(self) -> int:
-        """What goes back as soon as the steps in flight, which may read it, are over: nothing more is due for it."""
-        now = self.pool.stats()
-        return min(int(now["lease_bytes"] - now["target_bytes"]), int(now["deferred_bytes"]))
+        return sum(part.leaving_bytes() for part in self.parts)
 
-    def _grow(self, running: int, admissions: Sequence[int], cached: int) -> None:
+    def _give_unneeded(self, keeps: Sequence[int], most_bytes: int) -> int:
+        given = 0
+        for part, keep in zip(self.parts, keeps, strict=True):
+            if given < most_bytes:
+                given += part.give_back(keep, most_bytes - given)
+        return given
+
+    def _grow(self, tree: Any, demands: Sequence[Demand]) -> None:
         """What runs takes what is free; new requests, as many as fit, what no wish that goes first needs."""
-        base = running + self._scattered()
-        if admissions:
-            if self._try_ensure(base + admissions[-1]):
-                return
-            fitting = bisect_left(admissions, True, key=lambda tokens: not self._try_ensure(base + tokens - cached))
-            if fitting:  # its own cache then makes room for the rest
-                return
-        for tokens in (base, base - cached, running):  # the last: sequences share blocks
-            if self.pool.ensure(self._within_size(max(tokens, 0))):
-                return
+        bases = [demand.running + part.scattered() for part, demand in zip(self.parts, demands, strict=True)]
+        cached = [part.evictable(tree) for part in self.parts]
+        waiting = range(len(demands[0].admissions))
 
-    def _back(self, scheduler: Any, tokens: int) -> None:
-        """Have pages behind all that the step may take of ``tokens``. A device that is full in spite of its account
-        (others use it too) then says so here: the lease shrinks and SGLang retracts; within the step it would crash."""
-        block = self.pool.block_slots if self._own else 1
-        chunk = int(scheduler.chunked_prefill_size or scheduler.max_prefill_tokens)
-        self.pool.back(min(tokens, chunk + int(scheduler.max_running_requests) * block), self._own)
+        def fit(index: int, less: Sequence[int]) -> bool:
+            needs = (base + demand.admissions[index] for base, demand in zip(bases, demands, strict=True))
+            return self._ensure_all([need - part for need, part in zip(needs, less, strict=True)])
 
-    def _try_ensure(self, tokens: int) -> bool:
-        return self.pool.ensure(self._within_size(max(tokens, 0)), yielding=True)
+        if waiting:
+            if fit(waiting[-1], [0] * len(bases)):
+                return
+            # The engine's own cache makes room for the rest.
+            if bisect_left(waiting, True, key=lambda index: not fit(index, cached)):
+                return
+        for part, demand, base, own in zip(self.parts, demands, bases, cached, strict=True):
+            # With the last, sequences share blocks.
+            any(part.ensure(tokens) for tokens in (base, base - own, demand.running))
 
-    def _wish(self, scheduler: Any, running: int, admissions: Sequence[int]) -> None:
+    def _ensure_all(self, tokens: Sequence[int]) -> bool:
+        """Memory for new work, in every group or in none."""
+        had: list[tuple[GroupLease, int]] = []
+        for part, count in zip(self.parts, tokens, strict=True):
+            before = part.mine()
+            if not part.ensure(count, yielding=True):
+                for grown, kept in had:
+                    grown.give_back(kept, _ALL_BYTES)
+                return False
+            had.append((part, before))
+        return True
+
+    def _wish(self, tree: Any, demands: Sequence[Demand]) -> None:
         """Have the account know what is missing beyond this engine's own cache. It stands until the next step says
         otherwise, so that it is there when a neighbour looks, which may be long after."""
-        base = running + self._scattered() - int(scheduler.tree_cache.evictable_size())
-        mine = self._mine()
-        missing = [self._within_size(base + tokens) - mine for tokens in (0, *admissions)]
-        missing = [tokens for tokens in missing if tokens > 0]
+        bases = [d.running + p.scattered() - p.evictable(tree) for p, d in zip(self.parts, demands, strict=True)]
+        steps = zip(*((0, *demand.admissions) for demand in demands), strict=True)
+        missing = [
+            sum(part.missing_bytes(base + more) for part, base, more in zip(self.parts, bases, step, strict=True))
+            for step in steps
+        ]
+        missing = [nbytes for nbytes in missing if nbytes > 0]
         if missing:
-            self._seat.owner.wish(self._bytes(missing[0]), self._bytes(missing[-1]), self._since_ns)
+            self._seat.owner.wish(missing[0], missing[-1], self._since_ns)
         else:
             self.withdraw_wish()
 
-    def _map_ahead(self, tokens: int) -> None:
-        """Have so much of the lease mapped while the device computes, so that the next steps find their pages there.
-        It is held already, and goes like any other part of the lease that nothing uses: before cached prefixes."""
-        wanted = self._bytes(tokens)
-        if wanted != self._ahead_bytes:
-            self.pool.set_ahead(wanted, None)
-            self._ahead_bytes = wanted
-
-    def withdraw_wish(self) -> None:
-        """Nothing is missing here, or the model leaves."""
-        if self._seat.owner.wished_bytes:
-            self._seat.owner.wish(0, 0)
-
-    def _bytes(self, tokens: int) -> int:
-        """Whole blocks with so many slots."""
-        return -(-tokens // int(self.pool.block_slots)) * int(self.pool.block_bytes)
+    def _map_ahead(self, tokens: Sequence[int]) -> None:
+        for part, count in zip(self.parts, tokens, strict=True):
+            part.map_ahead(count)
 
 
-def demand_tokens(scheduler: Any, block: int) -> tuple[int, list[int]]:
-    """Slots needed soon, in whole blocks of ``block``: by what runs (steps of decoding, the rest of a prompt that is
-    taken in by chunks), and beyond that by the first, the first two, ... of the requests that wait, as SGLang's
-    admission counts them: with what running requests may still need.
-
-    With overlap the last step's tokens are not known yet. Its requests count as if they went on, as they do: SGLang
-    runs one step more of each before it sees that it has ended."""
-    ratio = scheduler.new_token_ratio_tracker.current
-    requests = [r for r in scheduler.running_batch.reqs if not r.finished()]
-    if scheduler.last_batch is not None and scheduler.last_batch is not scheduler.running_batch:
-        requests += [r for r in scheduler.last_batch.reqs if not r.finished()]
-    running = _rounded(len(requests) * _LOOKAHEAD_STEPS, block)
-    reserved = sum(ceil(_remaining(r) * ratio) for r in requests)
-    if (chunked := scheduler.chunked_req) is not None:
-        prompt = len(chunked.origin_input_ids) + len(chunked.output_ids) - len(chunked.prefix_indices)
-        running += _rounded(max(prompt, 0), block)
-        reserved += _remaining(chunked)
-    waiting = scheduler.waiting_queue[: max(0, scheduler.max_running_requests - len(requests))]
-    extra = max(0, reserved - running)
-    return running, [extra + total for total in accumulate(_rounded(_length(r), block) for r in waiting)]
-
-
-def _rounded(tokens: int, block: int) -> int:
-    return -(-tokens // block) * block
-
-
-def _length(req: Any) -> int:
-    """Tokens for which admission lets a waiting request in: it wants more than its own and one for alignment."""
-    return len(req.origin_input_ids) + len(req.output_ids) + _remaining(req) + 2
-
-
-def _remaining(req: Any) -> int:
-    left = int(req.sampling_params.max_new_tokens) - len(req.output_ids)
-    return min(max(left, 0), _CLIP_NEW_TOKENS)
-
-
-def evict(scheduler: Any, tokens: int) -> bool:
-    """Drop up to ``tokens`` cached tokens that no request uses. False: there were none."""
+def evict(scheduler: Any, tokens: int, part: GroupLease | None = None) -> bool:
+    """Drop up to so many cached tokens (states) of the group, by default the first, that no request uses. False: there
+    were none."""
     from sglang.srt.mem_cache.base_prefix_cache import EvictParams
 
-    tokens = min(tokens, int(scheduler.tree_cache.evictable_size()))
+    part = scheduler.token_to_kv_pool_allocator.lease.parts[0] if part is None else part
+    tokens = min(tokens, part.evictable(scheduler.tree_cache))
     if tokens > 0:
-        scheduler.tree_cache.evict(EvictParams(num_tokens=tokens))
+        kind = part.group.kind
+        scheduler.tree_cache.evict(
+            EvictParams(
+                num_tokens=tokens if kind is GroupKind.TOKENS else 0,
+                swa_num_tokens=tokens if kind is GroupKind.WINDOW else 0,
+                mamba_num=tokens if kind is GroupKind.STATES else 0,
+            )
+        )
     return tokens > 0

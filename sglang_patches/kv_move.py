@@ -34,8 +34,9 @@ _TIMED_TOKENS: Final = 32
 
 
 def store_of(tree: Any) -> KvStore | None:
-    """The seat's store when KV of ``tree`` can move: SGLang's plain radix tree over one pool of Prism's."""
-    if type(tree) is not RadixCache or tree.disable or tree.is_eagle:
+    """The seat's store when KV of ``tree`` can move: SGLang's plain radix tree over one pool of Prism's, a
+    token to a slot."""
+    if type(tree) is not RadixCache or tree.disable or tree.is_eagle or tree.page_size != 1:
         return None
     kvcache = tree.token_to_kv_pool_allocator.get_kvcache()
     seat = getattr(kvcache, "prism_seat", None)

@@ -5,37 +5,63 @@ Token-major layout: K and V of all layers of one token are adjacent; memory grow
     slot 0            slot 1            ...
     | k0 v0 k1 v1 .. | k0 v0 k1 v1 .. | ...        (k_l: heads x dim of layer l)
 
-Only plain multi-head or grouped-query attention with page size 1 has this layout; everything else is refused by
-:func:`refuse_unsupported`.
+Latent attention has one row per token and layer and no V (:mod:`sglang_patches.kv_mla`). With pages of more than one
+token a slot is such a page. Which layouts may be here at all says :mod:`sglang_patches.kv_guard`.
 """
 
 from __future__ import annotations
 
 from typing import Any, Final
 
+import torch
+
 from prism import memory
-from prism.core.errors import PrismError
+from prism.memory import GroupKind, KvGroup
 from sglang_patches.hooks import Hook, HookKind
+from sglang_patches.kv_guard import refuse
 from sglang_patches.seat import Seat
 
 _ROOM_WAIT_S: Final = 5.0
 """How long an activation waits for its first block: neighbours give up cached prefixes between two of their steps."""
+_GAPS: Final = 1.25
+"""Address space over bytes in an arena of a pool's own: slots that straddle blocks are skipped (a sixteenth at most),
+and the last block is whole."""
 
 
 def create_buffers(pool: Any) -> None:
-    """Replaces ``MHATokenToKVPool._create_buffers_normal``: divide the worker's arena for this model."""
-    seat = current_seat()
+    """Replaces ``MHATokenToKVPool._create_buffers_normal``: a pool of Prism's under SGLang's."""
+    if pool.kv_cache_layout != "nhd":
+        raise refuse(f"KV in the layout {pool.kv_cache_layout}")
     layout = memory.KvLayout(
         layers=pool.layer_num,
         kv_heads=pool.head_num,
         head_dim=pool.head_dim,
         v_head_dim=pool.v_head_dim,
         dtype_bytes=pool.store_dtype.itemsize,
-        order="token",
+        tokens_per_slot=pool.page_size,
     )
-    pool.prism_seat = seat
-    pool.prism_pool = seat.kv_arena.divide(layout, max_tokens=pool.size, lease_bytes=0, timeout_s=_ROOM_WAIT_S)
-    pool.k_buffer, pool.v_buffer = memory.torch_views(pool.prism_pool, pool.store_dtype)
+    place(pool, layout)
+    pool.k_buffer, pool.v_buffer = memory.torch_views(pool.prism_group.pool, pool.store_dtype)
+
+
+def place(pool: Any, layout: memory.KvLayout) -> None:
+    """Gives SGLang's ``pool`` a group of ``layout``: ``prism_group``."""
+    pool.prism_seat, pool.prism_group = current_seat(), add_group(current_seat(), GroupKind.TOKENS, layout, pool.size)
+    pool.prism_pool = pool.prism_group.pool
+
+
+def add_group(seat: Seat, kind: GroupKind, layout: memory.KvLayout, max_tokens: int) -> KvGroup:
+    """The first pool of an activation lies in the worker's arena, whose addresses and lease stay from model to model;
+    each further one has an arena of its own, since SGLang makes them one after the other."""
+    index = len(seat.kv_groups)
+    if index == len(seat.kv_arenas):
+        nbytes = int(_GAPS * max_tokens * layout.cell_bytes) + seat.kv_arenas[0].virtual_bytes // 8
+        seat.kv_arenas.append(seat.owner.arena(nbytes))
+    arena = seat.kv_arenas[index]
+    pool = arena.divide(layout, max_tokens=max_tokens, lease_bytes=0, timeout_s=_ROOM_WAIT_S)
+    group = KvGroup(kind, pool, max_tokens)
+    seat.kv_groups.append(group)
+    return group
 
 
 def current_seat() -> Seat:
@@ -46,29 +72,13 @@ def current_seat() -> Seat:
     return seat
 
 
-def refuse_unsupported(configurator: Any, **_: Any) -> None:
-    """Before ``KVCacheConfigurator._build_token_to_kv_pool``: only the layout Prism manages may pass."""
-    kinds = {
-        "multi-head latent attention (MLA)": configurator.use_mla_backend,
-        "sliding-window attention": configurator.is_hybrid_swa,
-        "Mamba or linear attention": configurator.mambaish_config is not None,
-        "a KV page size other than 1": configurator.server_args.page_size != 1,
-        "speculative decoding": configurator.server_args.speculative_algorithm is not None,
-        "a quantized KV cache": configurator.kv_cache_dtype.itemsize < 2,
-    }
-    found = [kind for kind, present in kinds.items() if present]
-    if found:
-        raise UnsupportedModel(f"the engine does not manage the KV memory of {' and '.join(found)}")
-
-
-class UnsupportedModel(PrismError):
-    """The model's attention state has a layout that Prism's memory does not manage."""
-
-
-def profile_available_bytes(configurator: Any, pre_model_load_memory: float) -> int:
-    """Replaces ``KVCacheConfigurator._profile_available_bytes``: the virtual size, since pages come on demand."""
-    seat: Seat = configurator.server_args.prism_seat
-    return seat.kv_capacity_bytes
+def restore_kv_scales(model: Any) -> None:
+    """After an image was filled: the scales of quantized KV as numbers, which SGLang makes of the loaded ones."""
+    for module in model.modules():
+        for name in ("k_scale", "v_scale"):
+            scale = getattr(module, name, None)
+            if isinstance(scale, torch.Tensor) and scale.numel() == 1:
+                setattr(module, f"{name}_float", float(scale))
 
 
 HOOKS = (
@@ -78,19 +88,5 @@ HOOKS = (
         create_buffers,
         ("self",),
         "KV buffers are views over reserved addresses",
-    ),
-    Hook(
-        "sglang.srt.mem_cache.kv_cache_configurator.KVCacheConfigurator._profile_available_bytes",
-        HookKind.REPLACE,
-        profile_available_bytes,
-        ("self", "pre_model_load_memory"),
-        "the pool's size is address space, not memory",
-    ),
-    Hook(
-        "sglang.srt.mem_cache.kv_cache_configurator.KVCacheConfigurator._build_token_to_kv_pool",
-        HookKind.BEFORE,
-        refuse_unsupported,
-        ("self", "sizes", "is_dsa_model", "is_dsv4_model", "req_to_token_pool"),
-        "other layouts would take memory outside the account",
     ),
 )

@@ -16,6 +16,9 @@ from prism.memory.rows import PoolRows, RowNumbers
 class WeightSeat(Protocol):
     """Where this activation's weights live and where they come from."""
 
+    from_image: bool
+    """Whether :meth:`fill` will fill them."""
+
     def allocate(self, nbytes: int) -> Any:
         """A flat ``uint8`` tensor of ``nbytes`` in the weight region, or None when the region takes no more."""
         ...
@@ -55,6 +58,8 @@ class Seat(Protocol):
 
     rank: int
     world: int
+    kv_groups: list[memory.KvGroup]
+    """The pools of the model's attention state, in the order in which SGLang made them; empty before."""
 
     def receive_frames(self) -> list[bytes]:
         """Commands that arrived on rank 0, undecoded; never waits."""
@@ -96,7 +101,9 @@ class Seat(Protocol):
     def owner(self) -> memory.Owner: ...
 
     @property
-    def kv_arena(self) -> memory.Arena: ...
+    def kv_arenas(self) -> list[memory.Arena]:
+        """The worker's, and those of further groups, in the order of the groups."""
+        ...
 
     @property
     def kv_capacity_bytes(self) -> int:

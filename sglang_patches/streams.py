@@ -21,7 +21,8 @@ def fence_freed_pages(scheduler: Any) -> None:
     if scheduler.device != "cuda":
         return
     stream = scheduler.forward_stream if scheduler.enable_overlap else scheduler.schedule_stream
-    scheduler.token_to_kv_pool_allocator.lease.pool.defer_on_stream(stream.cuda_stream)
+    for group in scheduler.server_args.prism_seat.kv_groups:
+        group.pool.defer_on_stream(stream.cuda_stream)
 
 
 def finish_steps(scheduler: Any) -> None:

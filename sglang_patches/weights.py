@@ -10,7 +10,8 @@ import torch
 from torch.overrides import TorchFunctionMode
 
 from sglang_patches.hooks import Hook, HookKind
-from sglang_patches.kv_pool import current_seat
+from sglang_patches.kv_mla import expect_absorbed, keep_absorbed, show_absorbed
+from sglang_patches.kv_pool import current_seat, restore_kv_scales
 from sglang_patches.seat import WeightSeat
 
 SMALLEST_BYTES = 1024
@@ -54,10 +55,16 @@ def load(original: Callable[..., Any], model: Any, weights: Any, target_device: 
     """Around ``DefaultModelLoader.load_weights_and_postprocess``: from the stored image when there is one, else from
     the pack of the model's files if they were packed."""
     seat = current_seat()
+    if seat.weights.from_image:
+        expect_absorbed(model)
     if seat.weights.fill(model):
+        show_absorbed(model)
+        restore_kv_scales(model)
         return
     original(model, seat.weights.tensors() or weights, target_device)
+    keep_absorbed(model)
     seat.weights.loaded(model)
+    show_absorbed(model)
 
 
 _LOADER = "sglang.srt.model_loader.loader"

@@ -19,7 +19,7 @@ from __future__ import annotations
 import sys
 import time
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from types import SimpleNamespace
 from typing import Any
 
@@ -27,6 +27,7 @@ import numpy as np
 
 from benchmarks.memory.bench import GIB, LLAMA_8B, MIB, report, temporary_device
 from prism import memory
+from sglang_patches.kv_group_lease import GroupLease
 from sglang_patches.kv_lease import KvLease
 from sglang_patches.kv_placement import SlotPlacement
 
@@ -40,7 +41,7 @@ MAX_TOKENS = 8192
 class OnDemandLease(KvLease):
     """The engine's lease as it was: pages are mapped by the step that needs them."""
 
-    def _map_ahead(self, tokens: int) -> None:
+    def _map_ahead(self, tokens: Sequence[int]) -> None:
         pass
 
 
@@ -50,11 +51,12 @@ class Engine:
     def __init__(self, owner: memory.Owner, lease: type[KvLease]) -> None:
         self.pool = owner.arena(8 * GIB).divide(LLAMA_8B, MAX_TOKENS, lease_bytes=0)
         seat: Any = SimpleNamespace(owner=owner, world=1)
-        self.lease, self.placement = lease(self.pool, seat, MAX_TOKENS), SlotPlacement(self.pool)
+        group = memory.KvGroup(memory.GroupKind.TOKENS, self.pool, MAX_TOKENS)
+        self.lease, self.placement = lease([GroupLease(group)], seat), SlotPlacement(self.pool)
         self.tree_cache = SimpleNamespace(evictable_size=lambda: 0)
         self.running_batch = SimpleNamespace(reqs=[], batch_is_full=False)
         self.last_batch = self.chunked_req = None
-        self.max_running_requests = REQUESTS
+        self.max_running_requests, self.chunked_prefill_size = REQUESTS, 2048
         self.new_token_ratio_tracker = SimpleNamespace(current=0.7)
         self.waiting_queue: list[Any] = []
         self.slots: dict[int, list[np.ndarray]] = {}

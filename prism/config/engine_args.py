@@ -28,7 +28,6 @@ OWNED: Final = {
     "device": "the device",
     "pp_size": "Prism: models are spread by `tp`",
     "dp_size": "Prism: copies of a model are placed by the scheduler",
-    "page_size": "Prism's memory, which gives out single tokens",
     "enable_memory_saver": "Prism's memory",
     "sleep_on_idle": "Prism's engine worker",
     "skip_tokenizer_init": "Prism: the front door tokenises",

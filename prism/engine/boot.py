@@ -22,6 +22,8 @@ ENVIRONMENT: Final = {
     "SGLANG_USE_PICKLE_IPC": "0",
     "SGLANG_VLM_CACHE_SIZE_MB": "0",  # what encoders made of images would be kept outside of the account
     "TOKENIZERS_PARALLELISM": "false",
+    # Slots that left their window go every so many steps (SGLang: 128); until then a sequence holds them beside it.
+    "SGLANG_SWA_EVICTION_INTERVAL": "32",
 }
 HOST_ENVIRONMENT: Final = {
     "SGLANG_USE_CPU_ENGINE": "1",
@@ -29,6 +31,7 @@ HOST_ENVIRONMENT: Final = {
     "TORCHDYNAMO_DISABLE": "1",
     "SGLANG_NCCL_SO_PATH": "/nonexistent",
     "CUDA_VISIBLE_DEVICES": "",
+    "TRITON_INTERPRET": "1",  # attention that only Triton's kernels compute runs on virtual devices, slowly
 }
 CUDA_ENVIRONMENT: Final = {
     **ORDER,

@@ -50,7 +50,9 @@ class WorkerSeat:
         device: memory.Device,
     ) -> None:
         self.rank, self.world = command.rank, command.world
-        self.owner, self.kv_arena, self.kv_capacity_bytes, self.weights = owner, kv_arena, kv_capacity_bytes, weights
+        self.owner, self.kv_capacity_bytes, self.weights = owner, kv_capacity_bytes, weights
+        self.kv_arenas = [kv_arena]
+        self.kv_groups: list[memory.KvGroup] = []
         self._channel, self._delivery = channel, delivery
         self._poller = select.poll()
         self._poller.register(channel.fileno(), select.POLLIN)
@@ -61,6 +63,12 @@ class WorkerSeat:
         self._device = device
         self.kv: KvKeeper | None = None
         """Of this activation: the worker sets it."""
+
+    def close_pools(self) -> None:
+        """Give all memory of the model's attention state back, at its end."""
+        for group in self.kv_groups:
+            group.pool.close()
+        self.kv_groups.clear()
 
     def begin(self, engine: str, scheduler: Any) -> None:
         """Another activation of the same model in the same place."""
@@ -169,20 +177,20 @@ class WorkerSeat:
 
 def measure_load(scheduler: Any, weight_bytes: int, world: int) -> EngineCounters:
     """Where ``scheduler`` stands. Byte counts are over all ranks, which are alike."""
-    allocator = scheduler.token_to_kv_pool_allocator
-    pool, kv = allocator.lease.pool, scheduler.server_args.prism_seat.kv
+    lease = scheduler.token_to_kv_pool_allocator.lease
+    kv = scheduler.server_args.prism_seat.kv
     cached = int(scheduler.tree_cache.evictable_size())
     in_batch = sum(1 for r in scheduler.running_batch.reqs if not r.finished())
     queued = len(scheduler.waiting_queue) + len(scheduler.grammar_manager)
     return EngineCounters(
         running=in_batch + (scheduler.chunked_req is not None),
         queued=queued,
-        free_kv_tokens=allocator.available_size() + cached,
-        used_kv_tokens=int(pool.used()) - cached,
+        free_kv_tokens=lease.free_tokens(scheduler.tree_cache),
+        used_kv_tokens=lease.used_tokens() - cached,
         cached_kv_tokens=cached,
-        kv_mapped_bytes=int(pool.stats()["mapped_bytes"]) * world,
+        kv_mapped_bytes=lease.mapped_bytes() * world,
         weight_bytes=weight_bytes,
-        retractions=allocator.lease.retractions,
+        retractions=lease.retractions,
         kv_kept_pieces=0 if kv is None else kv.stored_pieces,
         kv_brought_tokens=0 if kv is None else kv.fetched_tokens,
     )

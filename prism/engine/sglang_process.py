@@ -8,7 +8,6 @@ from typing import Any
 
 import torch
 
-from prism import memory
 from prism.engine.commands import ActivateModel
 
 
@@ -30,12 +29,6 @@ def open_gpu(index: int) -> None:
         multinomial_with_seed(torch.zeros((rows, 4096), device="cuda"), seeds, positions)
     torch.cuda.synchronize()
     torch.cuda.empty_cache()
-
-
-def seat_pool(scheduler: Any) -> memory.Pool:
-    """The KV pool under ``scheduler``."""
-    pool: memory.Pool = scheduler.token_to_kv_pool_allocator.lease.pool
-    return pool
 
 
 def suspects_of(scheduler: Any) -> list[str]:

@@ -48,7 +48,6 @@ from prism.engine.sglang_process import (
     forget_globals,
     open_gpu,
     release_scheduler,
-    seat_pool,
     suspects_of,
     torch_bytes,
 )
@@ -233,19 +232,18 @@ class Worker:
         finish_kernels(self._kind)
         keep_all(active.scheduler)
         active.seat.kv = None
-        pool = seat_pool(active.scheduler)
         keep = self._skeletons.most > 0 and can_rest(active.scheduler, active.weights)
         if self._skeletons.most > 0 and all_ranks(keep, active.command.world):
             self._keep(active)
             active.scheduler = None
-            pool.close()
+            active.seat.close_pools()
         else:
             weights = active.weights
             release_scheduler(active.scheduler)
             active.scheduler = active.seat.scheduler = None
             forget_globals()
             gc.collect()
-            pool.close()
+            active.seat.close_pools()
             weights.release()
         empty_torch_cache(self._kind)
         self._bound_kept()

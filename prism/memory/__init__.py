@@ -3,7 +3,8 @@
 from prism.memory._kvcached import Fence, Pool, stream_copy
 from prism.memory.arena import Arena
 from prism.memory.device import Device, default_account_dir, open_device
-from prism.memory.layout import KvLayout
+from prism.memory.groups import GroupKind, KvGroup
+from prism.memory.layout import KvLayout, state_layout
 from prism.memory.outside import MemoryWatch, NvmlMeter
 from prism.memory.owner import Owner
 from prism.memory.region import ImportedRegion, WeightRegion
@@ -17,7 +18,9 @@ __all__ = [
     "Device",
     "DeviceStats",
     "Fence",
+    "GroupKind",
     "ImportedRegion",
+    "KvGroup",
     "KvLayout",
     "MemoryWatch",
     "NvmlMeter",
@@ -34,6 +37,7 @@ __all__ = [
     "numpy_views",
     "open_device",
     "row_views",
+    "state_layout",
     "stream_copy",
     "torch_views",
 ]

@@ -7,6 +7,9 @@ from typing import Literal
 
 Order = Literal["token", "layer"]
 
+_WASTE = 1 / 16
+_MOST_UNIT = 1 << 16
+
 
 @dataclass(frozen=True, kw_only=True)
 class KvLayout:
@@ -39,3 +42,21 @@ class KvLayout:
     def cell_bytes(self) -> int:
         """K and V of one token in all layers."""
         return self.layers * self.kv_heads * (self.head_dim + self.v_dim) * self.dtype_bytes
+
+
+def state_layout(nbytes: int, page_bytes: int) -> KvLayout:
+    """Slots of ``nbytes`` or a little more whose inside is the engine's business (a Mamba state: tens of MiB). Padded
+    so that a few pages hold whole slots, where blocks that lose no more than usual would be of sixteen slots: the
+    fewest pages with at most a sixteenth lost, or what loses least."""
+    cell = -(-nbytes // 256) * 256
+    if cell > page_bytes * _WASTE:
+        least = -(-cell // page_bytes)
+        sizes = [pages * page_bytes // _slots_in(pages * page_bytes, cell) for pages in range(least, least + 16)]
+        cell = next((size for size in sizes if size - cell <= size * _WASTE), min(sizes))
+    unit = min(cell & -cell, _MOST_UNIT)
+    return KvLayout(layers=1, kv_heads=cell // unit, head_dim=unit, v_head_dim=0, dtype_bytes=1)
+
+
+def _slots_in(block_bytes: int, cell: int) -> int:
+    """The most slots of at least ``cell`` bytes that divide a block evenly."""
+    return next(count for count in range(block_bytes // cell, 0, -1) if block_bytes % count == 0)

@@ -38,7 +38,6 @@ def calls(worker: Any, monkeypatch: pytest.MonkeyPatch) -> Calls:
     monkeypatch.setattr("torch.cuda.empty_cache", calls.note("empty torch's cache"))
     for name in ("release_scheduler", "forget_globals"):
         monkeypatch.setattr(worker, name, calls.note(name))
-    monkeypatch.setattr(worker, "seat_pool", lambda _: SimpleNamespace(close=calls.note("unmap KV")))
     return calls
 
 
@@ -50,7 +49,9 @@ def deactivate(worker: Any, kind: str, calls: Calls) -> None:
     made._owner = SimpleNamespace(id=1)
     made._outside = SimpleNamespace(park=calls.note("give the engine's grant back"), most_kept_bytes=None)
     active: Any = SimpleNamespace(
-        scheduler=object(), seat=SimpleNamespace(), weights=SimpleNamespace(release=calls.note("unmap weights"))
+        scheduler=object(),
+        seat=SimpleNamespace(close_pools=calls.note("unmap KV")),
+        weights=SimpleNamespace(release=calls.note("unmap weights")),
     )
     made._deactivate(active)
 
@@ -85,14 +86,13 @@ def test_kept_models_are_counted_and_the_oldest_go_when_they_are_too_much(
 @pytest.mark.parametrize(("overlap", "stream"), [(False, 11), (True, 22)])
 def test_pages_are_fenced_on_the_stream_that_steps_run_on(overlap: bool, stream: int) -> None:
     fenced: list[int] = []
+    group = SimpleNamespace(pool=SimpleNamespace(defer_on_stream=fenced.append))
     scheduler = SimpleNamespace(
         device="cuda",
         enable_overlap=overlap,
         schedule_stream=SimpleNamespace(cuda_stream=11),
         forward_stream=SimpleNamespace(cuda_stream=22),
-        token_to_kv_pool_allocator=SimpleNamespace(
-            lease=SimpleNamespace(pool=SimpleNamespace(defer_on_stream=fenced.append))
-        ),
+        server_args=SimpleNamespace(prism_seat=SimpleNamespace(kv_groups=[group])),
     )
     fence_freed_pages(scheduler)
     scheduler.device = "cpu"

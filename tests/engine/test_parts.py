@@ -68,7 +68,7 @@ def test_steps_overlap_on_gpus_unless_told_otherwise(tmp_path: Path) -> None:
 
 def test_arguments_of_prisms_own_are_refused(tmp_path: Path) -> None:
     with pytest.raises(InvalidValue, match=r"models\.m\.engine_args\.page_size"):
-        server_arguments(spec(tmp_path, engine_args=(("page_size", 16),)), DeviceKind.HOST)
+        server_arguments(spec(tmp_path, engine_args=(("sleep_on_idle", True),)), DeviceKind.HOST)
 
 
 @pytest.mark.parametrize("text", ["", "[]", "{not", '{"dtype": "int3"}'])

@@ -14,7 +14,9 @@ import pytest
 
 from prism import memory
 from sglang_patches import kv_lease
-from sglang_patches.kv_lease import KvLease, demand_tokens
+from sglang_patches.kv_demand import demand_tokens
+from sglang_patches.kv_group_lease import GroupLease
+from sglang_patches.kv_lease import KvLease
 
 PAGE = 65536
 PAGES = 16
@@ -41,7 +43,8 @@ class Engine:
         self.owner = device.register(name)
         self.pool = self.owner.arena(4 * PAGES * PAGE).divide(LAYOUT, max_tokens=PAGES * BLOCK, lease_bytes=0)
         seat: Any = SimpleNamespace(owner=self.owner, world=1)
-        self.lease = KvLease(self.pool, seat, PAGES * BLOCK)
+        group = memory.KvGroup(memory.GroupKind.TOKENS, self.pool, PAGES * BLOCK)
+        self.lease = KvLease([GroupLease(group)], seat)
         self.cache: list[np.ndarray] = []
         self.slots: list[np.ndarray] = []
         self.tree_cache = SimpleNamespace(evictable_size=lambda: sum(map(len, self.cache)))
@@ -59,7 +62,7 @@ class Engine:
         assert self.pool.ensure(tokens)
         self.cache += np.split(self.pool.alloc(tokens), range(1, tokens))
 
-    def evict(self, tokens: int) -> bool:
+    def evict(self, tokens: int, _: object = None) -> bool:
         evicted, self.cache = self.cache[:tokens], self.cache[tokens:]
         if evicted:
             self.pool.free(np.concatenate(evicted))

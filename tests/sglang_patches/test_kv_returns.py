@@ -10,7 +10,6 @@ import torch
 
 from prism import memory
 from sglang_patches import kv_lease, kv_returns
-from sglang_patches.kv_lease import KvLease
 from sglang_patches.kv_returns import SlotReturns
 from tests.sglang_patches.test_kv_lease import BLOCK, PAGE, PAGES, Engine, request
 
@@ -58,10 +57,7 @@ def device(tmp_path: Path) -> memory.Device:
 
 def engine_with_returns(device: memory.Device, name: str) -> tuple[Engine, SlotReturns]:
     engine = Engine(device, name)
-    returns = SlotReturns(engine.pool)
-    seat: Any = engine.lease._seat
-    engine.lease = KvLease(engine.pool, seat, PAGES * BLOCK, returns)
-    return engine, returns
+    return engine, engine.lease.parts[0].returns
 
 
 def test_slots_freed_behind_a_step_come_when_their_numbers_have_arrived(

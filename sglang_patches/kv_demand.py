@@ -1,0 +1,96 @@
+"""How much of each kind of attention state the scheduler needs soon, counted as SGLang's admission counts it."""
+
+from __future__ import annotations
+
+from itertools import accumulate
+from math import ceil
+from typing import Any, Final, NamedTuple
+
+_CLIP_NEW_TOKENS: Final = 4096
+"""SGLang's admission looks at most so many tokens of one request ahead (``CLIP_MAX_NEW_TOKENS``)."""
+LOOKAHEAD_STEPS: Final = 16
+"""Decode steps the lease covers ahead, so that it does not change at every step."""
+
+
+class Demand(NamedTuple):
+    """Tokens (states) beyond those in use."""
+
+    running: int
+    """Of what runs: its next steps, and the rest of a prompt that is taken in by chunks."""
+    admissions: list[int]
+    """Beyond that, of the first, the first two, ... of the requests that wait."""
+
+
+def demand_tokens(scheduler: Any, block: int, page: int = 1) -> Demand:
+    """Slots that grow with the sequence. In whole blocks of ``block`` tokens; the engine allocates pages of ``page``.
+    Admission lets a request in only with what running requests may still need."""
+    ratio = scheduler.new_token_ratio_tracker.current
+    requests = running_requests(scheduler)
+    running = _rounded(len(requests) * _rounded(LOOKAHEAD_STEPS, page), block)
+    reserved = sum(ceil(_remaining(r) * ratio) for r in requests)
+    if (chunked := scheduler.chunked_req) is not None:
+        running += _rounded(_rest_of_prompt(chunked), block)
+        reserved += _remaining(chunked)
+    extra = max(0, reserved - running)
+    lengths = (_rounded(_length(r, page), block) for r in _admissible(scheduler, requests))
+    return Demand(running, [extra + total for total in accumulate(lengths)])
+
+
+def demand_window(scheduler: Any, block: int, page: int = 1) -> Demand:
+    """Slots of layers that see a window: a sequence has its window, and while a chunk of its prompt is computed that
+    chunk. SGLang lets a request in only if there is a whole window for it, whatever its length."""
+    window, chunk = int(scheduler.tree_cache.sliding_window_size), scheduler.chunked_prefill_size or 1 << 30
+    requests = running_requests(scheduler)
+    running = _rounded(len(requests) * _rounded(LOOKAHEAD_STEPS, page), block)
+    if (chunked := scheduler.chunked_req) is not None:
+        running += _rounded(min(_rest_of_prompt(chunked), chunk), block)
+    needs = (
+        _rounded(max(_rounded(min(_tokens(r), chunk), page), window) + page + 1, block)
+        for r in _admissible(scheduler, requests)
+    )
+    return Demand(running, list(accumulate(needs)))
+
+
+def demand_states(scheduler: Any, per_request: int) -> Demand:
+    """States of requests that wait: ``per_request`` for each, its own and those that the prefix cache is given. What
+    runs has its state; while it is cached it may need one more."""
+    requests = running_requests(scheduler)
+    chunked = [] if scheduler.chunked_req is None else [scheduler.chunked_req]
+    waiting = len(_admissible(scheduler, requests))
+    return Demand(len(requests) + len(chunked), [per_request * (i + 1) for i in range(waiting)])
+
+
+def running_requests(scheduler: Any) -> list[Any]:
+    """Requests that decode, or will after the batch that runs now."""
+    requests = [r for r in scheduler.running_batch.reqs if not r.finished()]
+    if scheduler.last_batch is not None and scheduler.last_batch is not scheduler.running_batch:
+        requests += [r for r in scheduler.last_batch.reqs if not r.finished()]
+    return requests
+
+
+def _admissible(scheduler: Any, running: list[Any]) -> list[Any]:
+    """Waiting requests for which the batch has places."""
+    waiting: list[Any] = scheduler.waiting_queue[: max(0, scheduler.max_running_requests - len(running))]
+    return waiting
+
+
+def _rounded(tokens: int, block: int) -> int:
+    return -(-tokens // block) * block
+
+
+def _tokens(req: Any) -> int:
+    return len(req.origin_input_ids) + len(req.output_ids)
+
+
+def _rest_of_prompt(chunked: Any) -> int:
+    return max(_tokens(chunked) - len(chunked.prefix_indices), 0)
+
+
+def _length(req: Any, page: int) -> int:
+    """Tokens for which admission lets a waiting request in: it wants more than its own and a page for alignment."""
+    return _rounded(_tokens(req), page) + _remaining(req) + page + 1
+
+
+def _remaining(req: Any) -> int:
+    left = int(req.sampling_params.max_new_tokens) - len(req.output_ids)
+    return min(max(left, 0), _CLIP_NEW_TOKENS)

@@ -1,0 +1,117 @@
+"""Which of SGLang's memory pools an engine may have: those whose memory is in the device's account. All others are
+refused with words, before they allocate."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Final
+
+from prism.core.errors import PrismError
+from sglang_patches.hooks import Hook, HookKind
+
+MANAGED: Final = frozenset(
+    {"MHATokenToKVPool", "PageMajorMHATokenToKVPool", "MLATokenToKVPool", "SWAKVPool", "HybridLinearKVPool"}
+)
+"""Names of the pool classes that Prism lays out. A class derived from one of them is another class: it allocates by
+itself."""
+
+ALLOCATORS: Final = frozenset({"ElasticTokenAllocator", "ElasticPagedAllocator", "SWATokenToKVPoolAllocator"})
+
+WORDS: Final = {
+    "MHATokenToKVPoolFP4": "4-bit KV",
+    "MHATokenToKVPoolMXFP8": "MXFP8 KV",
+    "MLATokenToKVPoolFP4": "4-bit latent KV",
+    "MHATokenToKOnlyPool": "sparse attention (MiniMax)",
+    "MiniMaxSparseKVPool": "sparse attention (MiniMax)",
+    "DSATokenToKVPool": "sparse latent attention (DSA)",
+    "HiSparseDSATokenToKVPool": "sparse latent attention kept on the host (HiSparse)",
+    "LayerSplitDSATokenToKVPool": "sparse latent attention split by layers",
+    "DeepSeekV4TokenToKVPool": "compressed attention (DeepSeek-V4)",
+    "DeepSeekV4SingleKVPool": "compressed attention (DeepSeek-V4)",
+    "NoOpMHATokenToKVPool": "no KV at all (prefill_only_disable_kv_cache)",
+    "PureSWATokenToKVPoolAllocator": "attention that sees windows only",
+}
+"""What the commonest of the others are for."""
+
+
+class UnsupportedModel(PrismError):
+    """The model's attention state has a layout that Prism's memory does not manage."""
+
+
+def refuse(what: str) -> UnsupportedModel:
+    """The error for a layout, in words or as SGLang's class."""
+    known = f"{WORDS[what]} ({what})" if what in WORDS else what
+    return UnsupportedModel(
+        f"the engine does not manage the memory of {known}; managed are {', '.join(sorted(MANAGED))}"
+    )
+
+
+def check_pool(pool: Any, *_: Any, **__: Any) -> None:
+    """Before ``KVCache.__init__``, which every pool calls before it allocates, but for those that are made of
+    others."""
+    if (name := type(pool).__name__) not in MANAGED:
+        raise refuse(name)
+
+
+def check_settings(server_args: Any) -> None:
+    """What would allocate before any pool is made, or make pools that are not KV."""
+    kinds = {
+        "a memory pool of its own (enable_unified_memory)": server_args.enable_unified_memory,
+        "speculative decoding": server_args.speculative_algorithm is not None,
+        "KV on the host (enable_hierarchical_cache)": server_args.enable_hierarchical_cache,
+        "8-bit copies of states (enable_int8_mamba_checkpoint)": server_args.enable_int8_mamba_checkpoint,
+    }
+    for kind, present in kinds.items():
+        if present:
+            raise refuse(kind)
+
+
+def check_pools(original: Callable[..., Any], configurator: Any, **kwargs: Any) -> Any:
+    """Around the making of all pools: settings before it, and the pools themselves after it."""
+    check_settings(configurator.server_args)
+    pools = original(configurator, **kwargs)
+    for part, allowed in ((pools.token_to_kv_pool, MANAGED), (pools.token_to_kv_pool_allocator, ALLOCATORS)):
+        if (name := type(part).__name__) not in allowed:
+            raise refuse(name)
+    return pools
+
+
+def refuse_buffers(pool: Any) -> None:
+    """Replaces what allocates buffers of other layouts in a pool class that is managed."""
+    raise refuse(f"{type(pool).__name__} with buffers of another layout ({pool.kv_cache_layout})")
+
+
+_MHA = "sglang.srt.mem_cache.memory_pool.MHATokenToKVPool"
+HOOKS = (
+    Hook(
+        "sglang.srt.mem_cache.memory_pool.KVCache.__init__",
+        HookKind.BEFORE,
+        check_pool,
+        (
+            "self",
+            "size",
+            "page_size",
+            "dtype",
+            "layer_num",
+            "device",
+            "enable_memory_saver",
+            "start_layer",
+            "end_layer",
+        ),
+        "only pools in the account may be made",
+    ),
+    Hook(
+        f"{_MHA}._create_quantized_buffers",
+        HookKind.REPLACE,
+        refuse_buffers,
+        ("self",),
+        "4-bit KV has buffers outside the account",
+    ),
+    Hook(
+        f"{_MHA}._alloc_post_capture_buffers",
+        HookKind.REPLACE,
+        refuse_buffers,
+        ("self",),
+        "SGLang's own virtual memory is outside the account",
+    ),
+)

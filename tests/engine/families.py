@@ -1,0 +1,173 @@
+"""Model families by what their attention keeps: tiny models made on the spot, and what of each is tested.
+
+:data:`FAMILIES` parametrises `test_families.py` and `test_layouts.py`, and `docs/models.md` is made of it. A kind of
+model that is not about attention (adapters, embeddings, images) adds a section of its own to
+`tests/docs/model_table.py`.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final
+
+TOKENIZER: Final = ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json")
+SMALL: Final[dict[str, Any]] = {
+    "hidden_size": 128,
+    "intermediate_size": 256,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 1024,
+    "vocab_size": 1024,
+    "bos_token_id": 0,
+    "eos_token_id": 1,
+    "pad_token_id": 2,
+    "dtype": "float32",
+    "initializer_range": 0.1,
+}
+EXPERTS: Final[dict[str, Any]] = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 64}
+LATENT: Final[dict[str, Any]] = {
+    "num_key_value_heads": 4,
+    "q_lora_rank": 48,
+    "kv_lora_rank": 256,
+    "qk_nope_head_dim": 32,
+    "qk_rope_head_dim": 32,
+    "v_head_dim": 32,
+    "n_routed_experts": 4,
+    "n_shared_experts": 1,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 64,
+    "first_k_dense_replace": 1,
+    "n_group": 1,
+    "topk_group": 1,
+}
+YARN: Final = {
+    "rope_parameters": {
+        "rope_type": "yarn",
+        "rope_theta": 10000.0,
+        "factor": 40.0,
+        "beta_fast": 32,
+        "beta_slow": 1,
+        "mscale": 1.0,
+        "mscale_all_dim": 1.0,
+        "original_max_position_embeddings": 64,
+    }
+}
+THREE_OF_FOUR: Final = ["sliding_attention"] * 3 + ["full_attention"]
+WINDOW: Final[dict[str, Any]] = {
+    "num_hidden_layers": 4,
+    "head_dim": 32,
+    "sliding_window": 32,
+    "layer_types": THREE_OF_FOUR,
+}
+TWO_ROPES: Final = {
+    "rope_parameters": {
+        "sliding_attention": {"rope_type": "default", "rope_theta": 10000.0},
+        "full_attention": {"rope_type": "default", "rope_theta": 500000.0},
+    }
+}
+TRITON: Final[dict[str, Any]] = {"attention_backend": "triton"}
+"""Under Triton's interpreter, which virtual devices have: slow."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Family:
+    """One tiny model. ``config``: the class of Transformers without its ``Config``; ``options``: beside
+    :data:`SMALL`."""
+
+    config: str
+    serves: str
+    """The models that have this shape, in words."""
+    layout: str
+    options: dict[str, Any] = field(default_factory=dict)
+    stored: dict[str, Any] = field(default_factory=dict)
+    """What `config.json` says and Transformers does not write."""
+    engine: dict[str, Any] = field(default_factory=dict)
+    wide: dict[str, Any] = field(default_factory=dict)
+    """Options that make tokens large, so that few fill a page."""
+    like_hugging_face: bool = True
+    """False: SGLang itself answers otherwise on a CPU; answers are compared with its own first one."""
+
+
+PLAIN: Final = "plain"
+LATENT_ROWS: Final = "latent rows (MLA)"
+WINDOWS: Final = "sliding windows beside full attention"
+
+FAMILIES: Final = (
+    Family(config="SmolLM3", serves="SmolLM3", layout=PLAIN),  # its rotary frequencies, of the first block, come last
+    Family(config="SeedOss", serves="Seed-OSS", layout=PLAIN, options={"head_dim": 32}),
+    Family(config="Ernie4_5", serves="ERNIE-4.5", layout=PLAIN, options={"head_dim": 32}),
+    Family(config="Apertus", serves="Apertus", layout=PLAIN),  # tensors without dimensions
+    Family(
+        config="DeepseekV3",
+        serves="DeepSeek-V3 and R1, Kimi-K2",
+        layout=LATENT_ROWS,
+        options={**LATENT, **YARN, "norm_topk_prob": True, "routed_scaling_factor": 1.0},
+        stored={"moe_layer_freq": 1, "scoring_func": "sigmoid", "topk_method": "noaux_tc"},
+        engine=TRITON,
+        wide={"num_hidden_layers": 8},
+    ),
+    Family(
+        config="DeepseekV2",
+        serves="DeepSeek-V2",
+        layout=LATENT_ROWS,
+        options={**LATENT, **YARN, "topk_method": "greedy", "norm_topk_prob": False, "routed_scaling_factor": 1.0},
+        stored={"moe_layer_freq": 1, "scoring_func": "softmax"},
+        engine=TRITON,
+        like_hugging_face=False,
+    ),
+    Family(
+        config="Glm4MoeLite",
+        serves="GLM-4.7-Flash",
+        layout=LATENT_ROWS,
+        options={**LATENT, "norm_topk_prob": True},
+        stored={"moe_layer_freq": 1},
+        engine=TRITON,
+    ),
+    Family(
+        config="Mellum",
+        serves="Mellum",
+        layout=WINDOWS,
+        options={
+            **WINDOW,
+            **EXPERTS,
+            **TWO_ROPES,
+            "mlp_layer_types": ["dense", "sparse", "dense", "sparse"],
+            "norm_topk_prob": True,
+        },
+        engine=TRITON,
+        wide={"head_dim": 256, "num_key_value_heads": 4},
+        like_hugging_face=False,
+    ),
+    Family(config="Laguna", serves="Laguna", layout=WINDOWS, options={**WINDOW, **EXPERTS, **TWO_ROPES}, engine=TRITON),
+)
+REPRESENTS: Final = {LATENT_ROWS: "DeepseekV3", WINDOWS: "Mellum"}
+"""One family of each layout, for what is about the layout: devices, neighbours, prefixes, kills, pressure."""
+
+
+def named(config: str) -> Family:
+    """The family of this configuration class."""
+    return next(family for family in FAMILIES if family.config == config)
+
+
+def make_model(family: Family, folder: Path, like: Path, *, wide: bool = False) -> Path:
+    """A tiny model of ``family`` with random weights, and the tokenizer of the model ``like``."""
+    import torch
+    import transformers
+
+    config = getattr(transformers, f"{family.config}Config")(**(SMALL | family.options | (family.wide if wide else {})))
+    torch.manual_seed(11)
+    model = transformers.AutoModelForCausalLM.from_config(config, attn_implementation="eager")
+    for name, parameter in model.named_parameters():
+        if parameter.dim() < 2 and "norm" not in name:
+            torch.nn.init.uniform_(parameter, 0.1, 0.5)
+    model.save_pretrained(folder)
+    file = folder / "config.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | family.stored))
+    for name in TOKENIZER:
+        if (like / name).exists():
+            shutil.copy(like / name, folder)
+    return folder

@@ -1,0 +1,74 @@
+"""KV in other formats: 8-bit numbers with scales, and pages of several tokens."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from prism.engine.handle import EngineHandle
+from sglang_patches.kv_pool import restore_kv_scales
+from tests.engine.rig import DEVICE_BYTES, Rig, prompt, reference, tokenized
+
+pytestmark = pytest.mark.engine
+NEW = 24
+PAGE = 16
+
+
+async def start(rig: Rig, path: Path, **engine_args: Any) -> EngineHandle:
+    return await rig.activate(rig.spec_at(path, **engine_args), [rig.devices[0]])
+
+
+async def test_eight_bit_kv_takes_a_quarter_and_answers_alike_after_reactivation(rig: Rig) -> None:
+    path = rig.models / "demo-llama"
+    plain = await start(rig, path)
+    token_bytes = plain.info.kv_bytes_per_token
+    await plain.deactivate()
+    prompts = [prompt(seed, 40) for seed in (1, 2, 3)]
+    found = []
+    for _ in range(2):
+        handle = await start(rig, path, kv_cache_dtype="fp8_e4m3")
+        assert 4 * handle.info.kv_bytes_per_token == token_bytes
+        rids = [rig.submit(handle, tokenized("", p, NEW)) for p in prompts]
+        found.append([await rig.answer(rid) for rid in rids])
+        await handle.deactivate()
+    assert found[0] == found[1] and all(len(answer) == NEW for answer in found[0])
+    assert [a[0] for a in found[0]] == [reference(path, p, 1)[0] for p in prompts], (
+        "the first is computed before KV is read"
+    )
+    assert rig.free_bytes() == DEVICE_BYTES
+
+
+async def test_pages_of_tokens_answer_alike_and_go_when_they_are_not_needed(rig: Rig) -> None:
+    path, base = rig.models / "demo-llama", prompt(5, 60)
+    family = [base, base[:40], (*base, 11, 12, 13), (*base[:50], 99, 98), *(prompt(30 + i, 5 + i) for i in range(4))]
+    handle = await start(rig, path, page_size=PAGE)
+    for _ in range(2):  # the second time, whole pages are cached
+        rids = [rig.submit(handle, tokenized("", p, NEW)) for p in family]
+        for rid, p in zip(rids, family, strict=True):
+            assert await rig.answer(rid) == reference(path, p, NEW)
+    assert any(item.cached_tokens >= 48 for rid in rids for item in rig.items[rid])
+    many = [rig.submit(handle, tokenized("", prompt(50 + i, 80), 5 * NEW)) for i in range(12)]
+    await rig.wait_tokens(many[-1], 3)
+    handle.set_kv_limit(2 << 20)
+    for i, rid in enumerate(many):
+        answer = await rig.answer(rid)
+        assert i > 3 or answer == reference(path, prompt(50 + i, 80), 5 * NEW)
+    await handle.deactivate()
+    assert rig.free_bytes() == DEVICE_BYTES
+
+
+def test_scales_of_an_image_are_numbers_again() -> None:
+    """SGLang's attention reads the scales as numbers, which it makes of tensors only when it loads a checkpoint."""
+    import torch
+
+    layer = torch.nn.Module()
+    layer.k_scale = torch.nn.Parameter(torch.tensor(0.5), requires_grad=False)
+    layer.v_scale = torch.nn.Parameter(torch.tensor(0.25), requires_grad=False)
+    layer.k_scale_float = layer.v_scale_float = None
+    other = torch.nn.Module()
+    other.k_scale = None
+    restore_kv_scales(torch.nn.ModuleList([layer, other]))
+    assert (layer.k_scale_float, layer.v_scale_float) == (0.5, 0.25)
+    assert not hasattr(other, "k_scale_float")

@@ -1,0 +1,158 @@
+"""Attention state beyond K and V per token: greedy answers equal Hugging Face's whatever happens to the engine's
+memory. SGLang's windows are shorter by a token when it decodes with Triton: with windows, answers equal those of the
+same engine that keeps K and V of every token.
+
+Latent rows and sliding windows run here under Triton's interpreter, so models, prompts and answers are small; windows
+are of 32 tokens, so that slots leave them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from prism.engine.handle import EngineHandle
+from tests.engine.families import FAMILIES, PLAIN, REPRESENTS, WINDOWS, Family, make_model, named
+from tests.engine.rig import DEVICE_BYTES, Rig, prompt, reference, tokenized, until_died
+
+pytestmark = pytest.mark.engine
+NEW = 12
+PROMPTS = (prompt(3, 6), prompt(4, 45))
+PAGE_BYTES = 2 << 20
+
+Make = Callable[[Family], Path]
+
+
+@pytest.fixture(scope="session")
+def make(tmp_path_factory: pytest.TempPathFactory, demo_models: Path) -> Make:
+    made: dict[str, Path] = {}
+    folder = tmp_path_factory.mktemp("layouts")
+
+    def model(family: Family) -> Path:
+        if family.config not in made:
+            made[family.config] = make_model(family, folder / family.config.lower(), demo_models / "demo-llama")
+        return made[family.config]
+
+    return model
+
+
+async def start(rig: Rig, path: Path, family: Family, device: int = 0, **engine_args: Any) -> EngineHandle:
+    return await rig.activate(rig.spec_at(path, **(family.engine | engine_args)), [rig.devices[device]])
+
+
+async def answers(rig: Rig, handle: EngineHandle, prompts: tuple[tuple[int, ...], ...], new: int = NEW) -> list[Any]:
+    rids = [rig.submit(handle, tokenized("", asked, new)) for asked in prompts]
+    return [await rig.answer(rid) for rid in rids]
+
+
+_told: dict[tuple[Path, tuple[int, ...], int], list[int]] = {}
+
+
+async def expected(
+    rig: Rig, path: Path, family: Family, prompts: tuple[tuple[int, ...], ...], new: int = NEW
+) -> list[Any]:
+    """What Hugging Face answers, or the same engine with K and V of every token, one request at a time."""
+    if family.like_hugging_face:
+        return [reference(path, asked, new) for asked in prompts]
+    unknown = [asked for asked in prompts if (path, asked, new) not in _told]
+    if unknown:
+        handle = await start(rig, path, family, disable_hybrid_swa_memory=True)
+        for asked in unknown:
+            _told[path, asked, new] = await rig.ask(handle, tokenized("", asked, new))
+        await handle.deactivate()
+    return [_told[path, asked, new] for asked in prompts]
+
+
+async def twice(rig: Rig, make: Make, family: Family) -> None:
+    """First, and again from the image beside another model of the same worker."""
+    path = make(family)
+    first = await start(rig, path, family)
+    assert not first.info.from_image
+    found = await answers(rig, first, PROMPTS)
+    await first.deactivate()
+    assert found == await expected(rig, path, family, PROMPTS)
+    async with rig.engine("demo-llama") as between:
+        assert between.pids == first.pids
+    again = await start(rig, path, family)
+    assert again.info.from_image
+    assert await answers(rig, again, PROMPTS) == found
+    await again.deactivate()
+    assert rig.free_bytes() == DEVICE_BYTES
+
+
+@pytest.mark.parametrize("config", REPRESENTS.values())
+async def test_first_answer_and_reactivation(rig: Rig, make: Make, config: str) -> None:
+    await twice(rig, make, named(config))
+
+
+OTHERS = [f.config for f in FAMILIES if f.layout != PLAIN and f.config not in REPRESENTS.values()]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("config", OTHERS)
+async def test_first_answer_and_reactivation_of_other_families(rig: Rig, make: Make, config: str) -> None:
+    await twice(rig, make, named(config))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("config", REPRESENTS.values())
+async def test_on_another_device_beside_another_model_with_cached_prefixes(rig: Rig, make: Make, config: str) -> None:
+    family, path = named(config), make(named(config))
+    base = prompt(5, 60)
+    asked = (base, base[:40], (*base, 11, 12, 13), (*base[:50], 99, 98))
+    alone = await expected(rig, path, family, asked)
+    handle = await start(rig, path, family, device=1)
+    async with rig.engine("demo-qwen3", 1) as neighbour:
+        beside = rig.submit(neighbour, tokenized("", prompt(7), 200))
+        assert await answers(rig, handle, asked[:1]) == alone[:1]
+        assert await answers(rig, handle, asked) == alone
+        assert any(item.cached_tokens >= 39 for items in rig.items.values() for item in items)
+        assert await rig.answer(beside) == rig.reference("demo-qwen3", prompt(7), 200)
+    await handle.deactivate()
+    assert rig.free_bytes(1) == DEVICE_BYTES
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("config", REPRESENTS.values())
+async def test_resumed_after_the_engine_was_killed(rig: Rig, make: Make, config: str) -> None:
+    family, path, asked = named(config), make(named(config)), prompt(6, 40)
+    (whole,) = await expected(rig, path, family, (asked,), 3 * NEW)
+    first = await start(rig, path, family)
+    rid = rig.submit(first, tokenized(f"resume-{config}", asked, 3 * NEW))
+    await rig.wait_tokens(rid, 4)
+    watching = asyncio.create_task(until_died(first))
+    os.kill(first.pids[0], signal.SIGKILL)
+    await watching
+    second = await start(rig, path, family, device=1)
+    rig.submit(second, tokenized(rid, asked, 3 * NEW), attempt=1, resumed=rig.tokens[rid])
+    assert await rig.answer(rid) == whole
+    await second.deactivate()
+    assert rig.free_bytes(0) == rig.free_bytes(1) == DEVICE_BYTES
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("config", REPRESENTS.values())
+async def test_under_pressure_running_requests_are_retracted(rig: Rig, tmp_path: Path, config: str) -> None:
+    """The limit falls to the least an engine can have while requests run: all are answered exactly."""
+    family = named(config)
+    path = make_model(family, tmp_path / "wide", rig.models / "demo-llama", wide=True)
+    asked = tuple(prompt(20 + i, 40) for i in range(5))
+    alone = await expected(rig, path, family, asked, 4 * NEW)
+    handle = await start(rig, path, family)
+    rids = [rig.submit(handle, tokenized("", p, 4 * NEW)) for p in asked]
+    await rig.wait_tokens(rids[-1], 2)
+    groups = 2 if family.layout == WINDOWS else 1
+    handle.set_kv_limit(groups * PAGE_BYTES)
+    assert [await rig.answer(rid) for rid in rids] == alone
+    await rig.ask(handle, tokenized("", prompt(1), 1))
+    assert handle.load is not None and handle.load.retractions > 0
+    held = rig.pool.memory[rig.devices[0]].stats()
+    assert sum(owner.kv_bytes for owner in held.owners) <= groups * PAGE_BYTES
+    await handle.deactivate()
+    assert rig.free_bytes(0) == DEVICE_BYTES
