@@ -43,6 +43,7 @@ def make_pools(original: Callable[..., Any], configurator: Any, **kwargs: Any) -
             raise refuse("states beside sliding windows")
         configurator.server_args.override("prism.states", enable_page_major_kv_layout=True)
     pools = check_pools(original, configurator, **kwargs)
+    pools.token_to_kv_pool.prism_seat = configurator.server_args.prism_seat  # of those that are made of others, too
     join_lease(pools, configurator.server_args.prism_seat)
     return pools
 
