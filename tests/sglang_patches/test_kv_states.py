@@ -50,7 +50,7 @@ def seat(tmp_path: Path, modules: SimpleNamespace, monkeypatch: pytest.MonkeyPat
     return made
 
 
-def params(temporal: tuple[int, ...] = (4, 32, 32)) -> Any:
+def params(temporal: tuple[int, ...] = (4, 32, 40)) -> Any:
     import torch
 
     return SimpleNamespace(
@@ -92,7 +92,7 @@ def test_every_tensor_of_every_slot_has_its_place(table: Any, seat: SimpleNamesp
 
     (group,) = seat.kv_groups
     assert group.kind is GroupKind.STATES and group.token_bytes == 0
-    assert [tuple(t.shape[2:]) for t in tensors(table)] == [(96, 3), (32, 3), (4, 32, 32)]
+    assert [tuple(t.shape[2:]) for t in tensors(table)] == [(96, 3), (32, 3), (4, 32, 40)]
     assert group.pool.ensure(STATES)
     slots = group.pool.alloc(STATES)
     number = 0
@@ -163,7 +163,7 @@ class Engine:
         )
         self.running_batch = SimpleNamespace(reqs=[], batch_is_full=False)
         self.last_batch = self.chunked_req = None
-        self.max_running_requests = REQUESTS
+        self.max_running_requests, self.chunked_prefill_size = REQUESTS, 64
         self.waiting_queue: list[Any] = []
         self.new_token_ratio_tracker = SimpleNamespace(current=1.0)
 
