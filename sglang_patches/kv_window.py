@@ -38,7 +38,7 @@ def finish_allocator(original: Callable[..., Any], allocator: Any, *args: Any, *
     original(allocator, *args, **kwargs)
     full, window = allocator.full_attn_allocator, allocator.swa_attn_allocator
     allocator.lease = KvLease([full.part, window.part], allocator._kvcache.full_kv_pool.prism_seat)
-    allocator.placement = Placements(full.placement, window.placement)
+    allocator.placement = GroupPlacements(full.placement, window.placement)
     rows = full.group.pool.rows + allocator.page_size
     table = torch.zeros(rows + 1, dtype=torch.int64, device=allocator.device)
     table[-1] = -1  # so that -1, no slot, stays -1
@@ -46,7 +46,7 @@ def finish_allocator(original: Callable[..., Any], allocator: Any, *args: Any, *
     allocator._kvcache.register_mapping(table)
 
 
-class Placements:
+class GroupPlacements:
     """Whose the next slots are, for both groups alike."""
 
     def __init__(self, *parts: SlotPlacement) -> None:
