@@ -34,8 +34,10 @@ def all_hooks() -> tuple[Hook, ...]:
         weights,
     )
 
-    pools = (kv_guard, kv_pool, kv_mla, kv_window, kv_states, kv_allocator, kv_placement, kv_move)
-    modules = (channels, *pools, scheduling, pooling, sampling, grammar, reuse, streams, weights, graphs, gpus)
+    modules = (
+        *(channels, kv_guard, kv_pool, kv_mla, kv_window, kv_states, kv_allocator, kv_placement, kv_move),
+        *(scheduling, pooling, sampling, grammar, reuse, streams, weights, graphs, gpus),
+    )
     return tuple(hook for module in modules for hook in module.HOOKS)
 
 

@@ -12,7 +12,7 @@ LOOKAHEAD_STEPS: Final = 16
 """Decode steps the lease covers ahead, so that it does not change at every step."""
 
 
-class Demand(NamedTuple):
+class GroupDemand(NamedTuple):
     """Tokens (states) beyond those in use."""
 
     running: int
@@ -21,7 +21,7 @@ class Demand(NamedTuple):
     """Beyond that, of the first, the first two, ... of the requests that wait."""
 
 
-def demand_tokens(scheduler: Any, block: int, page: int = 1) -> Demand:
+def demand_tokens(scheduler: Any, block: int, page: int = 1) -> GroupDemand:
     """Slots that grow with the sequence. In whole blocks of ``block`` tokens; the engine allocates pages of ``page``.
     Admission lets a request in only with what running requests may still need."""
     ratio = scheduler.new_token_ratio_tracker.current
@@ -33,10 +33,10 @@ def demand_tokens(scheduler: Any, block: int, page: int = 1) -> Demand:
         reserved += _remaining(chunked)
     extra = max(0, reserved - running)
     lengths = (_rounded(_length(r, page), block) for r in _admissible(scheduler, requests))
-    return Demand(running, [extra + total for total in accumulate(lengths)])
+    return GroupDemand(running, [extra + total for total in accumulate(lengths)])
 
 
-def demand_window(scheduler: Any, block: int, page: int = 1) -> Demand:
+def demand_window(scheduler: Any, block: int, page: int = 1) -> GroupDemand:
     """Slots of layers that see a window: a sequence has its window, and while a chunk of its prompt is computed that
     chunk. SGLang lets a request in only if there is a whole window for it, whatever its length."""
     window, chunk = int(scheduler.tree_cache.sliding_window_size), scheduler.chunked_prefill_size or 1 << 30
@@ -48,16 +48,16 @@ def demand_window(scheduler: Any, block: int, page: int = 1) -> Demand:
         _rounded(max(_rounded(min(_tokens(r), chunk), page), window) + page + 1, block)
         for r in _admissible(scheduler, requests)
     )
-    return Demand(running, list(accumulate(needs)))
+    return GroupDemand(running, list(accumulate(needs)))
 
 
-def demand_states(scheduler: Any, per_request: int) -> Demand:
+def demand_states(scheduler: Any, per_request: int) -> GroupDemand:
     """States of requests that wait: ``per_request`` for each, its own and those that the prefix cache is given. What
     runs has its state; while it is cached it may need one more."""
     requests = running_requests(scheduler)
     chunked = [] if scheduler.chunked_req is None else [scheduler.chunked_req]
     waiting = len(_admissible(scheduler, requests))
-    return Demand(len(requests) + len(chunked), [per_request * (i + 1) for i in range(waiting)])
+    return GroupDemand(len(requests) + len(chunked), [per_request * (i + 1) for i in range(waiting)])
 
 
 def running_requests(scheduler: Any) -> list[Any]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any, Final
 
 from prism.memory import GroupKind, KvGroup
-from sglang_patches.kv_demand import Demand, demand_states, demand_tokens, demand_window
+from sglang_patches.kv_demand import GroupDemand, demand_states, demand_tokens, demand_window
 from sglang_patches.kv_placement import own_blocks
 from sglang_patches.kv_returns import SlotReturns
 
@@ -46,7 +46,7 @@ class GroupLease:
         """Free in blocks that sequences keep for themselves: new ones need others."""
         return int(self.pool.scattered()) * self.group.slot_tokens if self._own else 0
 
-    def demand(self, scheduler: Any) -> Demand:
+    def demand(self, scheduler: Any) -> GroupDemand:
         page = self.group.slot_tokens
         block = int(self.pool.block_slots) * page if self._own else page
         match self.group.kind:
@@ -62,7 +62,7 @@ class GroupLease:
         """Grow until so many are available, at most the whole pool."""
         return bool(self.pool.ensure(self._slots_within(tokens), yielding=yielding))
 
-    def back(self, scheduler: Any, demand: Demand) -> None:
+    def back(self, scheduler: Any, demand: GroupDemand) -> None:
         """Have pages behind all that the step may take of what is needed. A device that is full in spite of its account
         (others use it too) then says so here: the lease shrinks and SGLang retracts; within the step it would crash."""
         tokens = demand.running + (demand.admissions[-1] if demand.admissions else 0)
@@ -71,7 +71,7 @@ class GroupLease:
         most = -(-chunk // self.group.slot_tokens) + int(scheduler.max_running_requests) * block
         self.pool.back(min(-(-tokens // self.group.slot_tokens), most), self._own)
 
-    def kept(self, demand: Demand, above_limit: bool) -> int:
+    def kept(self, demand: GroupDemand, above_limit: bool) -> int:
         """What is not given up for others, unused as it is: what runs needs it next. Above the limit SGLang retracts
         for want of slots, but it takes it for granted that a state can be had for what it has let in."""
         if above_limit and self.group.kind is not GroupKind.STATES:

@@ -20,7 +20,7 @@ from typing import Any
 import torch
 
 from prism.memory import GroupKind
-from sglang_patches.kv_demand import LOOKAHEAD_STEPS, Demand
+from sglang_patches.kv_demand import LOOKAHEAD_STEPS, GroupDemand
 from sglang_patches.kv_demand import demand_tokens as demand_tokens
 from sglang_patches.kv_group_lease import GroupLease
 from sglang_patches.seat import Seat
@@ -167,7 +167,7 @@ class KvLease:
                 given += part.give_back(keep, most_bytes - given)
         return given
 
-    def _grow(self, tree: Any, demands: Sequence[Demand]) -> None:
+    def _grow(self, tree: Any, demands: Sequence[GroupDemand]) -> None:
         """What runs takes what is free; new requests, as many as fit, what no wish that goes first needs."""
         bases = [demand.running + part.scattered() for part, demand in zip(self.parts, demands, strict=True)]
         cached = [part.evictable(tree) for part in self.parts]
@@ -199,7 +199,7 @@ class KvLease:
             had.append((part, before))
         return True
 
-    def _wish(self, tree: Any, demands: Sequence[Demand]) -> None:
+    def _wish(self, tree: Any, demands: Sequence[GroupDemand]) -> None:
         """Have the account know what is missing beyond this engine's own cache. It stands until the next step says
         otherwise, so that it is there when a neighbour looks, which may be long after."""
         bases = [d.running + p.scattered() - p.evictable(tree) for p, d in zip(self.parts, demands, strict=True)]

@@ -13,7 +13,7 @@ import pytest
 from prism import memory
 from prism.memory import GroupKind, KvGroup
 from sglang_patches import kv_lease
-from sglang_patches.kv_demand import Demand, demand_states, demand_tokens, demand_window
+from sglang_patches.kv_demand import GroupDemand, demand_states, demand_tokens, demand_window
 from sglang_patches.kv_group_lease import GroupLease
 from sglang_patches.kv_lease import KvLease
 
@@ -168,11 +168,11 @@ def test_the_window_is_what_a_sequence_needs_of_layers_that_see_one() -> None:
         waiting_queue=[request(10), request(200), request(1000)],
         new_token_ratio_tracker=SimpleNamespace(current=0.0),
     )
-    assert demand_window(scheduler, 1) == Demand(16, [102, 102 + 202, 102 + 202 + 302])
+    assert demand_window(scheduler, 1) == GroupDemand(16, [102, 102 + 202, 102 + 202 + 302])
     assert demand_window(scheduler, 64).admissions == [128, 128 + 256, 128 + 256 + 320]
     scheduler.chunked_req = request(1000)
     assert demand_window(scheduler, 1).running == 16 + 300
-    assert demand_states(scheduler, 3) == Demand(2, [3, 6, 9])
+    assert demand_states(scheduler, 3) == GroupDemand(2, [3, 6, 9])
 
 
 def test_pages_of_tokens_are_counted_whole() -> None:
@@ -184,4 +184,4 @@ def test_pages_of_tokens_are_counted_whole() -> None:
         waiting_queue=[request(10, 5)],
         new_token_ratio_tracker=SimpleNamespace(current=0.0),
     )
-    assert demand_tokens(scheduler, 32, 32) == Demand(64, [96]), "32 + 5 + a page and one token more"
+    assert demand_tokens(scheduler, 32, 32) == GroupDemand(64, [96]), "32 + 5 + a page and one token more"
