@@ -35,8 +35,24 @@ def all_hooks() -> tuple[Hook, ...]:
     )
 
     modules = (
-        *(channels, kv_guard, kv_pool, kv_mla, kv_window, kv_states, kv_allocator, kv_placement, kv_move),
-        *(scheduling, pooling, sampling, grammar, reuse, streams, weights, graphs, gpus),
+        channels,
+        kv_guard,
+        kv_pool,
+        kv_mla,
+        kv_window,
+        kv_states,
+        kv_allocator,
+        kv_placement,
+        kv_move,
+        scheduling,
+        pooling,
+        sampling,
+        grammar,
+        reuse,
+        streams,
+        weights,
+        graphs,
+        gpus,
     )
     return tuple(hook for module in modules for hook in module.HOOKS)
 

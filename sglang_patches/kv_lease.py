@@ -21,7 +21,6 @@ import torch
 
 from prism.memory import GroupKind
 from sglang_patches.kv_demand import LOOKAHEAD_STEPS, GroupDemand
-from sglang_patches.kv_demand import demand_tokens as demand_tokens
 from sglang_patches.kv_group_lease import GroupLease
 from sglang_patches.seat import Seat
 

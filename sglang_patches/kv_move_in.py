@@ -11,7 +11,8 @@ import torch
 from sglang.srt.mem_cache.base_prefix_cache import InsertParams, MatchPrefixParams
 from sglang.srt.mem_cache.radix_cache import RadixKey
 
-from sglang_patches.kv_lease import demand_tokens, evict
+from sglang_patches.kv_demand import demand_tokens
+from sglang_patches.kv_lease import evict
 from sglang_patches.seat import KvStore
 
 _BESIDE_BYTES: Final = 1 << 20

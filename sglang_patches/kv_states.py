@@ -218,7 +218,7 @@ def admit(original: Callable[..., Any], adder: Any, req: Any, has_chunked_req: b
     if req.mamba_pool_idx is None and not states.room_for_one(adder.tree_cache):
         return AddReqResult.NO_TOKEN
     result = original(adder, req, has_chunked_req, truncation_align_size)
-    if req in adder.can_run_list:
+    if any(added is req for added in adder.can_run_list):
         states.promised += STATES_PER_REQUEST - (req.mamba_pool_idx is not None)
     return result
 
