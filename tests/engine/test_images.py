@@ -19,10 +19,10 @@ from prism.config.catalog import load_catalog
 from prism.core.errors import InvalidValue
 from prism.server.kinds import CHAT
 from tests.engine.rig import Rig, codec
-from tests.engine.test_families import TOKENIZER
 from tests.server.live import import_sglang
 
 pytestmark = pytest.mark.engine
+TOKENIZER = ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json")
 NEW = 12
 MARKS = {
     "image_token": "<image_soft_token>",

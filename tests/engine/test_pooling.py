@@ -17,9 +17,9 @@ from prism.config.model_files import announced
 from prism.core.specs import ModelSpec
 from prism.engine.handle import EngineHandle
 from tests.engine.rig import Rig, codec, prompt, tokenized
-from tests.engine.test_families import TOKENIZER
 
 pytestmark = pytest.mark.engine
+TOKENIZER = ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json")
 SMALL: dict[str, Any] = {
     "hidden_size": 64,
     "intermediate_size": 128,
