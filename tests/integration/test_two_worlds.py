@@ -67,6 +67,8 @@ MEASURED = {
     "prefill_tokens_per_s",
     "seconds",
     "tightest_deadline_s",
+    "token_s",
+    "waited_s",
     "weight_bytes",
     "weight_page_bytes",
 }
