@@ -296,7 +296,7 @@ DEVICE_TIME_ERROR: Final = gauge(
 )
 DEVICE_WORK: Final = gauge(
     "prism_device_work",
-    "Bandwidth of a device that its models are expected to take over time; above 1 they slow each other down.",
+    "Bandwidth that a device's models are expected to take over time (`placement: work`); above 1 they are slow.",
     "device",
     promql="max(prism_device_work) / avg(prism_device_work)",
 )

@@ -22,6 +22,8 @@ from prism.policy.work import ShardDemand
 from prism.scheduler.fleet import Fleet
 from prism.scheduler.records import DeviceRecord, InstanceRecord, ModelRecord
 
+_NOTHING: Final = 1e-3
+"""A load that is as good as none."""
 _REMEMBERED_S: Final = 30.0
 """Time constant of what an instance is expected to take over time."""
 _ANSWER_S: Final = 1.0
@@ -35,13 +37,16 @@ share of its weights."""
 class DeviceTimes:
     """Owns what was learned of step times, and the bandwidth load of the devices."""
 
-    def __init__(self, fleet: Fleet, models: Mapping[ModelName, ModelRecord]) -> None:
-        self._fleet, self._models = fleet, models
+    def __init__(self, fleet: Fleet, models: Mapping[ModelName, ModelRecord], *, by_work: bool) -> None:
+        """``by_work``: expected work is asked for (``placement: work``); else it is not followed."""
+        self._fleet, self._models, self._by_work = fleet, models, by_work
         self.corrections = TimeCorrections()
 
     def settle(self, id: DeviceId, now_s: float) -> None:
         """What instances whose requests stand at ``id`` have done since their last report goes into their means: call
         before a report is taken."""
+        if not self._by_work:
+            return
         for instance in self._fleet.devices[id].instances.values():
             if instance.queue_device == id:
                 self._settle(instance, now_s)
@@ -56,8 +61,9 @@ class DeviceTimes:
 
     def refresh(self, now_s: float) -> None:
         """Expected work of all instances as of now: those that rest are not reported."""
-        for device in self._fleet.devices.values():
-            self._count_work(device, now_s)
+        if self._by_work:
+            for device in self._fleet.devices.values():
+                self._count_work(device, now_s)
 
     def _expected_duty(self, instance: InstanceRecord) -> float:
         """By the model's rate alone: what the catalog expects was not seen yet."""
@@ -83,10 +89,13 @@ class DeviceTimes:
         """The device (which is in the fleet) reported: its load, and what answers that ended lately say of its speed.
         With tensor parallelism the lead device's answers say it."""
         device = self._fleet.devices[report.device]
-        self._fleet.set_load(report.device, self._load(device), now_s)
+        load = self._load(device)
+        if load or device.load_now or device.load_mean > _NOTHING:
+            self._fleet.set_load(report.device, load, now_s)
         if any(one.token_s > 0.0 for one in report.instances):
             self._learn(device, report.instances, now_s)
-        self._count_work(device, now_s)
+        if self._by_work:
+            self._count_work(device, now_s)
 
     def _load(self, device: DeviceRecord) -> float:
         rates = GUESSES[device.spec.kind]
