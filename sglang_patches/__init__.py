@@ -26,6 +26,7 @@ def all_hooks() -> tuple[Hook, ...]:
         kv_pool,
         kv_states,
         kv_window,
+        lora,
         pooling,
         reuse,
         sampling,
@@ -53,6 +54,7 @@ def all_hooks() -> tuple[Hook, ...]:
         weights,
         graphs,
         gpus,
+        lora,
     )
     return tuple(hook for module in modules for hook in module.HOOKS)
 

@@ -13,14 +13,23 @@ from prism import memory
 from prism.memory.rows import PoolRows, RowNumbers
 
 
-class WeightSeat(Protocol):
-    """Where this activation's weights live and where they come from."""
+class TensorMemory(Protocol):
+    """Memory of the device's account for tensors."""
 
     from_image: bool
     """Whether :meth:`fill` will fill them."""
 
     def allocate(self, nbytes: int) -> Any:
-        """A flat ``uint8`` tensor of ``nbytes`` in the weight region, or None when the region takes no more."""
+        """A flat ``uint8`` tensor of ``nbytes``."""
+        ...
+
+
+class WeightSeat(TensorMemory, Protocol):
+    """Where this activation's weights live and where they come from."""
+
+    @property
+    def beside(self) -> TensorMemory:
+        """For what is no part of the model's weights and goes with it (slots for adapters): in no image."""
         ...
 
     def fill(self, model: Any) -> bool:
@@ -79,6 +88,10 @@ class Seat(Protocol):
 
     def emit(self, output: Any) -> None:
         """Outputs of one step (``BatchTokenIDOutput``), or the ``AbortReq`` of a request that was only queued."""
+        ...
+
+    def take_adapter(self, lora_id: str) -> tuple[str, int] | None:
+        """Make the adapter ready for a request that is here; or why it cannot be, with an HTTP status."""
         ...
 
     def reject(self, rid: str, message: str, status: int) -> None:

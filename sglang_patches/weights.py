@@ -12,7 +12,7 @@ from torch.overrides import TorchFunctionMode
 from sglang_patches.hooks import Hook, HookKind
 from sglang_patches.kv_mla import expect_absorbed, keep_absorbed, show_absorbed
 from sglang_patches.kv_pool import current_seat, restore_kv_scales
-from sglang_patches.seat import WeightSeat
+from sglang_patches.seat import TensorMemory
 
 SMALLEST_BYTES = 1024
 """Smaller tensors are not worth a place of their own in the region at creation; they are adopted after loading."""
@@ -21,11 +21,11 @@ _CREATORS = (torch.empty, torch.zeros, torch.ones)
 
 
 class AllocateInRegion(TorchFunctionMode):  # type: ignore[misc]
-    """While a model is constructed, tensors it creates get their memory from the weight region, in creation order."""
+    """While a model is constructed, tensors it creates get their memory from ``region``, in creation order."""
 
-    def __init__(self, seat: WeightSeat, device: torch.device) -> None:
+    def __init__(self, region: TensorMemory, device: torch.device) -> None:
         super().__init__()
-        self._seat, self._device = seat, device
+        self._region, self._device = region, device
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
@@ -36,7 +36,7 @@ class AllocateInRegion(TorchFunctionMode):  # type: ignore[misc]
         nbytes = math.prod(meta.shape) * meta.dtype.itemsize
         if nbytes < SMALLEST_BYTES or (wanted is not None and torch.device(wanted).type != self._device.type):
             return func(*args, **kwargs)
-        flat = self._seat.allocate(nbytes)
+        flat = self._region.allocate(nbytes)
         tensor = flat.view(meta.dtype).view(meta.shape)
         if func is not torch.empty:
             tensor.fill_(0 if func is torch.zeros else 1)

@@ -87,10 +87,10 @@ def _problem(problem: InvalidValue) -> dict[str, Any]:
 
 
 def _sizes(catalog: Catalog) -> list[dict[str, Any]]:
-    """What each model's files say, what it will do on this machine's devices, and why it could not be served (several
-    reasons: one per line)."""
+    """What each model's and adapter's files say, what it will do on this machine's devices, and why it could not be
+    served (several reasons: one per line)."""
     devices = _devices(catalog)
-    return [_foretold(catalog, model.name, devices) for model in catalog.models]
+    return [_foretold(catalog, entry.name, devices) for entry in catalog.entries]
 
 
 def _foretold(catalog: Catalog, name: str, devices: tuple[DeviceSpec, ...]) -> dict[str, Any]:
@@ -102,6 +102,8 @@ def _foretold(catalog: Catalog, name: str, devices: tuple[DeviceSpec, ...]) -> d
         why = too_large(spec, max(device.memory_bytes for device in devices))
         problems += [f"{why} (a machine that joins the fleet may have a larger one)"] if why is not None else []
     row: dict[str, Any] = {"model": name, "error": "\n".join(problems)}
+    if name in catalog.adapters_by_name:
+        row["base"] = catalog.served_by(name)
     if spec is not None:
         row["weight_bytes"], row["context_tokens"] = spec.weight_bytes, spec.context_tokens
         row["kv_bytes_per_token"] = spec.shape.kv_bytes_per_token if spec.kind is ModelKind.GENERATE else 0
@@ -137,5 +139,7 @@ def _show_sizes(sizes: list[dict[str, Any]]) -> None:
 
 def _outlook(row: dict[str, Any]) -> str:
     """What will happen to a model without problems."""
+    if "base" in row:
+        return f"will be served by engines of {row['base']}"
     where = f" on {', '.join(row['fits_on'])}" if row.get("fits_on") else ""
     return f"will be served{where} at {', '.join(row.get('answers_at', ()))}"

@@ -172,8 +172,9 @@ def _catalog(path: Path | None) -> tuple[dict[str, Objective], dict[str, Path]]:
         return {}, {}
     catalog = load_catalog(path)
     objectives, tokenizers = {}, {}
+    for entry in catalog.entries:
+        objectives[entry.name] = Objective(entry.slo.ttft_s, entry.slo.tpot_s)
     for model in catalog.models:
-        objectives[model.name] = Objective(model.slo.ttft_s, model.slo.tpot_s)
         folder = catalog.base / model.path
         if (folder / "tokenizer.json").is_file():
             tokenizers[model.name] = folder

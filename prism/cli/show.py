@@ -48,6 +48,10 @@ def facts(model: dict[str, Any]) -> list[tuple[str, str]]:
         ("rate", f"{model.get('rate_per_s') or 0:.3g}/s"),
         ("last used", last_used(model)),
     ]
+    if "base" in model:
+        listed[2:2] = [("adapter of", model["base"]), ("in device memory", ", ".join(model["resident"]) or "nowhere")]
+    if model.get("adapters"):
+        listed.append(("adapters", ", ".join(model["adapters"])))
     if model.get("failure"):
         listed.append(("failure", str(model["failure"])))
     if death := model.get("last_death"):

@@ -15,10 +15,13 @@ from prism.cli.client import AdminClient, model_path, server_options
 @output.json_option
 @server_options
 def command(client: AdminClient, model: str, devices: tuple[str, ...], carry: bool, as_json: bool) -> None:
-    """Let MODEL leave its devices. No request is lost: running ones finish first, or are carried over."""
+    """Let MODEL leave its devices. No request is lost: running ones finish first, or are carried over. A LoRA adapter
+    leaves engines that run no requests of it; its base stays."""
     with output.progress(f"unloading {model}"):
         reply = client.post(model_path(model, "unload"), devices=list(devices), carry=carry)
     if as_json:
         output.print_json(reply)
     else:
-        click.echo(f"{model} has left {', '.join(devices) or 'all devices'}")
+        base = (reply.get("detail") or {}).get("base")
+        where = f"engines of {base} that run no requests of it" if base else ", ".join(devices) or "all devices"
+        click.echo(f"{model} has left {where}")

@@ -5,8 +5,8 @@ from __future__ import annotations
 import difflib
 import hmac
 import os
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from functools import cached_property
 from pathlib import Path
@@ -14,12 +14,14 @@ from typing import Any, Literal
 
 import msgspec
 
+from prism.config.adapters import lora_room, pool_bytes
 from prism.config.document import CatalogFile
 from prism.config.errors import CatalogError
 from prism.config.load import examine_file, load_file
 from prism.config.model_files import ModelFacts, local_folder, model_facts
 from prism.config.policy import PolicyConfig
 from prism.config.sections import (
+    AdapterConfig,
     DeviceConfig,
     EngineConfig,
     KeyConfig,
@@ -33,7 +35,7 @@ from prism.config.sections import (
 from prism.config.units import written
 from prism.core.errors import InvalidValue
 from prism.core.ids import ModelName
-from prism.core.specs import ModelSpec
+from prism.core.specs import ModelKind, ModelSpec
 
 __all__ = ["Catalog", "examine_catalog", "load_catalog"]
 
@@ -54,25 +56,54 @@ class Catalog:
     server: ServerConfig
     log: LogConfig
     keys: tuple[KeyConfig, ...]
+    adapters: tuple[AdapterConfig, ...] = ()
+    """LoRA adapters over some of the models."""
 
     @property
     def base(self) -> Path:
         """Folder that relative model paths start from."""
         return self.file.parent
 
+    @property
+    def entries(self) -> tuple[ModelConfig | AdapterConfig, ...]:
+        """All that requests may name."""
+        return (*self.models, *self.adapters)
+
     @cached_property
     def by_name(self) -> Mapping[str, ModelConfig]:
-        """Every name and alias -> its model."""
+        """Every name and alias of a model -> the model."""
         return {name: model for model in self.models for name in (model.name, *model.aliases)}
 
+    @cached_property
+    def adapters_by_name(self) -> Mapping[str, AdapterConfig]:
+        """Every name and alias of an adapter -> the adapter."""
+        return {name: adapter for adapter in self.adapters for name in (adapter.name, *adapter.aliases)}
+
+    @cached_property
+    def _adapters_of(self) -> Mapping[str, Sequence[AdapterConfig]]:
+        found: dict[str, list[AdapterConfig]] = {}
+        for adapter in self.adapters:
+            found.setdefault(adapter.base, []).append(adapter)
+        return found
+
+    def adapters_of(self, model: ModelConfig) -> Sequence[AdapterConfig]:
+        """The adapters over ``model``, in the catalog's order."""
+        return self._adapters_of.get(model.name, ())
+
     def resolve(self, name: str) -> ModelName | None:
-        """The model's own name for a name or alias; None when the catalog has no such model."""
-        model = self.by_name.get(name)
-        return None if model is None else ModelName(model.name)
+        """The model's or adapter's own name for a name or alias; None when the catalog has no such."""
+        found = self.by_name.get(name) or self.adapters_by_name.get(name)
+        return None if found is None else ModelName(found.name)
+
+    def served_by(self, name: str) -> ModelName:
+        """The model whose engines serve what is called ``name``: itself, or the base of an adapter. Raises
+        :class:`InvalidValue`."""
+        adapter = self.adapters_by_name.get(name)
+        return ModelName(self.model(name).name if adapter is None else adapter.base)
 
     def near(self, name: str) -> tuple[str, ...]:
         """Up to three names that resemble ``name``, most similar first."""
-        return tuple(difflib.get_close_matches(name, list(self.by_name), n=3, cutoff=0.5))
+        return tuple(difflib.get_close_matches(name, [*self.by_name, *self.adapters_by_name], n=3, cutoff=0.5))
 
     def model(self, name: str) -> ModelConfig:
         """The model called ``name`` (or so aliased). Raises :class:`InvalidValue` with similar names."""
@@ -81,13 +112,17 @@ class Catalog:
         return self.by_name[name]
 
     def spec(self, name: str) -> ModelSpec:
-        """The model as the scheduler and the engines see it. The first call reads the headers of its files, later ones
-        a cache. Raises :class:`InvalidValue` (unknown name) or :class:`~prism.config.errors.ModelFilesError`."""
-        return model_spec(self.model(name), self.base)
+        """The model as the scheduler and the engines see it, with room for its adapters. The first call reads the
+        headers of its files, later ones a cache. Raises :class:`InvalidValue` (unknown name) or
+        :class:`~prism.config.errors.ModelFilesError`."""
+        model = self.model(name)
+        return model_spec(model, self.base, self.adapters_of(model))
 
     def describe(self, name: str) -> dict[str, Any]:
-        """The model called ``name`` as a catalog would have it, with every option. Raises :class:`InvalidValue`."""
-        found: dict[str, Any] = msgspec.to_builtins(self.model(name), str_keys=True, enc_hook=written)
+        """The model or adapter called ``name`` as a catalog would have it, with every option. Raises
+        :class:`InvalidValue`."""
+        entry = self.adapters_by_name.get(name) or self.model(name)
+        found: dict[str, Any] = msgspec.to_builtins(entry, str_keys=True, enc_hook=written)
         return found
 
     def key_for(self, secret: str) -> KeyConfig | None:
@@ -100,8 +135,8 @@ class Catalog:
         """Whether ``key`` (None: no keys are configured) may use the model called ``name``."""
         if key is None or key.models is None:
             return True
-        model = self.model(name)
-        return any(fnmatchcase(known, pattern) for known in (model.name, *model.aliases) for pattern in key.models)
+        entry = self.adapters_by_name.get(name) or self.model(name)
+        return any(fnmatchcase(known, pattern) for known in (entry.name, *entry.aliases) for pattern in key.models)
 
 
 def load_catalog(path: str | os.PathLike[str], env: Mapping[str, str] = os.environ) -> Catalog:
@@ -126,6 +161,8 @@ def examine_catalog(
 
 def _catalog(file: Path, document: CatalogFile) -> Catalog:
     devices = document.devices
+    models = tuple(model for model in document.models if model.base is None)
+    names = {name: model.name for model in models for name in (model.name, *model.aliases)}
     return Catalog(
         file=file,
         devices=devices
@@ -133,7 +170,8 @@ def _catalog(file: Path, document: CatalogFile) -> Catalog:
         else tuple(d if isinstance(d, DeviceConfig) else DeviceConfig(id=d) for d in devices),
         virtual=document.virtual,
         gpu_memory_fraction=document.gpu_memory_fraction,
-        models=document.models,
+        models=models,
+        adapters=tuple(_adapter(entry, names) for entry in document.models if entry.base is not None),
         policy=document.policy,
         engines=document.engines,
         weights=document.weights,
@@ -144,11 +182,30 @@ def _catalog(file: Path, document: CatalogFile) -> Catalog:
     )
 
 
-def model_spec(model: ModelConfig, base: Path) -> ModelSpec:
-    """``model`` with its sizes, read from its files (relative to ``base``). Raises ``ModelFilesError``."""
+def _adapter(entry: ModelConfig, names: Mapping[str, str]) -> AdapterConfig:
+    """``names``: of models, by name and alias."""
+    return AdapterConfig(
+        name=entry.name,
+        base=names.get(entry.base or "", entry.base or ""),
+        adapter=entry.adapter or "",
+        revision=entry.revision,
+        aliases=entry.aliases,
+        slo=entry.slo,
+        late=entry.late,
+        max_wait_s=entry.max_wait_s,
+    )
+
+
+def model_spec(model: ModelConfig, base: Path, adapters: Sequence[AdapterConfig] = ()) -> ModelSpec:
+    """``model`` with its sizes, read from its files (relative to ``base``), and room for ``adapters``. Raises
+    ``ModelFilesError``."""
     facts = model_facts(model.path, base, model.revision, wanted_dtype(model))
     folder = local_folder(model.path, base)
-    return spec_with(model, facts, model.path if folder is None else str(folder))
+    spec = spec_with(model, facts, model.path if folder is None else str(folder))
+    room = lora_room(model.lora, adapters, base)
+    if room is None or spec.kind is not ModelKind.GENERATE:
+        return spec
+    return replace(spec, lora=room, weight_bytes=spec.weight_bytes + pool_bytes(room, spec.shape, spec.tp))
 
 
 def wanted_dtype(model: ModelConfig) -> str:

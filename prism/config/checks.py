@@ -12,6 +12,9 @@ from prism.config.sections import DeviceConfig, ModelConfig
 from prism.config.yaml_source import KeyPath, YamlSource
 from prism.core.errors import InvalidValue
 
+ADAPTER_KEYS: Final = ("name", "base", "adapter", "revision", "aliases", "slo", "late", "max_wait")
+"""What an entry with a `base` may say."""
+
 MIN_DEVICE_BYTES: Final = 4 << 20
 """Two pages: less cannot hold one weight page and one KV page."""
 
@@ -58,17 +61,45 @@ def _models(document: CatalogFile, source: YamlSource) -> Problems:
     if not document.models:
         yield source.problem(("models",), [], "is empty; list at least one model")
     for i, model in enumerate(document.models):
-        for problem in _model(model, document):
-            path, value, why, choices = problem
+        found = _model(model, document) if model.base is None else _adapter(model, document, source.data["models"][i])
+        for path, value, why, choices in found:
             yield source.problem(_written(source, i, path), value, why, choices)
 
 
-def _model(model: ModelConfig, document: CatalogFile) -> Iterator[tuple[KeyPath, object, str, tuple[object, ...]]]:
+Problem = tuple[KeyPath, object, str, tuple[object, ...]]
+
+
+def _adapter(model: ModelConfig, document: CatalogFile, written: dict[str, object]) -> Iterator[Problem]:
+    """``written``: the adapter's entry as it stands in the file."""
+    bases = {name: m for m in document.models for name in (m.name, *m.aliases) if m is not model}
+    base = bases.get(model.base or "")
+    if base is None:
+        near = tuple(difflib.get_close_matches(model.base or "", list(bases), n=3, cutoff=0.4))
+        yield ("base",), model.base, "is no model of this catalog", near
+    elif base.base is not None:
+        yield ("base",), model.base, f"is an adapter itself; its base is {base.base}", (base.base,)
+    if model.adapter is None:
+        yield ("adapter",), None, "is required but missing: the folder with the adapter's files", ()
+    for key in written:
+        if key not in ADAPTER_KEYS:
+            yield (key,), written[key], "is no option of an adapter, which runs on its base's engines", ADAPTER_KEYS
+    yield from _objectives(model)
+
+
+def _objectives(model: ModelConfig) -> Iterator[Problem]:
     for key, value_s in (("ttft", model.slo.ttft_s), ("tpot", model.slo.tpot_s)):
         if value_s <= 0:
             yield ("slo", key), float(value_s), "must be more than 0", ()
     if model.max_wait_s <= 0:
         yield ("max_wait",), float(model.max_wait_s), "must be more than 0", ()
+
+
+def _model(model: ModelConfig, document: CatalogFile) -> Iterator[Problem]:
+    if not model.path:
+        yield ("path",), None, "is required but missing (an adapter has `base` and `adapter` instead)", ()
+    if model.adapter is not None:
+        yield ("base",), None, "is required but missing: the model that the adapter is for", ()
+    yield from _objectives(model)
     if isinstance(document.devices, tuple) and model.tp > len(document.devices):
         yield ("tp",), model.tp, f"needs more devices than the catalog has ({len(document.devices)})", ()
     for name, value in model.engine_args.items():
@@ -101,7 +132,7 @@ def _written(source: YamlSource, i: int, path: KeyPath) -> KeyPath:
 
 def _policy(document: CatalogFile, source: YamlSource) -> Problems:
     cluster = document.policy.settings().cluster
-    names = tuple(model.name for model in document.models)
+    names = tuple(model.name for model in document.models if model.base is None)
     for key in ("expected_rates", "expected_prompt_tokens", "expected_output_tokens"):
         for name, value in getattr(cluster, key):
             if name not in names:

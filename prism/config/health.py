@@ -8,13 +8,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
+from prism.config.adapters import adapter_facts, misfits
 from prism.config.catalog import Catalog
 from prism.config.engine_args import registries
 from prism.config.errors import ModelFilesError
 from prism.config.forecast import obstacles
 from prism.config.model_files import local_folder, model_config, model_folder
 from prism.config.model_kinds import architectures, is_sentence_encoder, kind_of, pooling_problem
-from prism.config.sections import ModelConfig
+from prism.config.sections import AdapterConfig, ModelConfig
 from prism.config.units import format_size
 from prism.core.specs import DeviceKind, ModelKind, ModelSpec
 
@@ -53,9 +54,11 @@ class Hub:
 
 
 def examine_model(catalog: Catalog, name: str, hub: Hub | None = None, devices: Collection[DeviceKind] = ()) -> Health:
-    """Reads headers, templates and names of files of the model called ``name``. Of one that is not on this machine
-    ``hub`` is asked whether it exists, which is quick; None: its headers are fetched. ``devices``: the kinds that are
-    there; none: they are not known, and what only some can run is passed over."""
+    """Reads headers, templates and names of files of the model or adapter called ``name``. Of one that is not on this
+    machine ``hub`` is asked whether it exists, which is quick; None: its headers are fetched. ``devices``: the kinds
+    that are there; none: they are not known, and what only some can run is passed over."""
+    if (adapter := catalog.adapters_by_name.get(name)) is not None:
+        return Health(None, tuple(_adapter_problems(catalog, adapter, download=hub is None)))
     model, spec = catalog.model(name), None
     problems: list[str] = []
     try:
@@ -80,6 +83,19 @@ def _foretold(model: ModelConfig, folder: Path, devices: Collection[DeviceKind])
     if (model.kind or kind_of(config, sentence_encoder)) is ModelKind.EMBED:
         found += [why for why in (pooling_problem(folder, architectures(config)),) if why is not None]
     return found
+
+
+def _adapter_problems(catalog: Catalog, adapter: AdapterConfig, download: bool) -> Iterator[str]:
+    """Why no engine of its base can serve ``adapter``. One that may not be downloaded has no problem that is known."""
+    try:
+        if not download and local_folder(adapter.adapter, catalog.base) is None:
+            return
+        facts, spec = adapter_facts(adapter.adapter, catalog.base, adapter.revision), catalog.spec(adapter.base)
+    except ModelFilesError as error:
+        yield str(error)
+        return
+    for why in misfits(facts, spec.lora, spec.shape):
+        yield f"adapter {facts.folder} {why}"
 
 
 def too_large(spec: ModelSpec, largest_device_bytes: int) -> str | None:

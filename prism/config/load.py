@@ -18,6 +18,8 @@ from prism.core.errors import InvalidValue
 
 _MERGED_KEYS = ("slo", "engine_args")
 """Options of which a model may set some parts and take the others from ``defaults``."""
+_ADAPTER_INHERITS = ("slo", "late", "max_wait")
+"""Options of a base that its adapters have too when they do not set them."""
 
 
 def load_file(path: Path, env: Mapping[str, str]) -> CatalogFile:
@@ -87,7 +89,16 @@ def _is_about(problem: InvalidValue, path: KeyPath) -> bool:
 
 def _with_defaults(data: dict[str, Any]) -> dict[str, Any]:
     defaults = data.get("defaults") or {}
-    return {**data, "models": [_merged(defaults, model) for model in data["models"]]}
+    models = {name: m for m in data["models"] for name in (m.get("name"), *m.get("aliases", ()))}
+    return {**data, "models": [_merged(_inherited(defaults, models, model), model) for model in data["models"]]}
+
+
+def _inherited(defaults: dict[str, Any], models: dict[str, Any], model: dict[str, Any]) -> dict[str, Any]:
+    """What ``model`` has where it says nothing itself."""
+    if model.get("base") is None:
+        return defaults
+    of_base = _merged(defaults, models.get(model["base"], {}))
+    return {key: value for key, value in of_base.items() if key in _ADAPTER_INHERITS}
 
 
 def _merged(defaults: dict[str, Any], model: dict[str, Any]) -> dict[str, Any]:

@@ -121,8 +121,8 @@ def _stamp(folder: Path) -> tuple[tuple[str, int, int], ...]:
 
 @lru_cache(maxsize=4096)
 def _local_facts(folder: Path, _stamp: tuple[tuple[str, int, int], ...], dtype: str) -> ModelFacts:
-    config = _read_json(folder / "config.json")
-    headers = [_safetensors_header(file) for file in _weight_files(folder)]
+    config = read_json(folder / "config.json")
+    headers = [safetensors_header(file) for file in _weight_files(folder)]
     tensors = [(entry.dtype, entry.shape) for header in headers for entry in header.values()]
     return facts_from(config, tensors, dtype, str(folder / "config.json"), is_sentence_encoder(folder))
 
@@ -132,7 +132,7 @@ def _hub_facts(repo: str, revision: str | None, dtype: str) -> ModelFacts:
     from huggingface_hub import get_safetensors_metadata, hf_hub_download
 
     try:
-        config = _read_json(Path(hf_hub_download(repo, "config.json", revision=revision)))
+        config = read_json(Path(hf_hub_download(repo, "config.json", revision=revision)))
         metadata = get_safetensors_metadata(repo, revision=revision)
     except Exception as error:
         raise ModelFilesError(
@@ -184,7 +184,7 @@ def announced(path: str, base: Path, revision: str | None = None) -> tuple[int, 
 
 def model_config(folder: Path) -> dict[str, Any]:
     """The parsed ``config.json``. Raises :class:`ModelFilesError`."""
-    return _read_json(folder / "config.json")
+    return read_json(folder / "config.json")
 
 
 def _context_tokens(config: Mapping[str, Any]) -> int:
@@ -239,7 +239,7 @@ def _kv_dimensions(config: Mapping[str, Any], heads: int, hidden: int) -> tuple[
 def _weight_files(folder: Path) -> list[Path]:
     index = folder / "model.safetensors.index.json"
     if index.exists():
-        weight_map = _read_json(index).get("weight_map")
+        weight_map = read_json(index).get("weight_map")
         if not isinstance(weight_map, dict):
             raise ModelFilesError(f"{index}: has no weight_map")
         names = sorted({str(name) for name in weight_map.values()})
@@ -268,8 +268,9 @@ _HEADER: Final = msgspec.json.Decoder(dict[str, msgspec.Raw])
 _TENSOR: Final = msgspec.json.Decoder(_Tensor)
 
 
-def _safetensors_header(file: Path) -> dict[str, _Tensor]:
-    """The tensors in the header of one file: an 8-byte little-endian length, then JSON."""
+def safetensors_header(file: Path) -> dict[str, _Tensor]:
+    """The tensors in the header of one file: an 8-byte little-endian length, then JSON. Raises
+    :class:`ModelFilesError`."""
     try:
         with file.open("rb") as stream:
             length = int.from_bytes(stream.read(8), "little")
@@ -293,7 +294,8 @@ def _safetensors_header(file: Path) -> dict[str, _Tensor]:
     return tensors
 
 
-def _read_json(file: Path) -> dict[str, Any]:
+def read_json(file: Path) -> dict[str, Any]:
+    """The JSON object in ``file``. Raises :class:`ModelFilesError`."""
     try:
         if file.stat().st_size > MAX_JSON_BYTES:
             raise ModelFilesError(f"{file}: is larger than {MAX_JSON_BYTES >> 20} MiB")

@@ -20,6 +20,8 @@ DEVICE_PATTERN = r"^(cuda|host):(0|[1-9][0-9]{0,3})$"
 
 Fraction = Annotated[float, Meta(ge=0.0, le=1.0)]
 Name = Annotated[str, Meta(pattern=MODEL_NAME_PATTERN, description="Name in the `model` field of a request.")]
+LoraModule = Literal["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
+"""Layers that can have an adapter, by their names in checkpoints."""
 
 
 class Slo(Section, frozen=True, kw_only=True):
@@ -132,14 +134,42 @@ class ModelOptions(Section, frozen=True, kw_only=True):
     ] = field(default_factory=dict)
 
 
+class LoraConfig(Section, frozen=True, kw_only=True):
+    """Room for LoRA adapters on the engines of a model. It is kept as soon as the catalog has adapters of the model, or
+    this section."""
+
+    slots: Annotated[
+        int,
+        Meta(
+            ge=1,
+            le=1024,
+            description="Adapters in device memory at a time, and different ones in one step; the least recently used "
+            "makes room for the next.",
+        ),
+    ] = 8
+    max_rank: Annotated[
+        Annotated[int, Meta(ge=1, le=1024)] | None,
+        Meta(description="Largest rank an adapter may have. Default: the largest of the catalog's adapters."),
+    ] = None
+    target_modules: Annotated[
+        tuple[LoraModule, ...] | None,
+        Meta(description="Layers adapters may change. Default: those that the catalog's adapters change."),
+    ] = None
+
+
 class ModelConfig(ModelOptions, frozen=True, kw_only=True):
-    """One model of the catalog."""
+    """One model of the catalog, or with `base` and `adapter` a LoRA adapter over one. An adapter shares the engines and
+    weights of its base; of its own it has a name, aliases and objectives (`slo`, `late`, `max_wait`; default: its
+    base's)."""
 
     name: Name
     path: Annotated[
         str,
-        Meta(min_length=1, description="A folder (relative to the catalog's), or a Hugging Face id such as org/model."),
-    ]
+        Meta(
+            description="A folder (relative to the catalog's), or a Hugging Face id such as org/model. Required, "
+            "except for an adapter."
+        ),
+    ] = ""
     revision: Annotated[str | None, Meta(description="Hugging Face branch, tag or commit.")] = None
     aliases: Annotated[tuple[Name, ...], Meta(description="Further names clients may use.")] = ()
     kind: Annotated[
@@ -149,6 +179,25 @@ class ModelConfig(ModelOptions, frozen=True, kw_only=True):
             "pairs (rerank). Default: what its files say (docs/api.md)."
         ),
     ] = None
+    base: Annotated[str | None, Meta(description="An adapter's base: the name of a model of this catalog.")] = None
+    adapter: Annotated[
+        Annotated[str, Meta(min_length=1)] | None,
+        Meta(description="An adapter's files, as PEFT saves them: a folder, or a Hugging Face id."),
+    ] = None
+    lora: Annotated[LoraConfig | None, Meta(description="Room for adapters of this model.")] = None
+
+
+class AdapterConfig(Section, frozen=True, kw_only=True):
+    """A LoRA adapter of the catalog: an entry with `base` and `adapter`."""
+
+    name: Name
+    base: str
+    adapter: str
+    revision: str | None
+    aliases: tuple[str, ...]
+    slo: Slo
+    late: LatePolicy
+    max_wait_s: Seconds = field(name="max_wait")
 
 
 class EngineConfig(Section, frozen=True, kw_only=True):

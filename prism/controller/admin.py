@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Final
 import msgspec
 
 from prism.config.errors import CatalogError
+from prism.config.sections import ModelConfig
 from prism.core.effects import Activate, RefuseWaiting, decision_record
 from prism.core.errors import PrismError
 from prism.core.events import (
@@ -28,7 +29,7 @@ from prism.core.views import InstanceState
 from prism.scheduler import planning
 from prism.store.values import Entry, StoreUnavailable
 from prism.wire import keys
-from prism.wire.messages import AdminCommand, CommandResult
+from prism.wire.messages import AdminCommand, CommandResult, ForgetAdapter
 
 if TYPE_CHECKING:
     from prism.controller.controller import Controller
@@ -94,6 +95,8 @@ class Admin:
                 if command.instances > 1:
                     return await self._load_many(model, command.instances, command.deadline_s)
                 return await self._load(model, devices, command.deadline_s)
+            case "unload" if command.adapter:
+                return self._forget_adapter(command.model, command.adapter)
             case "unload":
                 return await self._unload(OperatorUnload(model, devices, command.carry), command.deadline_s)
             case "pin" | "unpin":
@@ -163,6 +166,13 @@ class Admin:
             raise CommandRefused(f"{event.model} still finishes its requests; it leaves when they end") from error
         return _decided(effects)
 
+    def _forget_adapter(self, model: str, adapter: str) -> dict[str, Any]:
+        """Engines that still run requests of the adapter keep it; how many were told."""
+        told = [node for node in self._c.nodes.all() if any(key.model == model for key in node.instances)]
+        for node in told:
+            self._c.outbox.send(node.mailbox, ForgetAdapter(model=model, adapter=adapter))
+        return {"adapter": adapter, "base": model, "machines": len(told)}
+
     async def _until_left(self, model: ModelName) -> None:
         """Returns when the instances that leave now have left, whichever way."""
         leaving = {r.generation for r in self._c.placement.replicas(model) if r.state is InstanceState.DRAINING}
@@ -224,7 +234,7 @@ class Admin:
         self._c.count_reload("unchanged" if difference.empty else "applied")
         effects = self._c.feed(event) if event is not None else []
         for change in difference.changed:
-            if "pinned" in change.keys:
+            if isinstance(change.new, ModelConfig) and "pinned" in change.keys:
                 self._c.feed(PinChanged(ModelName(change.new.name), change.new.pinned))
         await self._c.store.bump_catalog_generation()
         if not difference.empty:
@@ -287,7 +297,7 @@ class Admin:
         view["arriving"] = [
             {"node": node.id, **msgspec.to_builtins(a)} for node in self._c.nodes.all() for a in node.arriving
         ]
-        names = [m.name for m in self._c.models.catalog.models]
+        names = [entry.name for entry in self._c.models.catalog.entries]
         view["broken"] = self._c.health.broken([d for node in self._c.nodes.all() for d in node.devices], names)
         view["inactive"] = {m.name: self._c.inactive.count(ModelName(m.name)) for m in self._c.models.catalog.models}
         return view

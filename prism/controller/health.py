@@ -35,7 +35,7 @@ class CatalogHealth:
         """Keeps :meth:`broken` up to date until cancelled."""
         while True:
             self._changed.clear()
-            names = [model.name for model in catalog().models]
+            names = [entry.name for entry in catalog().entries]
             await self._look(catalog(), names)
             while not self._changed.is_set():
                 try:

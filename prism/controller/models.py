@@ -86,13 +86,13 @@ class KnownModels:
         self.catalog = new
         removed = tuple(ModelName(m.name) for m in difference.removed if ModelName(m.name) in self._known)
         upserted = []
-        for change in difference.changed:
-            name = ModelName(change.new.name)
-            if name not in self._known:
+        for name in sorted({change.new.name for change in difference.changed} | difference.bases):
+            if name not in self._known or name not in new.by_name:
                 continue
             try:
-                self._known[name], self._images[name] = _read(new, name)
-                upserted.append(self._known[name])
+                model = ModelName(name)
+                self._known[model], self._images[model] = _read(new, model)
+                upserted.append(self._known[model])
             except PrismError as error:
                 log.error("changed model cannot be read: %s", error)
         for name in removed:

@@ -55,6 +55,17 @@ class ModelShape:
 
 
 @dataclass(frozen=True, slots=True)
+class LoraRoom:
+    """What every engine of a model keeps for LoRA adapters, which share its weights."""
+
+    slots: int
+    """Adapters in device memory at a time: a step runs requests of so many different ones, and of the model itself."""
+    max_rank: int
+    modules: tuple[str, ...]
+    """Layers that adapters may change, by the engine's names (``qkv_proj``, ``o_proj``, ``gate_up_proj``, ...)."""
+
+
+@dataclass(frozen=True, slots=True)
 class ModelSpec:
     """One model of the catalog, with its objectives. Sizes are of the whole model, a tensor-parallel shard has 1/tp."""
 
@@ -80,6 +91,8 @@ class ModelSpec:
     engine_args: tuple[tuple[str, object], ...] = field(default=())
     """Passed to the engine as they are (name, value)."""
     kind: ModelKind = ModelKind.GENERATE
+    lora: LoraRoom | None = None
+    """None: its engines take no adapters. The memory for them is part of ``weight_bytes``."""
 
     @property
     def shard_weight_bytes(self) -> int:

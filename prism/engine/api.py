@@ -95,6 +95,10 @@ class Handle(Protocol):
         A lower limit is reached within a few steps (cached prefixes go first, then requests are retracted)."""
         ...
 
+    def forget_adapter(self, name: str) -> None:
+        """Let go of the LoRA adapter called ``name``, unless requests here still need it. Unknown names are ignored."""
+        ...
+
     def events(self) -> AsyncIterator[AnyEvent]:
         """Events in order, ending after :class:`Died` or when ``deactivate`` is done. One consumer."""
         ...

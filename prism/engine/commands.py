@@ -60,6 +60,12 @@ class SetKvLimit(_Frame, frozen=True, kw_only=True):
     limit_bytes: int | None
 
 
+class DropAdapter(_Frame, frozen=True, kw_only=True):
+    """Let go of the LoRA adapter called ``name``, unless requests still need it."""
+
+    name: str
+
+
 class Nudge(_Frame, frozen=True, kw_only=True):
     """Look at the account now: somebody waits for memory."""
 
@@ -73,7 +79,7 @@ def build_name(server_args: bytes, limit_bytes: int | None, world: int) -> str:
     return xxhash.xxh3_64_hexdigest(server_args + f"|{limit_bytes}|{world}".encode())
 
 
-Command = ActivateModel | Submit | AbortRequest | SetKvLimit | Nudge | DeactivateModel
+Command = ActivateModel | Submit | AbortRequest | SetKvLimit | DropAdapter | Nudge | DeactivateModel
 
 
 # --- to the pool ---

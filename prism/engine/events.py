@@ -76,6 +76,8 @@ class EngineCounters(EngineEvent, frozen=True, kw_only=True):
     """Pieces of KV stored outside of the engine since activation."""
     kv_brought_tokens: int = 0
     """Tokens whose KV was brought back since activation instead of being computed again."""
+    adapters: list[str] = []
+    """LoRA adapters in device memory, by name."""
 
 
 class Died(EngineEvent, frozen=True, kw_only=True):

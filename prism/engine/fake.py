@@ -68,6 +68,8 @@ class FakeHandle:
         self.max_running = speed.max_running
         self.alive = True
         self.kv_limit_bytes: int | None = None
+        self.forgotten: list[str] = []
+        """Adapters it was told to let go of."""
         self.answer: Callable[[tuple[int, ...]], list[int]] | None = None
         """Tokens to answer a prompt with, ending with ``stop``; None: made-up tokens up to the limit."""
         self._speed, self._outbox = speed, outbox
@@ -170,6 +172,9 @@ class FakeHandle:
 
     def set_kv_limit(self, limit_bytes: int | None) -> None:
         self.kv_limit_bytes = limit_bytes
+
+    def forget_adapter(self, name: str) -> None:
+        self.forgotten.append(name)
 
     async def events(self) -> AsyncIterator[AnyEvent]:
         while (event := await self._events.get()) is not None:

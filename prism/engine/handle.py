@@ -17,6 +17,7 @@ from prism.engine.commands import (
     Crashed,
     Deactivated,
     DeactivateModel,
+    DropAdapter,
     EngineInfo,
     NotActivated,
     Nudge,
@@ -138,6 +139,9 @@ class EngineHandle:
     def set_kv_limit(self, limit_bytes: int | None) -> None:
         # Rank 0 passes the frame on to the other ranks, so that all apply it at the same step.
         self._links[0].send(SetKvLimit(limit_bytes=limit_bytes))
+
+    def forget_adapter(self, name: str) -> None:
+        self._links[0].send(DropAdapter(name=name))
 
     def nudge(self) -> None:
         """Somebody waits for memory of these devices: let the engine look at the account now."""

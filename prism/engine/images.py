@@ -32,6 +32,12 @@ _NOT_IN_THE_BYTES: Final = frozenset(
         "log_level",
         "random_seed",
         "disable_radix_cache",
+        "enable_lora",
+        "max_loras_per_batch",
+        "max_lora_rank",
+        "lora_target_modules",
+        "lora_drain_wait_threshold",
+        "lora_backend",
     )
 )
 """Arguments that leave a model's parameters as they are, or that a key names on its own. What is not listed may change

@@ -11,10 +11,12 @@ from sglang.srt.managers.io_struct import AbortReq, BatchEmbeddingOutput, BatchT
 
 from prism import memory
 from prism.core.errors import InvalidValue
+from prism.engine.adapters import AdapterRefused, EngineAdapters
 from prism.engine.commands import (
     AbortRequest,
     ActivateModel,
     DeactivateModel,
+    DropAdapter,
     EngineInfo,
     Nudge,
     Report,
@@ -58,6 +60,7 @@ class WorkerSeat:
         self._poller.register(channel.fileno(), select.POLLIN)
         self.tracker = Tracker(command.engine, delivery, self.report)
         self.scheduler: Any = None
+        self.adapters: EngineAdapters | None = None
         self._last_load: EngineCounters | None = None
         self._last_load_s = 0.0
         self._device = device
@@ -96,6 +99,9 @@ class WorkerSeat:
                     self.apply_limit(limit)
                 case DeactivateModel():
                     requests.append(ShutdownReq())
+                case DropAdapter(name=name):
+                    if self.adapters is not None:
+                        self.adapters.forget(name)
                 case Nudge():
                     pass
                 case ActivateModel(model=model):
@@ -119,6 +125,15 @@ class WorkerSeat:
 
     def _abort(self, rid: str) -> list[Any]:
         return [AbortReq(rid=rid)] if rid in self.tracker else []
+
+    def take_adapter(self, lora_id: str) -> tuple[str, int] | None:
+        if self.adapters is None:
+            self.adapters = EngineAdapters(self.scheduler)
+        try:
+            self.adapters.take(lora_id)
+        except AdapterRefused as refused:
+            return str(refused), refused.status
+        return None
 
     def apply_limit(self, kv_limit_bytes: int | None) -> None:
         """From now on KV memory may hold ``kv_limit_bytes`` beside the weights; None: what the account grants."""
@@ -169,13 +184,14 @@ class WorkerSeat:
         now_s = time.monotonic()
         if now_s - self._last_load_s < _LOAD_EVERY_S:
             return
-        load = measure_load(scheduler, self.weights.held_bytes * self.world, self.world)
+        resident = [] if self.adapters is None else self.adapters.resident()
+        load = measure_load(scheduler, self.weights.held_bytes * self.world, self.world, resident)
         if load != self._last_load or now_s - self._last_load_s >= _LOAD_IDLE_S:
             self._last_load, self._last_load_s = load, now_s
             self.report(load)
 
 
-def measure_load(scheduler: Any, weight_bytes: int, world: int) -> EngineCounters:
+def measure_load(scheduler: Any, weight_bytes: int, world: int, adapters: list[str]) -> EngineCounters:
     """Where ``scheduler`` stands. Byte counts are over all ranks, which are alike."""
     lease = scheduler.token_to_kv_pool_allocator.lease
     kv = scheduler.server_args.prism_seat.kv
@@ -193,6 +209,7 @@ def measure_load(scheduler: Any, weight_bytes: int, world: int) -> EngineCounter
         retractions=lease.retractions,
         kv_kept_pieces=0 if kv is None else kv.stored_pieces,
         kv_brought_tokens=0 if kv is None else kv.fetched_tokens,
+        adapters=adapters,
     )
 
 

@@ -9,7 +9,7 @@ from typing import Any, Final
 from prism.config.engine_args import OWNED
 from prism.config.model_kinds import architectures, reads_both_ways
 from prism.core.errors import InvalidValue
-from prism.core.specs import DeviceKind, ModelKind, ModelSpec
+from prism.core.specs import DeviceKind, LoraRoom, ModelKind, ModelSpec
 
 COMMON: Final[dict[str, Any]] = {
     "page_size": 1,
@@ -62,6 +62,8 @@ def server_arguments(spec: ModelSpec, kind: DeviceKind, overlap: bool | None = N
         arguments["dtype"] = dtype
     if spec.kind is not ModelKind.GENERATE:
         arguments |= POOLED
+    if spec.lora is not None:
+        arguments |= lora_arguments(spec.lora, kind)
     arguments.update({name: thaw(value) for name, value in spec.engine_args})
     if overlap is not None:
         arguments["disable_overlap_schedule"] = not overlap
@@ -80,6 +82,22 @@ def _encoder_arguments(config: dict[str, Any], arguments: dict[str, Any]) -> dic
         overrides.setdefault("position_embedding_type", "absolute")
         needed["json_model_override_args"] = json.dumps(overrides)
     return needed
+
+
+_ADAPTER_WAIT_S: Final = 1.0
+"""Requests of adapters that hold no slot wait so long; then one that holds a slot takes no further requests."""
+
+
+def lora_arguments(room: LoraRoom, kind: DeviceKind) -> dict[str, Any]:
+    """What makes room for adapters. Requests of the base take a slot too, so that there is one more."""
+    arguments: dict[str, Any] = {
+        "enable_lora": True,
+        "max_loras_per_batch": room.slots + 1,
+        "max_lora_rank": room.max_rank,
+        "lora_target_modules": list(room.modules),
+        "lora_drain_wait_threshold": _ADAPTER_WAIT_S,
+    }
+    return arguments | ({"lora_backend": "torch_native"} if kind is DeviceKind.HOST else {})
 
 
 def stored_dtype(folder: Path) -> str | None:

@@ -82,7 +82,7 @@ def can_rest(scheduler: Any, weights: EngineWeights) -> bool:
 def rest(scheduler: Any, seat: WorkerSeat, weights: EngineWeights) -> Skeleton:
     """Forget all requests. The KV pool and the weights' memory are still there, for the caller to give back."""
     scheduler.token_to_kv_pool_allocator.lease.withdraw_wish()
-    seat.scheduler = None
+    seat.scheduler = seat.adapters = None
     scheduler.result_queue = deque()
     scheduler.batch_record_buf = [None, None]
     scheduler.init_running_status()

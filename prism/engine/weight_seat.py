@@ -17,6 +17,7 @@ import msgspec
 import torch
 
 from prism import memory
+from prism.engine.growing_region import ALIGN_BYTES, ROOM_WAIT_S, GrowingRegion
 from prism.weights.errors import WeightsError
 from prism.weights.loading.loader import load
 from prism.weights.packs.blocks import TensorPlan, plan_blocks
@@ -27,10 +28,6 @@ from prism.weights.store.whereabouts import Tier
 
 log = logging.getLogger(__name__)
 
-ALIGN_BYTES: Final = 256
-ROOM_WAIT_S: Final = 5.0
-"""How long an activation waits for memory that the scheduler's books promise and that neighbours still hold: they feel
-the wait as pressure and give up cached prefixes between two of their steps."""
 _COLD_PAGE_BYTES: Final = 2 << 20
 """Pages of a region whose size is not known yet: it grows tensor by tensor."""
 
@@ -56,6 +53,7 @@ class EngineWeights:
     ) -> None:
         """``virtual_bytes`` bounds and ``estimated_bytes`` guesses the size of weights no image exists of."""
         self._store, self._key, self._label = store, key, label
+        self.beside = GrowingRegion(owner, virtual_bytes)
         self.packed: ResidentPack | None = store.get(key) if store is not None else None
         self.from_image = self.packed is not None
         self._raw = self._find_raw() if self.packed is None else None
@@ -93,8 +91,8 @@ class EngineWeights:
 
     @property
     def held_bytes(self) -> int:
-        """Physical bytes the weights hold now."""
-        return int(self._region.committed_bytes)
+        """Physical bytes the weights, and what is beside them, hold now."""
+        return int(self._region.committed_bytes) + self.beside.held_bytes
 
     def allocate(self, nbytes: int) -> torch.Tensor:
         """The next tensor of the model under construction, as flat bytes."""
@@ -244,6 +242,7 @@ class EngineWeights:
         self._created.clear()
         del self._bytes
         self._region.close()
+        self.beside.close()
         if self.packed is not None:
             self.packed.close()
             self.packed = None

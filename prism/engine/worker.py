@@ -38,6 +38,7 @@ from prism.engine.delivery import Delivery
 from prism.engine.diagnosis import diagnose
 from prism.engine.frames import FrameSocket, pack
 from prism.engine.gpu_faults import fatal_code, is_out_of_memory
+from prism.engine.growing_region import ROOM_WAIT_S
 from prism.engine.leftovers import rendezvous_file, structured_log_file
 from prism.engine.numa import bind_to_node
 from prism.engine.outside import OutsideMemory, hold_torch_to
@@ -52,7 +53,7 @@ from prism.engine.sglang_process import (
     torch_bytes,
 )
 from prism.engine.skeletons import Skeleton, Skeletons, all_ranks, can_rest, rest, wake
-from prism.engine.weight_seat import ROOM_WAIT_S, EngineWeights
+from prism.engine.weight_seat import EngineWeights
 from prism.kv.keeper import KvKeeper
 from prism.kv.opening import open_keeper
 from prism.memory.gpus import numa_node_of
@@ -240,7 +241,7 @@ class Worker:
         else:
             weights = active.weights
             release_scheduler(active.scheduler)
-            active.scheduler = active.seat.scheduler = None
+            active.scheduler = active.seat.scheduler = active.seat.adapters = None
             forget_globals()
             gc.collect()
             active.seat.close_pools()

@@ -15,7 +15,7 @@ from typing import Final, Protocol
 import msgspec
 
 from prism.core.events import MemoryReport
-from prism.core.ids import DeviceId, NodeId
+from prism.core.ids import DeviceId, ModelName, NodeId
 from prism.core.instances import InstanceKey
 from prism.core.settings import GpuSettings
 from prism.core.specs import DeviceSpec
@@ -40,6 +40,7 @@ from prism.wire.messages import (
     DeactivateCommand,
     DeviceStatus,
     Distribute,
+    ForgetAdapter,
     ResumeReply,
 )
 
@@ -192,6 +193,8 @@ class NodeAgent:
                         shell.desk.cancel(request_id)
                 case Distribute(part=part) if self.weights is not None:
                     self.weights.send_part(part)
+                case ForgetAdapter(model=model, adapter=adapter):
+                    self.instances.forget_adapter(ModelName(model), adapter)
                 case ActivateCommand() | DeactivateCommand():
                     task = asyncio.create_task(self._obey(message))
                     self._commands.add(task)

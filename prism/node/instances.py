@@ -130,6 +130,12 @@ class Instances:
             self._results.popitem(last=False)
         return result
 
+    def forget_adapter(self, model: ModelName, adapter: str) -> None:
+        """All engines of ``model`` let go of a LoRA adapter that no request of theirs needs."""
+        for instance in self.all():
+            if instance.key.model == model and instance.handle is not None:
+                instance.handle.forget_adapter(adapter)
+
     def close(self) -> None:
         """Ends everything under way: the agent stops, and with it its engines."""
         watchers = [instance.watcher for instance in self.all() if instance.watcher is not None]
@@ -305,6 +311,7 @@ class Instances:
             idle_s=self._idle_s(instance) if instance.state is InstanceState.READY else 0.0,
             waited_s=times.waited_s,
             token_s=times.token_s,
+            adapters=load.adapters if load else [],
         )
 
     def _idle_s(self, instance: LocalInstance) -> float:

@@ -10,12 +10,13 @@ import msgspec
 from fastapi import APIRouter, Body, Depends, Query, Request
 from pydantic import BaseModel, ConfigDict, Field
 
+from prism.core.ids import ModelName
 from prism.obs.decisions import read_decisions
 from prism.server.errors import ApiError, cancelled, invalid
 from prism.server.front import Front
 from prism.server.origins import check_site
 from prism.server.usage import holders, merged
-from prism.server.views import config_view, devices_view, document, models_view
+from prism.server.views import config_view, devices_view, document, entry_view, models_view
 from prism.wire.messages import CommandResult, Failed
 
 CHANGE_S: Final = 840.0
@@ -93,7 +94,7 @@ def _reading(router: APIRouter, front: Front) -> None:
     @router.get("/models/{name:path}")
     async def model(name: str) -> dict[str, Any]:
         known = await front.find(name)
-        [found] = await models_view(front, known)
+        found = await entry_view(front, known)
         lines = [line for line in await _decisions(front, 2000) if line.get("model") == known]
         return {**found, "config": config_view(front, known), "decisions": lines[:50]}
 
@@ -105,22 +106,34 @@ def _model_commands(router: APIRouter, front: Front) -> None:
     async def load(name: str, on: Annotated[LoadOn, Body(default_factory=LoadOn)]) -> dict[str, Any]:
         if on.instances > 1 and on.devices:
             raise invalid("'instances' and 'devices' exclude each other.", "instances")
-        found = await call("load", await front.find(name), on.devices, instances=on.instances, timeout_s=CHANGE_S)
-        return _answer(found)
+        base = front.catalog.served_by(await front.find(name))
+        return _answer(await call("load", base, on.devices, instances=on.instances, timeout_s=CHANGE_S))
 
     @router.post("/models/{name:path}/unload")
     async def unload(name: str, on: Annotated[Devices, Body(default_factory=Devices)]) -> dict[str, Any]:
-        """Waits until the model has left."""
+        """Waits until the model has left. A LoRA adapter leaves at once engines that run no requests of it; its base
+        stays."""
         model = await front.find(name)
+        if model in front.catalog.adapters_by_name:
+            return _answer(await call("unload", front.catalog.served_by(model), adapter=model))
         return _answer(await call("unload", model, on.devices, carry=on.carry, timeout_s=CHANGE_S))
 
     @router.post("/models/{name:path}/pin")
     async def pin(name: str) -> dict[str, Any]:
-        return _answer(await call("pin", await front.find(name)))
+        return _answer(await call("pin", await _whole_model(front, name)))
 
     @router.post("/models/{name:path}/unpin")
     async def unpin(name: str) -> dict[str, Any]:
-        return _answer(await call("unpin", await front.find(name)))
+        return _answer(await call("unpin", await _whole_model(front, name)))
+
+
+async def _whole_model(front: Front, name: str) -> ModelName:
+    """Raises :class:`ApiError` (400) for an adapter."""
+    model = await front.find(name)
+    if model in front.catalog.adapters_by_name:
+        base = front.catalog.served_by(model)
+        raise invalid(f"{model!r} is an adapter, which is where its base is: pin or unpin {base!r}.", "model")
+    return model
 
 
 def _cluster_commands(router: APIRouter, front: Front) -> None:

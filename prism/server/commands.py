@@ -33,6 +33,7 @@ class Commands:
         *,
         carry: bool = False,
         instances: int = 1,
+        adapter: str = "",
         timeout_s: float = 120.0,
     ) -> CommandResult:
         """The controller's answer. Raises :class:`ApiError`: 409 when it refused, 503 when none answers in time."""
@@ -42,6 +43,7 @@ class Commands:
             verb=verb,
             deadline_s=time.time() + timeout_s,
             model=model,
+            adapter=adapter,
             devices=list(devices),
             carry=carry,
             instances=instances,

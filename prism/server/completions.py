@@ -101,6 +101,7 @@ class Completions:
         from prism.server.sglang_manager import new_call
 
         call = new_call(record.request_id, self._kind.prefix, served.objectives, self._kind.param)
+        call.adapter = served.adapter
         record.streams = call.streams
         call.max_prepared_bytes = int(front.catalog.server.images.max_prepared_bytes)
         call.piecewise = bool(getattr(request, "tools", None) or served.config.reasoning_parser)

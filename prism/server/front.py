@@ -77,7 +77,8 @@ class Front:
 
     def check_backlog(self, model: ModelName) -> None:
         """Raises :class:`ApiError` (429) at the model's own bound on waiting requests (each worker has its share of
-        it)."""
+        it); those of its adapters count too."""
+        model = self.catalog.served_by(model)
         limit = self.catalog.model(model).max_queue
         if limit is None:
             return
@@ -129,7 +130,7 @@ class Front:
         self.models.reload(catalog)
         self.images = ImageFetcher(catalog.server.images)
         show_prompts(catalog.log.prompts)
-        log.info("catalog reloaded", extra={"models": len(catalog.models)})
+        log.info("catalog reloaded", extra={"models": len(catalog.models), "adapters": len(catalog.adapters)})
 
     def metrics_text(self) -> bytes:
         """What ``/metrics`` answers: everything counted, and zeros for what models and keys could count."""

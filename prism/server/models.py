@@ -10,7 +10,7 @@ import threading
 import time
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final, Protocol
 
@@ -20,6 +20,7 @@ from prism.config.model_files import announced
 from prism.config.sections import ModelConfig
 from prism.core.ids import ModelName
 from prism.core.specs import ModelKind
+from prism.server.adapters import AdapterIds
 from prism.server.errors import ApiError, unavailable
 from prism.server.objectives import Objectives
 
@@ -40,6 +41,8 @@ class ServedModel:
     manager: Any
     endpoints: Mapping[str, Any]
     """Route -> :class:`prism.server.sglang_serving.Serving`, for those at which it answers."""
+    adapter: str | None = None
+    """What its requests carry (:attr:`prism.wire.adapters.AdapterRef.id`); None: the model itself is meant."""
 
 
 class Builder(Protocol):
@@ -60,10 +63,17 @@ class Models:
         self._failed: dict[ModelName, tuple[float, ApiError]] = {}
         self._announced: dict[str, tuple[int, ModelKind]] = {}
         """Context length and kind by name, as the files say."""
+        self._adapter_ids = AdapterIds()
         self._one_at_a_time = threading.Lock()
 
     async def get(self, name: ModelName) -> ServedModel:
-        """The model called ``name`` (of the catalog). Raises :class:`ApiError` (503) when its files cannot be used."""
+        """The model or adapter called ``name`` (of the catalog). Raises :class:`ApiError` (503) when its files cannot
+        be used."""
+        adapter = self.catalog.adapters_by_name.get(name)
+        if adapter is not None:
+            lora_id = await self._adapter_ids.of(self.catalog, adapter)
+            base = await self.get(ModelName(adapter.base))
+            return replace(base, objectives=Objectives.of(adapter), adapter=lora_id)
         made = self._made.get(name)
         if made is not None:
             self._made.move_to_end(name)
@@ -79,6 +89,7 @@ class Models:
     def context_tokens(self, name: ModelName) -> int | None:
         """As the engine knows it once the model was used, else as the catalog or (:meth:`learn`) the model's files say;
         None when they cannot be read."""
+        name = self.catalog.served_by(name)
         made, config = self._made.get(name), self.catalog.model(name)
         if made is not None:
             return made.context_tokens
@@ -86,6 +97,7 @@ class Models:
 
     def kind(self, name: ModelName) -> ModelKind | None:
         """As the catalog or (:meth:`learn`) the model's files say; None when they cannot be read."""
+        name = self.catalog.served_by(name)
         found = self._announced.get(name)
         return self.catalog.model(name).kind or (None if found is None else found[1])
 
@@ -134,6 +146,7 @@ class Models:
         self.catalog = catalog
         self._failed.clear()
         self._announced.clear()
+        self._adapter_ids.clear()
         for name in list(self._made):
             if name not in catalog.by_name or catalog.by_name[name] != old.by_name.get(name):
                 del self._made[name]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from prism.config.sections import ModelConfig
+from prism.config.sections import AdapterConfig, ModelConfig
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,5 +17,5 @@ class Objectives:
     late: str
 
     @classmethod
-    def of(cls, model: ModelConfig) -> Objectives:
+    def of(cls, model: ModelConfig | AdapterConfig) -> Objectives:
         return cls(float(model.slo.ttft_s), float(model.slo.tpot_s), float(model.max_wait_s), model.late.value)

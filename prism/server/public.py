@@ -8,7 +8,7 @@ from typing import Any
 from fastapi import APIRouter, Request, Response
 
 from prism import __version__
-from prism.config.sections import ModelConfig
+from prism.config.sections import AdapterConfig, ModelConfig
 from prism.core.ids import ModelName
 from prism.obs import names
 from prism.obs.metrics import CONTENT_TYPE
@@ -50,36 +50,39 @@ def _signpost(router: APIRouter) -> None:
 def _models(router: APIRouter, front: Front) -> None:
     @router.get("/v1/models", tags=["openai"])
     async def models(request: Request) -> dict[str, Any]:
-        """Every model the caller may use, loaded or not (``state``)."""
-        caller = front.gate.caller(request.headers)
-        usable = [m for m in front.catalog.models if front.catalog.may_use(caller.key, m.name)]
-        await front.models.learn(usable)
-        return {"object": "list", "data": [_model(front, model) for model in usable]}
+        """Every model and adapter the caller may use, loaded or not (``state``)."""
+        caller, catalog = front.gate.caller(request.headers), front.catalog
+        usable = [e for e in catalog.entries if catalog.may_use(caller.key, e.name)]
+        await front.models.learn([catalog.model(name) for name in {catalog.served_by(e.name) for e in usable}])
+        return {"object": "list", "data": [_model(front, entry) for entry in usable]}
 
     @router.get("/v1/models/{name:path}", tags=["openai"])
     async def model(name: str, request: Request) -> dict[str, Any]:
         caller = front.gate.caller(request.headers)
         known = await front.find(name)
         front.gate.check_model(caller, known)
-        await front.models.learn([front.catalog.model(known)])
-        return _model(front, front.catalog.model(known))
+        catalog = front.catalog
+        await front.models.learn([catalog.model(catalog.served_by(known))])
+        return _model(front, catalog.adapters_by_name.get(known) or catalog.model(known))
 
 
-def _model(front: Front, model: ModelConfig) -> dict[str, Any]:
-    """OpenAI's object with what stock servers add (``root``, ``parent``, ``max_model_len``) and Prism does."""
-    context_tokens = front.models.context_tokens(ModelName(model.name))
+def _model(front: Front, model: ModelConfig | AdapterConfig) -> dict[str, Any]:
+    """OpenAI's object with what stock servers add (``root``, ``parent``, ``max_model_len``) and Prism does. An adapter
+    is where its base is."""
+    base = front.catalog.served_by(model.name)
+    context_tokens = front.models.context_tokens(base)
     return {
         "id": model.name,
         "object": "model",
         "created": int(front.started_s),
         "owned_by": "prism",
-        "root": model.name,
-        "parent": None,
+        "root": base,
+        "parent": None if base == model.name else base,
         "max_model_len": context_tokens,
-        "state": front.placements.state(ModelName(model.name)),
+        "state": front.placements.state(base),
         "aliases": list(model.aliases),
         "context_length": context_tokens,
-        "kind": front.models.kind(ModelName(model.name)),
+        "kind": front.models.kind(base),
     }
 
 

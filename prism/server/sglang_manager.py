@@ -69,6 +69,8 @@ class Call:
     """Most that its images may have once they are prepared."""
     piecewise: bool = False
     """SGLang's streaming parsers (tools, reasoning) read the text: it is handed on in pieces (:func:`_pieces`)."""
+    adapter: str | None = None
+    """The LoRA adapter it is for (:attr:`prism.wire.adapters.AdapterRef.id`)."""
 
 
 class FrontManager(TokenizerManager):  # type: ignore[misc]
@@ -173,7 +175,7 @@ class FrontManager(TokenizerManager):  # type: ignore[misc]
 
     async def _queue(self, stream: RequestStream, request: TokenizedGenerateReqInput, call: Call, choice: int) -> None:
         request = copy.copy(request)
-        request.rid = stream.id
+        request.rid, request.lora_id = stream.id, call.adapter
         if choice and request.sampling_params.sampling_seed is not None:
             # The choices of one prompt differ, and each is reproducible.
             request.sampling_params = copy.copy(request.sampling_params)

@@ -40,6 +40,31 @@ async def models_view(front: Front, only: str | None = None) -> list[dict[str, A
     ]
 
 
+async def entry_view(front: Front, name: str) -> dict[str, Any]:
+    """One model, or one adapter: what its base has, and where the adapter itself is in device memory."""
+    base = front.catalog.served_by(name)
+    [found] = await models_view(front, base)
+    adapter = front.catalog.adapters_by_name.get(name)
+    if adapter is None:
+        return {**found, "adapters": [each.name for each in front.catalog.adapters_of(front.catalog.model(base))]}
+    cluster = await document(front, "cluster")
+    use = (await merged(front.store, front.catalog.server.front_workers)).models.get(adapter.name, ModelUse())
+    reports = [r for r in cluster.get("instances", ()) if r["model"] == base and adapter.name in r["adapters"]]
+    return {
+        **found,
+        "name": adapter.name,
+        "aliases": list(adapter.aliases),
+        "base": base,
+        "path": adapter.adapter,
+        "resident": sorted({device for report in reports for device in report["devices"]}),
+        "slo": {"ttft_s": float(adapter.slo.ttft_s), "tpot_s": float(adapter.slo.tpot_s)},
+        "ttft_attainment": _share(use.ttft_met, use.ttft_missed),
+        "tpot_attainment": _share(use.tpot_met, use.tpot_missed),
+        "last_used_s": use.last_used_s or None,
+        "failure": cluster.get("broken", {}).get(adapter.name, "") or found["failure"],
+    }
+
+
 def _known(cluster: dict[str, Any], name: str, seen: dict[str, Any]) -> dict[str, Any]:
     """What the controller says of a model: its scheduler's view, where its weights are, what is wrong with it."""
     failure = seen.get("failure") or cluster.get("broken", {}).get(name, "")

@@ -185,6 +185,14 @@ class DeactivateCommand(Message, frozen=True, kw_only=True):
     carry: bool
 
 
+class ForgetAdapter(Message, frozen=True, kw_only=True):
+    """Controller to node agent: engines of ``model`` let go of the LoRA adapter called ``adapter``, unless requests
+    still need it; one that comes brings it back."""
+
+    model: str
+    adapter: str
+
+
 class Distribute(Message, frozen=True, kw_only=True):
     """Controller to node agent: take part in a multicast as a source. ``part`` is an encoded
     :class:`prism.transfer.session.NodePlan`. A lost message costs order, not correctness: receivers pull."""
@@ -207,6 +215,8 @@ class AdminCommand(Message, frozen=True, kw_only=True):
     deadline_s: float
     """Unix time."""
     model: str = ""
+    adapter: str = ""
+    """``unload``: of the model only this LoRA adapter."""
     devices: list[str] = []
     """``load``: where (empty: the scheduler chooses); ``drain``/``undrain``: which devices; ``unload``: from where
     (empty: everywhere)."""
@@ -239,6 +249,8 @@ class InstanceReport(msgspec.Struct, frozen=True, kw_only=True):
     when none waits."""
     token_s: float = 0.0
     """Mean time of a token, after the first, of the answers that ended lately; 0: none did."""
+    adapters: list[str] = []
+    """LoRA adapters in device memory."""
 
     def devices_on(self, node: NodeId) -> tuple[DeviceId, ...]:
         """Those of the instance's devices that the numbers are of."""
@@ -387,6 +399,7 @@ AnyMessage = (
     | ResumeReply
     | ActivateCommand
     | DeactivateCommand
+    | ForgetAdapter
     | Distribute
     | CommandResult
     | AgentReport

@@ -30,7 +30,7 @@ def test_it_is_a_schema_with_descriptions() -> None:
             assert rule.get("description"), f"{name}.{key} has no description"
 
 
-@pytest.mark.parametrize("name", ["quickstart.yaml", "gpu.yaml", "reference.yaml"])
+@pytest.mark.parametrize("name", ["quickstart.yaml", "gpu.yaml", "reference.yaml", "adapters.yaml"])
 def test_examples_fit_schema_and_loader(name: str) -> None:
     load_catalog(EXAMPLES / name, ENV)
     jsonschema.validate(yaml.safe_load((EXAMPLES / name).read_text()), shipped_schema())

@@ -76,7 +76,6 @@ def make_model(folder: Path, like: Path) -> Path:
             "num_attention_heads": 2,
             "image_size": 56,
             "patch_size": 14,
-            "vision_use_head": False,
         },
         mm_tokens_per_image=PER_IMAGE,
         image_token_index=ids["image_token"],
@@ -172,7 +171,7 @@ class FrontSide:
 
         from prism.server.sglang_manager import new_call
 
-        asked = {"model": "m", "messages": messages(text, *images), "max_completion_tokens": NEW, "temperature": 0}
+        asked = {"model": "m", "messages": messages(text, *images), "max_tokens": NEW, "temperature": 0}
         request = ChatCompletionRequest.model_validate({**asked, "ignore_eos": True})
         adapted = self.served.endpoints[CHAT].convert(request)
         adapted.normalize_batch_and_arguments()
