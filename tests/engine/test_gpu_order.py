@@ -36,7 +36,7 @@ def calls(worker: Any, monkeypatch: pytest.MonkeyPatch) -> Calls:
     calls = Calls()
     monkeypatch.setattr("torch.cuda.synchronize", calls.note("synchronize"))
     monkeypatch.setattr("torch.cuda.empty_cache", calls.note("empty torch's cache"))
-    for name in ("release_scheduler", "forget_globals"):
+    for name in ("release_scheduler", "forget_globals", "keep_all"):
         monkeypatch.setattr(worker, name, calls.note(name))
     return calls
 
