@@ -23,10 +23,11 @@ class KvKind(StrEnum):
     LATENT = "latent attention (MLA)"
     WINDOWS = "sliding windows beside full attention"
     STATES = "Mamba or linear attention"
+    SPARSE = "sparse attention"
 
 
-MANAGED: Final = frozenset((KvKind.PLAIN,))
-"""What Prism's memory hands out page by page; models with other states are refused when they are loaded."""
+REFUSED: Final = frozenset((KvKind.SPARSE,))
+"""What Prism's memory does not lay out (``sglang_patches/kv_guard.py``): refused when they are loaded."""
 
 _STATE_LAYERS: Final = frozenset(("linear_attention", "mamba", "mamba2", "conv", "recurrent", "ssm"))
 _STATE_KEYS: Final = (
@@ -52,8 +53,8 @@ class Obstacle:
 
 
 def kv_kind(config: Mapping[str, Any]) -> KvKind:
-    """By the parsed ``config.json``, as SGLang reads it. A hybrid of several counts as the first of: states, latent,
-    windows."""
+    """By the parsed ``config.json``, as SGLang reads it. A hybrid of several counts as the first of: states, sparse,
+    latent, windows."""
     text = text_config(config)
     layers = text.get("layer_types") or text.get("layers_block_type")
     if isinstance(layers, list):
@@ -62,6 +63,8 @@ def kv_kind(config: Mapping[str, Any]) -> KvKind:
         has_states = any(key in text for key in _STATE_KEYS)
     if has_states:
         return KvKind.STATES
+    if text.get("index_topk"):
+        return KvKind.SPARSE
     if text.get("kv_lora_rank"):
         return KvKind.LATENT
     names = architectures(config)
@@ -81,7 +84,7 @@ def obstacles(
     """Why the model with this ``config.json`` will not be served. ``wanted``: the catalog's ``kind``; ``devices``: the
     kinds that are there, none if they are not known."""
     yield from _kind(config, wanted, sentence_encoder)
-    yield from _state(config, engine_args)
+    yield from _state(config)
     if devices and DeviceKind.CUDA not in devices:
         yield from _kernels(config, engine_args)
 
@@ -96,18 +99,16 @@ def _kind(config: Mapping[str, Any], wanted: ModelKind | None, sentence_encoder:
         yield Obstacle(f"`kind` says {wanted.value}, and {shown} can only {own.value}", f"`kind: {own.value}`, or none")
 
 
-def _state(config: Mapping[str, Any], engine_args: Mapping[str, Any]) -> Iterator[Obstacle]:
-    kind = kv_kind(config)
-    if kind in MANAGED or (kind is KvKind.WINDOWS and engine_args.get("disable_hybrid_swa_memory")):
-        return
-    instead = "a model with plain attention"
-    if kind is KvKind.WINDOWS:
-        instead = "`engine_args: {disable_hybrid_swa_memory: true}`, which keeps KV for all tokens in all layers"
-    yield Obstacle(f"its attention needs {kind.value}, which engines here do not manage", instead)
+def _state(config: Mapping[str, Any]) -> Iterator[Obstacle]:
+    if (kind := kv_kind(config)) in REFUSED:
+        why = f"its attention needs {kind.value}, whose memory engines here do not manage"
+        yield Obstacle(why, "a model with plain, latent or windowed attention")
 
 
 def _kernels(config: Mapping[str, Any], engine_args: Mapping[str, Any]) -> Iterator[Obstacle]:
     """What runs on GPUs only."""
+    if kv_kind(config) is KvKind.STATES:
+        yield Obstacle(f"it has {KvKind.STATES.value}, whose operators SGLang has for GPUs only", "a GPU (`cuda:N`)")
     method = engine_args.get("quantization") or _stored_quantisation(config)
     if method and method not in _HOST_QUANTISED:
         yield Obstacle(f"it is quantised ({method}), and SGLang computes with that on GPUs only", "a GPU (`cuda:N`)")
