@@ -143,7 +143,7 @@ async def test_models_that_cannot_be_activated_say_why(rig: Rig, tmp_path: Path)
 
 
 async def test_an_unmanaged_kv_layout_is_refused(rig: Rig) -> None:
-    spec = rig.spec("demo-llama", kv_cache_dtype="fp8_e5m2")
+    spec = rig.spec("demo-llama", enable_hierarchical_cache=True)
     with pytest.raises(CannotActivate) as caught:
         await rig.activate(spec, [rig.devices[0]])
     assert caught.value.cause is ActivationCause.UNSUPPORTED, caught.value

@@ -112,6 +112,7 @@ async def until_counted(handle: EngineHandle) -> None:
             await asyncio.sleep(0.01)
 
 
+@pytest.mark.slow
 async def test_others_go_on_while_kv_comes_over_a_link_and_a_kill_while_it_leaves_harms_nobody(
     rig: Rig, kept: HostPool
 ) -> None:
@@ -127,7 +128,7 @@ async def test_others_go_on_while_kv_comes_over_a_link_and_a_kill_while_it_leave
     late = rig.submit(handle, tokenized("", [*said, 5], NEW))
     await rig.wait_tokens(late, 1)
     meanwhile = len(rig.tokens[beside]) - before
-    assert cached(rig, late) >= 600
+    assert cached(rig, late) >= 576, "nine whole pieces"
     assert meanwhile >= 2, "the running request went on while the other's KV came"
     assert await rig.answer(late) == rig.reference(NAME, [*said, 5], NEW)
     leaving = asyncio.create_task(handle.deactivate())

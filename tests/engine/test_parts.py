@@ -67,7 +67,7 @@ def test_steps_overlap_on_gpus_unless_told_otherwise(tmp_path: Path) -> None:
 
 
 def test_arguments_of_prisms_own_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(InvalidValue, match=r"models\.m\.engine_args\.page_size"):
+    with pytest.raises(InvalidValue, match=r"models\.m\.engine_args\.sleep_on_idle"):
         server_arguments(spec(tmp_path, engine_args=(("sleep_on_idle", True),)), DeviceKind.HOST)
 
 
