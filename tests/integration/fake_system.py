@@ -146,6 +146,7 @@ class Catalog:
     def __init__(self, specs: list[ModelSpec], file: Path) -> None:
         self.specs = {s.name: s for s in specs}
         self.models: list[object] = []
+        self.entries: list[object] = []
         self.file = file
 
     def spec(self, name: str) -> ModelSpec:
