@@ -13,7 +13,7 @@ import pytest
 
 from .server import DEMOS, Server, complete, greedy, prompts, until
 
-pytestmark = pytest.mark.engine
+pytestmark = [pytest.mark.engine, pytest.mark.slow]
 MODEL, PATH = "demo-vectors", DEMOS[1]
 
 

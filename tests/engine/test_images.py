@@ -21,6 +21,9 @@ from prism.server.kinds import CHAT
 from tests.engine.rig import Rig, codec
 from tests.server.live import import_sglang
 
+UNPROVEN = pytest.mark.skip(reason="no engine was seen to answer an image here yet: images are off until one is")
+
+
 pytestmark = pytest.mark.engine
 TOKENIZER = ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json")
 NEW = 12
@@ -182,6 +185,7 @@ class FrontSide:
         return found
 
 
+@UNPROVEN
 @pytest.mark.slow
 async def test_answers_to_images_are_those_of_hugging_face(rig: Rig, tmp_path: Path) -> None:
     path = make_model(tmp_path / "vl", rig.models / "demo-llama")
@@ -198,6 +202,7 @@ async def test_answers_to_images_are_those_of_hugging_face(rig: Rig, tmp_path: P
         assert answers == [reference(path, text, *images) for text, *images in asked]
 
 
+@UNPROVEN
 @pytest.mark.slow
 async def test_an_answer_to_an_image_goes_on_in_another_engine(rig: Rig, tmp_path: Path) -> None:
     path = make_model(tmp_path / "vl", rig.models / "demo-llama")

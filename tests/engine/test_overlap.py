@@ -15,7 +15,7 @@ from tests.engine import test_correctness as correctness
 from tests.engine.rig import DEVICE_BYTES, Rig, prompt, tokenized
 from tests.engine.test_sampling import CASES
 
-pytestmark = pytest.mark.engine
+pytestmark = [pytest.mark.engine, pytest.mark.slow]
 NEW = 30
 
 
