@@ -146,6 +146,8 @@ FAMILIES: Final = (
 )
 REPRESENTS: Final = {LATENT_ROWS: "DeepseekV3", WINDOWS: "Mellum"}
 """One family of each layout, for what is about the layout: devices, neighbours, prefixes, kills, pressure."""
+PARTED: Final = (WINDOWS,)
+"""Layouts whose answers were seen to differ when a request is resumed or retracted (see ``docs/models.md``)."""
 
 
 def named(config: str) -> Family:
