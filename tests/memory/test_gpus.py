@@ -87,6 +87,7 @@ class FakeNvml:
 def nvml(monkeypatch: pytest.MonkeyPatch) -> FakeNvml:
     fake = FakeNvml()
     monkeypatch.setitem(sys.modules, "pynvml", fake)  # type: ignore[arg-type]
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)  # an engine of another test hides all
     return fake
 
 
