@@ -27,8 +27,13 @@ class NodeLink:
 
 
 def finish_times(schedule: Schedule, links: Sequence[NodeLink], block_bytes: float, overhead_s: float) -> Floats:
-    """Seconds until each node holds everything; 0 for sources. ``overhead_s`` is lost per block and hop (request,
-    grant, acknowledgement, checksum)."""
+    """Seconds until each node holds everything; 0 for sources. See :func:`block_times`."""
+    return np.asarray(block_times(schedule, links, block_bytes, overhead_s).max(axis=1), dtype=np.float64)
+
+
+def block_times(schedule: Schedule, links: Sequence[NodeLink], block_bytes: float, overhead_s: float) -> Floats:
+    """``[node, block]``: seconds until the node holds the block; 0 for sources. ``overhead_s`` is lost per block and
+    hop (request, grant, acknowledgement, checksum)."""
     out = np.array([link.out_bytes_s for link in links])
     inward = np.array([link.in_bytes_s for link in links])
     held = np.zeros((schedule.nodes, schedule.blocks))
@@ -42,7 +47,7 @@ def finish_times(schedule: Schedule, links: Sequence[NodeLink], block_bytes: flo
         held[dst, block] = end_s
         send_free[src] = end_s
         recv_free[dst] = end_s
-    return recv_free
+    return held
 
 
 def first_model_s(
