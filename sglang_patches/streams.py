@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from sglang_patches import room
 from sglang_patches.hooks import Hook, HookKind
 
 
 def run_loop(original: Callable[..., None], scheduler: Any) -> None:
     """Around ``dispatch_event_loop``: pages are fenced before it, and no step is left unfinished behind it."""
     fence_freed_pages(scheduler)
-    original(scheduler)
+    room.run_loop(lambda: original(scheduler), scheduler)
     finish_steps(scheduler)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 
 from prism.engine.errors import ActivationCause
-from prism.engine.gpu_faults import chain, is_out_of_memory
+from prism.memory.errors import causes, is_out_of_memory
 
 _CORRUPT_HINTS = (
     "safetensor",
@@ -28,7 +28,7 @@ def diagnose(error: BaseException) -> tuple[str, str]:
 
 
 def _cause(error: BaseException) -> ActivationCause:
-    errors = list(chain(error))
+    errors = list(causes(error))
     names = {type(e).__name__ for e in errors}
     if names & {"UnsupportedModel"}:
         return ActivationCause.UNSUPPORTED

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
 from typing import Final
 
 from prism.core.ids import DeviceId
@@ -31,36 +30,15 @@ STRIKES: Final = 2
 """Workers that could not start one after the other, and none that could: the device is out of service."""
 
 
-def chain(error: BaseException) -> Iterator[BaseException]:
-    """``error`` and what it was raised from."""
-    seen: list[BaseException] = []
-    current: BaseException | None = error
-    while current is not None and current not in seen:
-        seen.append(current)
-        yield current
-        current = current.__cause__ or current.__context__
-
-
 def fatal_code(error: BaseException) -> int | None:
     """CUDA's number for what ended the process's use of its GPU; None: it was something else."""
-    for one in chain(error):
+    for one in memory.causes(error):
         if isinstance(one, memory.DeadDriver):
             return one.numbers.get("cuda_result", 999)
         found = re.search(r"CUDA (?:driver )?error: (.*)", str(one))
         if found:
             return next((code for phrase, code in _PHRASES.items() if phrase in found[1]), None)
     return None
-
-
-def is_out_of_memory(error: BaseException) -> bool:
-    """Whether the device had no room: by our account, by the driver, or by torch."""
-    return any(
-        isinstance(one, memory.OutOfMemory)
-        or type(one).__name__ == "OutOfMemoryError"
-        or "CUDA error: out of memory" in str(one)
-        or "CUBLAS_STATUS_ALLOC_FAILED" in str(one)
-        for one in chain(error)
-    )
 
 
 def concerns_whole_gpu(code: int, mps: bool) -> bool:

@@ -37,7 +37,7 @@ from prism.engine.commands import (
 from prism.engine.delivery import Delivery
 from prism.engine.diagnosis import diagnose
 from prism.engine.frames import FrameSocket, pack
-from prism.engine.gpu_faults import fatal_code, is_out_of_memory
+from prism.engine.gpu_faults import fatal_code
 from prism.engine.growing_region import ROOM_WAIT_S
 from prism.engine.leftovers import rendezvous_file, structured_log_file
 from prism.engine.numa import bind_to_node
@@ -56,6 +56,7 @@ from prism.engine.skeletons import Skeleton, Skeletons, all_ranks, can_rest, res
 from prism.engine.weight_seat import EngineWeights
 from prism.kv.keeper import KvKeeper
 from prism.kv.opening import open_keeper
+from prism.memory.errors import is_out_of_memory
 from prism.memory.gpus import numa_node_of
 from prism.obs.logs import setup_logging
 from prism.weights.store.weight_store import WeightStore

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 
 from prism.core.errors import PrismError
 
@@ -78,3 +78,24 @@ class ClosedHandle(DeviceMemoryError):
 
 class SystemFailed(DeviceMemoryError):
     """The operating system refused; ``numbers["errno"]`` says why."""
+
+
+def causes(error: BaseException) -> Iterator[BaseException]:
+    """``error`` and what it was raised from."""
+    seen: list[BaseException] = []
+    current: BaseException | None = error
+    while current is not None and current not in seen:
+        seen.append(current)
+        yield current
+        current = current.__cause__ or current.__context__
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Whether the device had no room: by our account, by the driver, or by torch."""
+    return any(
+        isinstance(one, OutOfMemory)
+        or type(one).__name__ == "OutOfMemoryError"
+        or "CUDA error: out of memory" in str(one)
+        or "CUBLAS_STATUS_ALLOC_FAILED" in str(one)
+        for one in causes(error)
+    )

@@ -20,11 +20,12 @@ from prism.engine import launching, workers
 from prism.engine.diagnosis import diagnose
 from prism.engine.errors import ActivationCause, CannotActivate
 from prism.engine.events import Died
-from prism.engine.gpu_faults import concerns_whole_gpu, fatal_code, is_out_of_memory
+from prism.engine.gpu_faults import concerns_whole_gpu, fatal_code
 from prism.engine.handle import EngineHandle
 from prism.engine.options import PoolOptions
 from prism.engine.pool import EnginePool
 from prism.memory import errors as memory
+from prism.memory.errors import is_out_of_memory
 from tests.patience import happens
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -132,7 +132,12 @@ def test_a_fault_is_suspected_of_the_steps_in_flight_too(worker: Any) -> None:
 def test_the_step_in_flight_is_finished_when_the_loop_ends(overlap: bool) -> None:
     processed: list[tuple[str, str]] = []
     scheduler = SimpleNamespace(
-        device="cpu", enable_overlap=overlap, process_batch_result=lambda *step: processed.append(step)
+        device="cpu",
+        enable_overlap=overlap,
+        chunked_prefill_size=2048,
+        max_running_requests=64,
+        running_batch=SimpleNamespace(batch_is_full=False),
+        process_batch_result=lambda *step: processed.append(step),
     )
 
     def loop(scheduler: Any) -> None:
