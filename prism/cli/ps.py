@@ -28,6 +28,11 @@ def command(client: AdminClient, as_json: bool) -> None:
     for model in models:
         if model.get("failure"):
             click.echo(f"{model['name']}: {model['failure']}")
+    echo_faults(client)
+
+
+def echo_faults(client: AdminClient) -> None:
+    """One line for each device that no engine starts on."""
     for device in client.get("devices")["devices"]:
         if device.get("fault"):
             click.echo(f"{device['id']} is out of service: {device['fault']}")

@@ -8,7 +8,7 @@ import click
 
 from prism.cli import output
 from prism.cli.client import AdminClient, model_path, server_options
-from prism.cli.ps import COLUMNS, last_used, model_rows
+from prism.cli.ps import COLUMNS, echo_faults, last_used, model_rows
 
 LAST_DECISIONS = 10
 
@@ -30,6 +30,7 @@ def command(client: AdminClient, model: str, as_json: bool) -> None:
         rows = [decision_row(decision) for decision in found["decisions"][:LAST_DECISIONS]]
         parts.append(output.table(("WHEN", "WHAT", "DEVICES", "WHY~"), rows, title="\nDecisions"))
     output.show(*parts)
+    echo_faults(client)
 
 
 def facts(model: dict[str, Any]) -> list[tuple[str, str]]:

@@ -53,7 +53,7 @@ def devices_table(devices: list[dict[str, Any]]) -> Table:
     """One row per device with its memory as a bar: ``#`` weights, ``+`` KV."""
     rows = [
         (
-            device["id"] + (" (draining)" if device.get("draining") else ""),
+            device["id"] + condition(device),
             memory_bar(device),
             output.size(device["capacity_bytes"] - device["free_bytes"]),
             output.size(device["capacity_bytes"]),
@@ -62,6 +62,13 @@ def devices_table(devices: list[dict[str, Any]]) -> Table:
         for device in devices
     ]
     return output.table(("DEVICE", "MEMORY (# weights, + KV)", "USED>", "CAP>", "ENGINES?1"), rows)
+
+
+def condition(device: dict[str, Any]) -> str:
+    """Why it takes no new work; nothing where it does."""
+    if device.get("fault"):
+        return f" (out of service: {device['fault']})"
+    return " (draining)" if device.get("draining") else ""
 
 
 def memory_bar(device: dict[str, Any], cells: int = BAR_CELLS) -> str:

@@ -262,6 +262,7 @@ class NodeAgent:
     async def _measure(self) -> None:
         self.measures.state(self.instances.reports(), self._accounts)
         self.measures.workers(self.pool.counts())
+        self.measures.faults(self.pool.faults())
         lengths = await self.store.lengths([keys.device_queue(d) for d in self.shells])
         for device, length in zip(self.shells, lengths, strict=True):
             self.measures.queue(device, length)

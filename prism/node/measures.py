@@ -93,6 +93,11 @@ class NodeMeasures:
             for state, count in states.items():
                 self._metrics.set(names.ENGINES, count, device=device, state=state)
 
+    def faults(self, reasons: Mapping[DeviceId, str]) -> None:
+        """Devices that are out of service."""
+        for device in self._devices:
+            self._metrics.set(names.DEVICE_FAULT, float(device.id in reasons), device=device.id)
+
     def queue(self, device: DeviceId, length: int) -> None:
         self._metrics.set(names.QUEUE_LENGTH, length, queue=device)
 

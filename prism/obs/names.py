@@ -146,6 +146,12 @@ CAPACITY_BYTES: Final = gauge(
     "device",
     promql="prism_device_capacity_bytes",
 )
+DEVICE_FAULT: Final = gauge(
+    "prism_device_fault",
+    "1 while no engine starts on the device, else 0; `prism ps` says why.",
+    "device",
+    promql="max by (device) (prism_device_fault) > 0",
+)
 MAPPED_BYTES: Final = gauge(
     "prism_device_mapped_bytes",
     "Memory in use on a device. `use`: weights, kv, outside (engines' own), foreign (other programs').",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from typing import Any
 
@@ -14,10 +15,13 @@ from prism.obs import names
 from prism.obs.metrics import CONTENT_TYPE
 from prism.server.errors import unavailable
 from prism.server.front import Front
+from prism.server.views import devices_view
 from prism.store.values import StoreError
 
 AGENT_SILENT_S = 30.0
 """Agents announce themselves every second; on a machine short of processors a living one misses some."""
+FAULTS_WAIT_S = 0.5
+"""So long ``/health`` asks the store for faults."""
 
 
 def public_router(front: Front) -> APIRouter:
@@ -88,9 +92,10 @@ def _model(front: Front, model: ModelConfig | AdapterConfig) -> dict[str, Any]:
 
 def _wellness(router: APIRouter, front: Front) -> None:
     @router.get("/health", tags=["operation"])
-    async def health() -> dict[str, str]:
-        """200 while this worker's loop turns."""
-        return {"status": "ok"}
+    async def health() -> dict[str, Any]:
+        """200 while this worker's loop turns. ``faults``: devices that are out of service, and why."""
+        found = await _faults(front)
+        return {"status": "degraded", "faults": found} if found else {"status": "ok"}
 
     @router.get("/readiness", tags=["operation"], responses={503: {"description": "Something is missing"}})
     async def readiness(response: Response) -> dict[str, Any]:
@@ -116,11 +121,24 @@ async def _missing(front: Front) -> list[str]:
         await front.store.ping()
         controller = await front.store.controller()
         agents = await front.store.agents()
+        devices = await devices_view(front)
     except StoreError:
         return ["the store does not answer"]
     alive = [agent for agent in agents if time.time() - agent.seen_s < AGENT_SILENT_S]
     found = [] if controller is not None else ["no controller holds the lease"]
+    if devices and all(device["fault"] for device in devices):
+        found += [f"{device['id']} is out of service: {device['fault']}" for device in devices]
     return found if alive else [*found, "no node agent is alive"]
+
+
+async def _faults(front: Front) -> dict[str, str]:
+    """By device, as the controller published it last; empty where the store does not say so soon: a worker that lives
+    says that it does."""
+    try:
+        async with asyncio.timeout(FAULTS_WAIT_S):
+            return {device["id"]: device["fault"] for device in await devices_view(front) if device["fault"]}
+    except (StoreError, TimeoutError):
+        return {}
 
 
 def _gauges(front: Front) -> None:

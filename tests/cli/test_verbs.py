@@ -47,6 +47,8 @@ def test_ps(server: FakeServer, prism: Run) -> None:
     server.answers["GET /admin/devices"] = {"devices": [well, gone]}
     shown = prism("ps").output
     assert "n/cuda:1 is out of service: Xid 79" in shown and "cuda:0" not in shown
+    server.answers["GET /admin/models/cold"] = COLD
+    assert "n/cuda:1 is out of service: Xid 79" in prism("show", "cold").output
 
 
 def test_show(server: FakeServer, prism: Run) -> None:

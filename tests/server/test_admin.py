@@ -160,6 +160,31 @@ def test_status_requests_and_wellness(live: LiveFront) -> None:
     assert "prism_ttft_seconds_bucket" in text
 
 
+def test_devices_out_of_service_are_named_to_whoever_asks_after_the_health(live: LiveFront) -> None:
+    devices = [
+        {"id": f"n/cuda:{i}", "node": "n", "capacity_bytes": 9, "free_bytes": 9, "weight_bytes": 0, "draining": True}
+        | {"weighted_rate": 0.0}
+        for i in range(2)
+    ]
+
+    def broken(*numbers: int) -> None:
+        faults = {f"n/cuda:{i}": "fell off the bus" for i in numbers}
+        live.run(live.store.put_doc("cluster", json.dumps({"devices": devices, "faults": faults})))
+
+    broken(1)
+    found = live.http.get("/health")
+    assert found.status_code == 200, "the worker lives"
+    assert found.json() == {"status": "degraded", "faults": {"n/cuda:1": "fell off the bus"}}
+    assert live.http.get("/readiness").status_code == 200, "the other device serves"
+    broken(0, 1)
+    ready = live.http.get("/readiness")
+    assert ready.status_code == 503
+    assert "n/cuda:0 is out of service: fell off the bus" in ready.json()["missing"]
+    broken()
+    assert live.http.get("/health").json() == {"status": "ok"} and live.http.get("/readiness").status_code == 200
+    live.run(live.store.put_doc("cluster", "{}"))
+
+
 def test_the_admin_key_is_needed(live: LiveFront) -> None:
     assert live.http.get("/admin/models").status_code == 401
     assert live.http.get("/admin/models", headers={"authorization": "Bearer wrong"}).status_code == 401
