@@ -33,7 +33,7 @@ _NAP_S: Final = 0.2
 _ALL: Final = 1 << 40
 
 
-class NoRoom(Exception):
+class StepWithoutRoom(Exception):
     """A step of ``batch`` failed for want of memory. ``result``: of its forward pass, if only sampling failed."""
 
     def __init__(self, words: str, batch: Any, result: Any = None) -> None:
@@ -60,7 +60,7 @@ class StepRoom:
         self._scheduler.chunked_prefill_size = self.width.chunk_tokens
         self._scheduler.running_batch.batch_is_full = False
 
-    def narrow(self, lack: NoRoom) -> bool:
+    def narrow(self, lack: StepWithoutRoom) -> bool:
         """Have the next steps be smaller than the one that failed. False: tried often enough, it cannot be done."""
         batch = lack.batch
         tokens = batch.extend_num_tokens if batch.forward_mode.is_extend() else 0
@@ -81,7 +81,7 @@ def run_loop(loop: Callable[[], None], scheduler: Any) -> None:
         try:
             loop()
             break
-        except NoRoom as raised:
+        except StepWithoutRoom as raised:
             lack = raised
         step_back(scheduler, lack)
     scheduler.prism_room.width.widen_fully()
@@ -98,7 +98,7 @@ def run_step(original: Callable[..., Any], scheduler: Any, batch: Any, *more: An
         if not words:
             raise
     if words:  # outside of the handler: the frames of the error hold the step's tensors
-        raise NoRoom(words, batch)
+        raise StepWithoutRoom(words, batch)
     scheduler.prism_room.found()
     return result
 
@@ -112,7 +112,7 @@ def sample(original: Callable[..., Any], scheduler: Any, batch_result: Any, cur_
         words = _words_if_no_room(scheduler, error)
         if not words:
             raise
-    raise NoRoom(words, cur_batch, batch_result)
+    raise StepWithoutRoom(words, cur_batch, batch_result)
 
 
 def _words_if_no_room(scheduler: Any, error: Exception) -> str:
@@ -127,7 +127,7 @@ def admit(original: Callable[..., int], scheduler: Any, running_bs: int) -> int:
     return min(original(scheduler, running_bs), room.width.rows - running_bs)
 
 
-def step_back(scheduler: Any, lack: NoRoom) -> None:
+def step_back(scheduler: Any, lack: StepWithoutRoom) -> None:
     """From the middle of a step to before it: the requests wait, what they held is given back."""
     torch.get_device_module(scheduler.device).synchronize()
     while scheduler.enable_overlap and scheduler.result_queue:
@@ -187,7 +187,7 @@ def _give_back(scheduler: Any) -> None:
         torch.cuda.empty_cache()
 
 
-def _refuse(scheduler: Any, lack: NoRoom) -> None:
+def _refuse(scheduler: Any, lack: StepWithoutRoom) -> None:
     seat: Seat = scheduler.server_args.prism_seat
     for req in lack.batch.reqs:
         log.error("request %s is refused: %s", req.rid, lack)
