@@ -34,6 +34,7 @@ def all_hooks() -> tuple[Hook, ...]:
         scheduling,
         streams,
         weights,
+        windows,
     )
 
     modules = (
@@ -42,6 +43,7 @@ def all_hooks() -> tuple[Hook, ...]:
         kv_pool,
         kv_mla,
         kv_window,
+        windows,
         kv_states,
         kv_allocator,
         kv_placement,

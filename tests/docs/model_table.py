@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Final
 
 from sglang_patches.kv_guard import WORDS
-from tests.engine.families import FAMILIES, PARTED, PLAIN, REPRESENTS, WINDOWS, Family
+from tests.engine.families import FAMILIES, PLAIN, REPRESENTS, WINDOWS, Family
 
 DOCUMENT: Final = Path(__file__).resolve().parents[2] / "docs" / "models.md"
 INTRODUCTION: Final = """
@@ -25,10 +25,9 @@ Families with sliding windows that SGLang 0.5.16 gives full KV (Gemma-2, Gemma-3
 others.
 """
 UNSEEN: Final = """
-gpt-oss, Llama-4, MiMo-V2, Gemma-4 and Step-3.5 have the layout of Mellum and have not been tried. With Triton, SGLang's
-windows are shorter by a token when it decodes than Hugging Face's, and than its own when it prefills: answers of
-requests that were resumed or retracted, whose decoded tokens are prefilled again, were seen to differ with windows
-(`disable_hybrid_swa_memory: true` was not tried against it).
+gpt-oss, Llama-4, MiMo-V2, Gemma-4 and Step-3.5 have the layout of Mellum and have not been tried. SGLang's Triton back
+end lets a decoded token see one token less of its window than the same token of a prompt; here both see as many as with
+Hugging Face (`sglang_patches/windows.py`), so that requests that were resumed or retracted answer alike.
 Qwen3-Next, Nemotron-H, Granite-4-H, Falcon-H1 and Kimi-Linear have states beside KV: their kernels exist for GPUs only,
 so that no answer of theirs has been compared yet.
 """
@@ -98,9 +97,7 @@ def _tested(family: Family) -> str:
     if family.layout != PLAIN:
         tested += " after another model"
     if family.config in REPRESENTS.values():
-        tested += ", on another device beside another model, cached prefixes"
-        if family.layout not in PARTED:
-            tested += ", resumption after a kill, retraction"
+        tested += ", on another device beside another model, cached prefixes, resumption after a kill, retraction"
     return tested
 
 

@@ -140,14 +140,11 @@ FAMILIES: Final = (
         },
         engine=TRITON,
         wide={"head_dim": 256, "num_key_value_heads": 4},
-        like_hugging_face=False,
     ),
     Family(config="Laguna", serves="Laguna", layout=WINDOWS, options={**WINDOW, **EXPERTS, **TWO_ROPES}, engine=TRITON),
 )
 REPRESENTS: Final = {LATENT_ROWS: "DeepseekV3", WINDOWS: "Mellum"}
 """One family of each layout, for what is about the layout: devices, neighbours, prefixes, kills, pressure."""
-PARTED: Final = (WINDOWS,)
-"""Layouts whose answers were seen to differ when a request is resumed or retracted (see ``docs/models.md``)."""
 
 
 def named(config: str) -> Family:
