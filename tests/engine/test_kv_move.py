@@ -11,9 +11,11 @@ from pathlib import Path
 import pytest
 
 from prism.engine.handle import EngineHandle
+from prism.kv.exchange import HeldPiece, fetch_kv
 from prism.kv.host_pool import HostPool, drop_host_pool, host_pool_directory
 from prism.kv.settings import DeclaredLinks, KvSettings, write_kv_settings
 from tests.engine.rig import DEVICE_BYTES, Rig, prompt, reference, tokenized
+from tests.kv.nodes import KvNode
 from tests.patience import PATIENCE_S
 
 pytestmark = pytest.mark.engine
@@ -42,7 +44,27 @@ async def turn(rig: Rig, handle: EngineHandle, asked: Sequence[int]) -> tuple[li
     return answer, cached(rig, rid)
 
 
-async def test_a_conversation_goes_on_from_its_cache_wherever_its_model_comes_back(rig: Rig, kept: HostPool) -> None:
+def by_way_of_another_machine(kept: HostPool, folder: Path) -> None:
+    """All pieces go to another machine's pool over the transport, and from there come back."""
+    (fingerprint,) = {kept.note(f.name).weights.split(" ")[0] for f in kept.directory.iterdir() if f.is_dir()}
+    here, there = (KvNode(name, pool) for name, pool in (("here", kept), ("there", HostPool(folder / "there", BOUND))))
+    try:
+        before = kept.use()
+        assert fetch_kv(there.offers, there.server, here.holder, fingerprint, 1e12, BOUND) == before.file_bytes
+        for space in kept.spaces(fingerprint):
+            for piece in kept.pieces(space):
+                kept.drop(space, HeldPiece(space, piece.name.partition("/")[2], 0).piece)
+        assert kept.use().pieces == kept.use().booked_bytes == 0
+        fetch_kv(here.offers, here.server, there.holder, fingerprint, 1e12, BOUND)
+        assert kept.use() == before
+    finally:
+        here.server.close()
+        there.server.close()
+
+
+async def test_a_conversation_goes_on_from_its_cache_wherever_its_model_comes_back(
+    rig: Rig, kept: HostPool, tmp_path: Path
+) -> None:
     said = [*prompt(1, 300)]
     other = [*said[:150], *prompt(2, 90)]
     async with rig.engine(NAME) as handle:
@@ -55,6 +77,8 @@ async def test_a_conversation_goes_on_from_its_cache_wherever_its_model_comes_ba
     assert pieces > 0 and rig.free_bytes(0) == DEVICE_BYTES
     following = [*said, *answer, *prompt(3, 10)]
     for device in (0, 1):
+        if device == 1:
+            by_way_of_another_machine(kept, tmp_path)
         async with rig.engine(NAME, device) as handle:
             _, hits = await turn(rig, handle, following)
             assert hits >= 300 + NEW - 1, "the prompt and all of the answer but its last token, which was not read"

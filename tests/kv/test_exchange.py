@@ -9,38 +9,31 @@ import msgspec
 import numpy as np
 import pytest
 
-from prism.kv.exchange import LIST, OFFER, HeldPiece, KvOffers, fetch_kv
+from prism.kv.exchange import LIST, OFFER, HeldPiece, fetch_kv
 from prism.kv.host_pool import HostPool
 from prism.kv.keeper import KvKeeper
 from prism.transfer.errors import PeerError
 from prism.transfer.peer_connection import PeerConnection
-from prism.transfer.server import ServerOptions, TransferServer
-from prism.transfer.windows import WindowSources
+from tests.kv.nodes import SECRET, KvNode
 from tests.kv.rows import ArrayRows
 
-SECRET, WEIGHTS = b"secret", "fingerprint sglang/tp1/rank0/float32"
+WEIGHTS = "fingerprint sglang/tp1/rank0/float32"
 TOKENS = np.random.default_rng(3).integers(0, 1000, 500)
 FAST = 1e9
 
 
-class KvMachine:
-    """A pool, its server and an engine's rows."""
+class KvMachine(KvNode):
+    """A node, and an engine's rows there."""
 
     def __init__(self, node: str, folder: Path, bound: int = 1 << 24) -> None:
-        self.pool, self.rows = HostPool(folder / node, bound), ArrayRows((2048, 512), 600, seed=len(node))
-        self.offers = KvOffers(self.pool, lambda session: self.server.leave_session(session))
-        options = ServerOptions(answerers=self.offers.answerers())
-        self.server = TransferServer(WindowSources(self.offers.windows), "127.0.0.1:0", SECRET, node, options)
+        super().__init__(node, HostPool(folder / node, bound))
+        self.rows = ArrayRows((2048, 512), 600, seed=len(node))
         self.keeper = self.engine()
 
     def engine(self, prefill: float = 1.0) -> KvKeeper:
         made = KvKeeper(self.pool, WEIGHTS, prefill)
         made.attach(self.rows)
         return made
-
-    @property
-    def holder(self) -> tuple[str, str]:
-        return self.server.node, self.server.address
 
 
 @pytest.fixture
