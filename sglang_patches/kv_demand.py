@@ -26,13 +26,14 @@ def demand_tokens(scheduler: Any, block: int, page: int = 1) -> GroupDemand:
     Admission lets a request in only with what running requests may still need."""
     ratio = scheduler.new_token_ratio_tracker.current
     requests = running_requests(scheduler)
+    most = _answer_ahead(scheduler)
     running = _rounded(len(requests) * _rounded(LOOKAHEAD_STEPS, page), block)
-    reserved = sum(ceil(_remaining(r) * ratio) for r in requests)
+    reserved = sum(ceil(_remaining(r, most) * ratio) for r in requests)
     if (chunked := scheduler.chunked_req) is not None:
         running += _rounded(_rest_of_prompt(chunked), block)
-        reserved += _remaining(chunked)
+        reserved += _remaining(chunked, most)
     extra = max(0, reserved - running)
-    lengths = (_rounded(_length(r, page), block) for r in _admissible(scheduler, requests))
+    lengths = (_rounded(_length(r, page, most), block) for r in _admissible(scheduler, requests))
     return GroupDemand(running, [extra + total for total in accumulate(lengths)])
 
 
@@ -86,11 +87,17 @@ def _rest_of_prompt(chunked: Any) -> int:
     return max(_tokens(chunked) - len(chunked.prefix_indices), 0)
 
 
-def _length(req: Any, page: int) -> int:
+def _answer_ahead(scheduler: Any) -> int:
+    """Tokens of an answer that admission counts: where requests make room for others before they end, those of the next
+    steps."""
+    return _CLIP_NEW_TOKENS if getattr(scheduler, "prism_fair", None) is None else LOOKAHEAD_STEPS
+
+
+def _length(req: Any, page: int, most: int) -> int:
     """Tokens for which admission lets a waiting request in: it wants more than its own and a page for alignment."""
-    return _rounded(_tokens(req), page) + _remaining(req) + page + 1
+    return _rounded(_tokens(req), page) + _remaining(req, most) + page + 1
 
 
-def _remaining(req: Any) -> int:
+def _remaining(req: Any, most: int) -> int:
     left = int(req.sampling_params.max_new_tokens) - len(req.output_ids)
-    return min(max(left, 0), _CLIP_NEW_TOKENS)
+    return min(max(left, 0), most)

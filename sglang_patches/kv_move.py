@@ -14,14 +14,15 @@ Whatever is missing, corrupt or would take longer to bring than to compute is co
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any, Final
 
 from sglang.srt.mem_cache.radix_cache import RadixCache
 
 from prism.memory.rows import pool_rows
+from sglang_patches.fair import fair_rounds
 from sglang_patches.hooks import Hook, HookKind
-from sglang_patches.kv_move_in import KvMoves
+from sglang_patches.kv_move_in import KvMoves, without
 from sglang_patches.kv_move_paths import evicted_paths, nodes_below, path_of, request_path
 from sglang_patches.seat import KvStore
 
@@ -91,7 +92,7 @@ def keep_all(scheduler: Any) -> None:
         if len(tokens) and store.keep_is_worth(len(tokens)):
             store.keep(tokens, slots, node.key.extra_key or "", 0, end_s - time.perf_counter())
     store.close()
-    scheduler.prism_kv_moves = None
+    scheduler.prism_kv_moves = scheduler.prism_fair = None
 
 
 def _chunked(scheduler: Any) -> list[Any]:
@@ -119,27 +120,15 @@ def admit(original: Callable[..., Any], scheduler: Any, running_batch: Any) -> A
     store.step()
     moves = moves_of(scheduler, store)
     moves.settle()
-    moves.look(running=not running_batch.is_empty())
-    plan = without(scheduler, moves.coming, lambda: original(scheduler, running_batch))
+    fair = fair_rounds(scheduler, store, moves)
+    if fair is None:
+        moves.look(running=not running_batch.is_empty())
+        plan = without(scheduler, moves.coming, lambda: original(scheduler, running_batch))
+    else:
+        plan = fair.admit(original, running_batch)
     batch = plan.batch_to_run
     scheduler.prism_prefill = (0 if batch is None else int(batch.extend_num_tokens), time.perf_counter())
     return plan
-
-
-def without(scheduler: Any, held: Mapping[str, object], run: Callable[[], Any]) -> Any:
-    """``run()`` while the requests ``held`` (by id) are not in the waiting queue."""
-    if not held:
-        return run()
-    before = scheduler.waiting_queue
-    scheduler.waiting_queue = [req for req in before if req.rid not in held]
-    try:
-        return run()
-    finally:
-        after = scheduler.waiting_queue
-        left = {req.rid for req in after}
-        known = {req.rid for req in before}
-        scheduler.waiting_queue = [req for req in before if req.rid in held or req.rid in left]
-        scheduler.waiting_queue += [req for req in after if req.rid not in known]
 
 
 HOOKS = (

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from array import array
+from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, Final
@@ -55,12 +56,17 @@ class KvMoves:
 
     def look(self, running: bool) -> None:
         """Begin to bring what is stored of requests that are about to be admitted. ``running``: others' steps go on."""
+        if getattr(self._scheduler, "prism_fair", None) is not None:
+            self._look_at(self._scheduler.waiting_queue, running)
+            return
         lease = self._allocator.lease
         room = lease.available_tokens() + int(self._tree.evictable_size())
         soon, admissions = demand_tokens(self._scheduler, 1)
-        for req, needed in zip(self._scheduler.waiting_queue, admissions, strict=False):
-            if soon + needed > room:
-                return
+        fitting = sum(soon + needed <= room for needed in admissions)
+        self._look_at(self._scheduler.waiting_queue[:fitting], running)
+
+    def _look_at(self, queue: Sequence[Any], running: bool) -> None:
+        for req in queue:
             tokens = req.origin_input_ids + req.output_ids
             plain = (
                 req.input_embeds is None and req.multimodal_inputs is None
@@ -75,7 +81,7 @@ class KvMoves:
         adapter = req.extra_key
         match = self._tree.match_prefix(MatchPrefixParams(key=RadixKey(token_ids=tokens, extra_key=adapter)))
         have = len(match.device_indices)
-        end = self._agree(self._store.reach(tokens, adapter or "", have))
+        end = self.agree(self._store.reach(tokens, adapter or "", have))
         if end <= have:
             return True
         node = match.last_device_node
@@ -89,7 +95,7 @@ class KvMoves:
             coming.result = self._beside().submit(self._fetch, coming)
             self.coming[req.rid] = coming
         else:
-            self._land(coming, self._agree(self._fetch(coming)))
+            self._land(coming, self.agree(self._fetch(coming)))
         return True
 
     def _take(self, count: int) -> torch.Tensor | None:
@@ -117,7 +123,7 @@ class KvMoves:
                 self._allocator.free(coming.slots[:known])
         self._tree.dec_lock_ref(coming.node)
 
-    def _agree(self, count: int) -> int:
+    def agree(self, count: int) -> int:
         """The least of what tensor-parallel ranks have: all of them must schedule alike."""
         if self._seat.world == 1:
             return count
@@ -138,3 +144,19 @@ class KvMoves:
         if self._thread is not None:
             self._thread.shutdown()
             self._thread = None
+
+
+def without(scheduler: Any, held: Collection[str], run: Callable[[], Any]) -> Any:
+    """``run()`` while the requests ``held`` (by id) are not in the waiting queue."""
+    if not held:
+        return run()
+    before = scheduler.waiting_queue
+    scheduler.waiting_queue = [req for req in before if req.rid not in held]
+    try:
+        return run()
+    finally:
+        after = scheduler.waiting_queue
+        left = {req.rid for req in after}
+        known = {req.rid for req in before}
+        scheduler.waiting_queue = [req for req in before if req.rid in held or req.rid in left]
+        scheduler.waiting_queue += [req for req in after if req.rid not in known]

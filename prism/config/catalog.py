@@ -230,6 +230,7 @@ def spec_with(model: ModelConfig, facts: ModelFacts, path: str) -> ModelSpec:
         min_kv_bytes=int(model.min_kv_bytes),
         late=model.late,
         max_wait_s=float(model.max_wait_s),
+        scheduling=model.scheduling,
         engine_args=tuple((name, _frozen(value)) for name, value in sorted(model.engine_args.items())),
         kind=model.kind or facts.kind,
     )

@@ -11,6 +11,7 @@ from prism.config.engine_args import OWNED, REFUSED_VALUES, known_names, registr
 from prism.config.sections import DeviceConfig, ModelConfig
 from prism.config.yaml_source import KeyPath, YamlSource
 from prism.core.errors import InvalidValue
+from prism.core.specs import Scheduling
 
 ADAPTER_KEYS: Final = ("name", "base", "adapter", "revision", "aliases", "slo", "late", "max_wait")
 """What an entry with a `base` may say."""
@@ -102,6 +103,13 @@ def _model(model: ModelConfig, document: CatalogFile) -> Iterator[Problem]:
     yield from _objectives(model)
     if isinstance(document.devices, tuple) and model.tp > len(document.devices):
         yield ("tp",), model.tp, f"needs more devices than the catalog has ({len(document.devices)})", ()
+    if model.scheduling is Scheduling.FAIR and not document.kv.keep:
+        yield (
+            ("scheduling",),
+            "fair",
+            "needs `kv.keep: true`: requests whose turn it is not are paged out",
+            ("deadline",),
+        )
     for name, value in model.engine_args.items():
         if name in OWNED:
             yield ("engine_args", name), value, f"is decided by {OWNED[name]}", ()

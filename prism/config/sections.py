@@ -13,7 +13,7 @@ from msgspec import Meta, field
 from prism.config.section import Section
 from prism.config.units import Bytes, Seconds
 from prism.core.ids import kind_and_index
-from prism.core.specs import LatePolicy, ModelKind
+from prism.core.specs import LatePolicy, ModelKind, Scheduling
 
 MODEL_NAME_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9._:/@+-]{0,199}$"
 DEVICE_PATTERN = r"^(cuda|host):(0|[1-9][0-9]{0,3})$"
@@ -110,6 +110,13 @@ class ModelOptions(Section, frozen=True, kw_only=True):
         LatePolicy,
         Meta(description="A request too late for its TTFT runs after the others (serve) or gets 429 (reject)."),
     ] = LatePolicy.SERVE
+    scheduling: Annotated[
+        Scheduling,
+        Meta(
+            description="Requests are handed to the engine when they can start and stay until they end (deadline), or "
+            "take turns in it, least served first, with the KV of the others kept outside (fair; needs `kv.keep`)."
+        ),
+    ] = Scheduling.DEADLINE
     max_wait_s: Annotated[
         Seconds, Meta(description="Starvation bound: after this wait a request goes ahead of every deadline.")
     ] = field(name="max_wait", default_factory=lambda: Seconds(60.0))

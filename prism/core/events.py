@@ -58,6 +58,8 @@ class EngineUp:
     """The engine takes KV memory from the device's free memory when its own is used up; False: a fixed share."""
     kv_page_bytes: int = 1
     """It takes whole pages of this size."""
+    fair: bool = False
+    """Its requests take turns (:attr:`prism.core.specs.Scheduling.FAIR`): it takes more than it has memory for."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,6 +17,15 @@ class LatePolicy(StrEnum):
     """It is refused at once with 429, so that the client can go elsewhere."""
 
 
+class Scheduling(StrEnum):
+    """In which order an engine serves its model's requests."""
+
+    DEADLINE = "deadline"
+    """As the device's scheduler hands them over, each when it can start; it stays until it ends."""
+    FAIR = "fair"
+    """By turns, least served first (:mod:`prism.policy.fair`); those whose turn it is not are paged out."""
+
+
 class ModelKind(StrEnum):
     """What a model answers with."""
 
@@ -91,6 +100,7 @@ class ModelSpec:
     engine_args: tuple[tuple[str, object], ...] = field(default=())
     """Passed to the engine as they are (name, value)."""
     kind: ModelKind = ModelKind.GENERATE
+    scheduling: Scheduling = Scheduling.DEADLINE
     lora: LoraRoom | None = None
     """None: its engines take no adapters. The memory for them is part of ``weight_bytes``."""
 

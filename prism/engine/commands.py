@@ -35,6 +35,8 @@ class ActivateModel(_Frame, frozen=True, kw_only=True):
     """The weights' fingerprint, for a folder that has none in it."""
     weight_bytes: int = 0
     """Their size, all ranks together, as the catalog knows it."""
+    fair: bool = False
+    """Its requests take turns."""
 
     @property
     def build(self) -> str:

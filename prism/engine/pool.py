@@ -12,7 +12,7 @@ import msgspec
 from prism import memory
 from prism.core.ids import DeviceId, EngineId
 from prism.core.instances import InstanceKey, Part, Role
-from prism.core.specs import DeviceKind, DeviceSpec, ModelSpec
+from prism.core.specs import DeviceKind, DeviceSpec, ModelSpec, Scheduling
 from prism.engine.activating import Activating
 from prism.engine.api import longest_activation_s
 from prism.engine.commands import Activated, ActivateModel, build_name
@@ -151,6 +151,7 @@ class EnginePool:
                     limit_bytes=kv_limit_bytes,
                     mark=mark,
                     weight_bytes=spec.weight_bytes,
+                    fair=spec.scheduling is Scheduling.FAIR,
                 )
             )
         return await activating.done(timeout_s)

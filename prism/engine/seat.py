@@ -66,6 +66,7 @@ class WorkerSeat:
         self._device = device
         self.kv: KvKeeper | None = None
         """Of this activation: the worker sets it."""
+        self.fair = command.fair
 
     def close_pools(self) -> None:
         """Give all memory of the model's attention state back, at its end."""

@@ -195,7 +195,7 @@ class Worker:
         else:
             active = self._wake(skeleton, command, mark, clock)
         active.seat.apply_limit(command.limit_bytes)
-        active.seat.kv = self._keeper(active.weights)
+        active.seat.kv, active.seat.fair = self._keeper(active.weights), command.fair
         weights = active.weights
         info = describe(active.scheduler, weights.held_bytes, weights.from_image)
         phases = {**clock.phases, **{f"weights.{k}": v for k, v in weights.phases.items()}}

@@ -32,7 +32,7 @@ from prism.kv.piece_file import (
     write_piece,
 )
 from prism.memory.rows import CopiedRows, Packed, PoolRows, RowNumbers
-from prism.policy.moving import Leg, Way, choose_way
+from prism.policy.moving import Leg, Way, WayChoice, choose_way
 
 log = logging.getLogger(__name__)
 
@@ -109,6 +109,11 @@ class KvKeeper:
     def keep_is_worth(self, tokens: int) -> bool:
         """Whether storing ``tokens`` and bringing them back takes less than computing them again."""
         return self._choose((self._leg(tokens, self.out_bytes), self._leg(tokens, self.in_bytes)), tokens)
+
+    def trip_s(self, tokens: int) -> float:
+        """What paging ``tokens`` out and in again takes, or computing them again where that is faster."""
+        choice = self._way((self._leg(tokens, self.out_bytes), self._leg(tokens, self.in_bytes)), tokens)
+        return min(choice.move_s, choice.recompute_s)
 
     def keep(
         self, tokens: Sequence[int] | npt.NDArray[Any], rows: RowNumbers, adapter: str, first: int, limit_s: float
@@ -285,7 +290,16 @@ class KvKeeper:
     def _to_pool(self, key: Key, memory: Packed) -> None:
         space, file = key
         piece = PieceName.of_file(int(file[:6], 16), file[7:])
-        self._pool.put(space, piece, len(memory), lambda fd: FileBytes(fd).write(memory, 0))
+
+        def write(fd: int) -> None:
+            began_s = self._pace.begin()
+            FileBytes(fd).write(memory, 0)
+            self._pace.copied(len(memory), began_s)
+
+        try:
+            self._pool.put(space, piece, len(memory), write)
+        except OSError as error:
+            log.warning("KV that was lent is not kept: %s", error)
 
     def _note(self, space: str) -> None:
         cost = 1.0 / max(self.prefill_tokens.per_s, 1e-9) / max(1, sum(self._widths))
@@ -299,4 +313,7 @@ class KvKeeper:
         return Leg(tokens * sum(self._widths), rate.per_s, pieces * _PIECE_S)
 
     def _choose(self, trip: Sequence[Leg], tokens: int) -> bool:
-        return choose_way(trip, tokens, self.prefill_tokens.per_s).way is Way.MOVE
+        return self._way(trip, tokens).way is Way.MOVE
+
+    def _way(self, trip: Sequence[Leg], tokens: int) -> WayChoice:
+        return choose_way(trip, tokens, self.prefill_tokens.per_s)

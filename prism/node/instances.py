@@ -18,7 +18,7 @@ from typing import Final
 from prism.core.events import ActivationError, EngineUp
 from prism.core.ids import DeviceId, ModelName, NodeId
 from prism.core.instances import InstanceKey, Part, Parts, parts_by_node, queue_device
-from prism.core.specs import ModelSpec
+from prism.core.specs import ModelSpec, Scheduling
 from prism.core.views import InstanceState
 from prism.engine.api import Engines, Handle
 from prism.engine.errors import ActivationCause, CannotActivate
@@ -328,6 +328,7 @@ def _engine_up(instance: LocalInstance, handle: Handle, page_bytes: int) -> Engi
         max_request_tokens=handle.max_request_tokens,
         elastic=instance.elastic,
         kv_page_bytes=page_bytes,
+        fair=instance.spec.scheduling is Scheduling.FAIR,
     )
 
 

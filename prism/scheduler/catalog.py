@@ -69,11 +69,12 @@ class CatalogEntries:
 
 def _loads_differently(old: ModelSpec, new: ModelSpec) -> bool:
     """Whether what is loaded for ``old`` cannot serve as ``new``."""
-    return (old.path, old.tp, old.weight_bytes, old.shape, old.context_tokens, old.engine_args) != (
+    return (old.path, old.tp, old.weight_bytes, old.shape, old.context_tokens, old.engine_args, old.scheduling) != (
         new.path,
         new.tp,
         new.weight_bytes,
         new.shape,
         new.context_tokens,
         new.engine_args,
+        new.scheduling,
     )

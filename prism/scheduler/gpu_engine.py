@@ -53,13 +53,11 @@ class EngineState:
     """It is counted among the engines that prefill."""
 
     def can_start(self) -> bool:
-        """A request dispatched now would be in the next prefill step: no queue inside, room in batch and chunk."""
-        return (
-            not self.draining
-            and self.extra_waiting == 0
-            and len(self.in_flight) < self.up.max_running
-            and self.backlog_tokens < self.up.chunk_tokens
-        )
+        """A request dispatched now would be in the next prefill step: no queue inside, room in batch and chunk. Where
+        requests take turns one that is new is in the next round, whoever else is there."""
+        if self.draining or self.backlog_tokens >= self.up.chunk_tokens:
+            return False
+        return self.up.fair or (self.extra_waiting == 0 and len(self.in_flight) < self.up.max_running)
 
     def spare_tokens(self) -> int:
         """Slots that the engine has without new device memory and that nobody has claimed (may be negative)."""
@@ -67,7 +65,7 @@ class EngineState:
 
     def device_claim_bytes(self) -> int:
         """Device memory that already dispatched requests will still take."""
-        if not self.up.elastic:
+        if not self.up.elastic or self.up.fair:
             return 0
         return self._pages_bytes(max(0, -self.spare_tokens()))
 
@@ -77,7 +75,10 @@ class EngineState:
         return -(-tokens * self.up.kv_bytes_per_token // page_bytes) * page_bytes
 
     def need_bytes(self, tokens: int) -> int | None:
-        """Device memory that ``tokens`` more would take now; None when a fixed share has no room for them."""
+        """Device memory that ``tokens`` more would take now; None when a fixed share has no room for them. None is
+        taken where requests take turns: others make room."""
+        if self.up.fair:
+            return 0
         missing = tokens - max(0, self.spare_tokens())
         if missing <= 0:
             return 0

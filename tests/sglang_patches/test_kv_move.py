@@ -76,7 +76,7 @@ def test_what_is_about_to_be_evicted_is_known(grown: list[list[int]], count: int
 @given(st.lists(st.integers(0, 9), unique=True), st.sets(st.integers(0, 9)), st.sets(st.integers(0, 9)))
 def test_requests_whose_kv_is_coming_keep_their_places(queue: list[int], held: set[int], taken: set[int]) -> None:
     radix()
-    from sglang_patches.kv_move import without
+    from sglang_patches.kv_move_in import without
 
     scheduler = SimpleNamespace(waiting_queue=[SimpleNamespace(rid=str(i)) for i in queue])
 

@@ -1,0 +1,56 @@
+"""An engine whose requests take turns: all of them go on although their KV does not fit, and every token is right."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from prism.core.specs import Scheduling
+from prism.kv.host_pool import HostPool, drop_host_pool, host_pool_directory
+from prism.kv.settings import KvSettings, write_kv_settings
+from tests.engine.rig import DEVICE_BYTES, Rig, prompt, reference, tokenized
+from tests.patience import PATIENCE_S
+
+pytestmark = pytest.mark.engine
+BOUND = 64 << 20
+PROMPT, MOST, PAGES = 80, 40, 12
+"""Six requests that all have MOST tokens of their answers hold twice what PAGES of 32 tokens are."""
+
+
+@pytest.fixture
+async def kept(rig: Rig) -> AsyncIterator[HostPool]:
+    accounts = rig.folder / "accounts"
+    write_kv_settings(accounts, KvSettings(host_bytes=BOUND))
+    yield HostPool(host_pool_directory(accounts), BOUND)
+    drop_host_pool(accounts)
+
+
+@pytest.mark.parametrize("devices", [1, pytest.param(2, marks=pytest.mark.slow)])
+async def test_requests_take_turns(rig: Rig, kept: HostPool, wide_model: Path, devices: int) -> None:
+    prompts = [prompt(20 + i, PROMPT) for i in range(6)]
+    spec = replace(rig.spec_at(wide_model, tp=devices), scheduling=Scheduling.FAIR)
+    handle = await rig.activate(spec, rig.devices[:devices])
+    try:
+        page_bytes = rig.pool.memory[rig.devices[0]].page_bytes
+        handle.set_kv_limit(PAGES * page_bytes // devices)
+        # Answers that would go on for long: whoever is in stays for as long, if it is not taken out.
+        rids = [rig.submit(handle, tokenized("", p, 250)) for p in prompts]
+        for rid in rids:
+            assert len(await rig.wait_tokens(rid, MOST)) >= MOST
+        assert not rig.finish, "nobody had to end before all others went on"
+        async with asyncio.timeout(PATIENCE_S):
+            while handle.load is None or not handle.load.kv_brought_tokens:
+                await asyncio.sleep(0.01)
+        late = rig.submit(handle, tokenized("", prompt(30, PROMPT), 5))
+        assert await rig.answer(late) == reference(wide_model, prompt(30, PROMPT), 5)
+        assert not rig.finish.keys() - {late}, "who comes late and asks for little is served among the others"
+        for rid, asked in zip(rids, prompts, strict=True):
+            assert rig.tokens[rid][:MOST] == reference(wide_model, asked, MOST)
+    finally:
+        await handle.deactivate()
+    assert all(rig.free_bytes(i) == DEVICE_BYTES for i in range(2))
+    assert kept.use().booked_bytes == kept.use().file_bytes
