@@ -86,7 +86,7 @@ class KvKeeper:
         self._guard = threading.Lock()
         """Of the line above."""
         self._pace = LinkPace(link_bytes_per_s)
-        guess = link_bytes_per_s or _FIRST_GUESS_BYTES_S
+        guess = (0.0 if lent is None else lent.bytes_per_s) or link_bytes_per_s or _FIRST_GUESS_BYTES_S
         self.out_bytes, self.in_bytes = RateEstimate(guess), RateEstimate(guess)
         self.prefill_tokens = RateEstimate(prefill_tokens_per_s)
         self._spaces: set[str] = set()

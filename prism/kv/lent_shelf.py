@@ -127,6 +127,11 @@ class LentShelf:
         self._lenders = sorted(lenders, key=lambda lender: -lender.bytes_per_s)
         self._lock = threading.Lock()
 
+    @property
+    def bytes_per_s(self) -> float:
+        """Rate of the fastest link; 0: there is no lender."""
+        return max((lender.bytes_per_s for lender in self._lenders), default=0.0)
+
     def has(self, key: Key) -> bool:
         with self._lock:
             return any(key in lender.pieces for lender in self._lenders)

@@ -14,7 +14,7 @@ from prism.config.policy import PolicyConfig, catalog_key
 from prism.core.errors import InvalidValue
 from prism.core.ids import NodeId
 from prism.core.settings import ClusterSettings, GpuSettings, KvprMode, PolicySettings
-from prism.core.specs import DeviceKind, LatePolicy
+from prism.core.specs import DeviceKind, LatePolicy, Scheduling
 
 FULL = """
 devices: [host:0, {id: host:1, memory: 64MiB, domain: x}]
@@ -164,3 +164,14 @@ def test_hundreds_of_models_read_no_files(tmp_path: Path) -> None:
     catalog = load_catalog(file)
     assert len(catalog.models) == 500
     assert catalog.resolve("m499") == "m499"
+
+
+def test_taking_turns_needs_a_place_for_the_kv_of_the_others(tmp_path: Path) -> None:
+    file = tmp_path / "catalog.yaml"
+    for keep in ("true", "false"):
+        file.write_text(f"models: [{{name: m, path: /nowhere, scheduling: fair}}]\nkv: {{keep: {keep}}}\n")
+        if keep == "true":
+            (model,) = load_catalog(file).models
+            assert model.scheduling is Scheduling.FAIR
+    with pytest.raises(CatalogError, match=r"scheduling.*needs `kv.keep: true`"):
+        load_catalog(file)

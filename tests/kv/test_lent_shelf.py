@@ -86,6 +86,17 @@ def test_what_a_lender_lacks_another_one_has_or_host_memory(tmp_path: Path) -> N
     kept.close()
 
 
+def test_a_link_is_guessed_to_be_as_fast_as_the_one_that_is_taken_first(tmp_path: Path) -> None:
+    """Nothing was copied yet: over the link to host memory it would not be worth it, and never be tried."""
+    lender = open_lender(tmp_path)
+    for lenders, worth in (([Lender(lender, "borrower", 1e9)], True), ([], False)):
+        shelf = LentShelf(lenders)
+        kept = KvKeeper(HostPool(tmp_path / "pool", 1 << 24), "w", 1000.0, link_bytes_per_s=1e5, lent=shelf)
+        kept.attach(ArrayRows((1024, 512)))
+        assert kept.keep_is_worth(640) is worth
+        kept.close()
+
+
 def test_a_changed_byte_of_lent_memory_is_found(tmp_path: Path) -> None:
     lender = open_lender(tmp_path)
     kept, _ = keeper(tmp_path, lender)

@@ -276,3 +276,15 @@ def test_when_the_newest_instance_leaves_the_older_one_that_still_serves_takes_o
     assert isinstance(second, Dispatch) and second.key == A1
     s.on_event(AttemptLost(RequestId("one"), 3), 1.0)
     assert s.counts(A1) == InstanceCounts(1, 1, 0)
+
+
+def test_an_engine_whose_requests_take_turns_gets_more_than_it_has_memory_for() -> None:
+    """In the order of the device, and as far as prompts are not ahead of them by a chunk."""
+    s = scheduler(free=300)
+    s.on_event(EngineUp(A1, 1000.0, 1, max_running=1, chunk_tokens=500, fair=True), 0.0)
+    for i in range(4):
+        assert [id for id, _ in dispatched(arrive(s, f"r{i}", 200, 5.0))] == ([f"r{i}"] if i < 3 else [])
+    assert dispatched(arrive(s, "other", 200, 5.0, model=B)), "what takes turns is no claim on the device's memory"
+    assert not dispatched(s.on_event(EngineLoad(A1, running=1, waiting=2, free_kv_tokens=0), 0.1))
+    assert dispatched(s.on_event(FirstToken(RequestId("r0")), 0.2)) == [("r3", ReasonCode.ON_TIME)]
+    assert s.counts(A1) == InstanceCounts(waiting=0, running=4, served=1)
