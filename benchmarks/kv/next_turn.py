@@ -89,8 +89,10 @@ async def measure_round(chat: Chat, tokens: int, seed: int) -> dict[str, float]:
     handle = await chat.activate()
     _, answer, _ = await chat.turn(handle, said)
     following = [*said, *answer]
-    found["on the device"], _, cached = await chat.turn(handle, [*following, 5, 6, 7])
+    asked = [*following, 5, 6, 7]
+    found["on the device"], answer, cached = await chat.turn(handle, asked)
     assert cached >= len(following) - 1
+    following = [*asked, *answer]
     await handle.deactivate()
     handle = await chat.activate()
     found["brought back"], _, cached = await chat.turn(handle, [*following, 8, 9, 10])

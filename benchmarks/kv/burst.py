@@ -1,0 +1,211 @@
+"""A burst of twice the stable rate: when do requests get their first token, first come first served or taking turns,
+over a link to host memory or ten times that to a device that lends (AQUA, Figure 8)?
+
+    python -m benchmarks.kv.burst [--rate 0] [--before 25] [--burst-s 60] [--models DIR]
+
+One engine of demo-llama on a virtual device with room for a few requests; beside it one that lends. Requests come at
+the stable rate, and then at twice that for a minute. The stable rate is the largest (by halving) at which a request
+waits no longer than a second on average, over 15 s, unless ``--rate`` says it. The same requests at the same times each way:
+*first come* (requests stay until they end), *fair, host* and *fair, peer*.
+Times per output token are of whole answers, behind the first token.
+Goal: highest first-token time over the peer at most 1/20 of first come's, time per token at most 1.2 times, and both
+better than over host memory. The paper: 20 times, and up to 1.5 times better per token than over host memory.
+
+Last result: docs/results/aqua.md.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import random
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Final
+
+from prism.core.ids import DeviceId, Generation, ModelName, NodeId
+from prism.core.instances import InstanceKey, whole_model
+from prism.core.specs import DeviceKind, DeviceSpec, ModelShape, ModelSpec, Scheduling
+from prism.engine.api import Work
+from prism.engine.handle import EngineHandle
+from prism.engine.options import PoolOptions
+from prism.engine.pool import EnginePool
+from prism.kv.host_pool import drop_host_pool
+from prism.kv.settings import DeclaredLinks, KvSettings, write_kv_settings
+from prism.wire.mailbox import Inbox
+from prism.wire.messages import Tokens
+from tests.engine.rig import codec, tokenized
+
+ROOT = Path(__file__).resolve().parents[2]
+NAME = "demo-llama"
+HOST_BYTES_S: Final = 160e6
+PEER_TIMES: Final = 10
+KV_PAGES: Final = 3
+DEVICE_BYTES: Final = 256 << 20
+WAYS = ("first come", "fair, host", "fair, peer")
+
+
+@dataclass(slots=True)
+class BurstRequest:
+    """One request of a run."""
+
+    sent_s: float
+    tokens: int = 0
+    first_s: float = 0.0
+    last_s: float = 0.0
+    done: asyncio.Event = field(default_factory=asyncio.Event)
+
+    @property
+    def ttft_s(self) -> float:
+        return self.first_s - self.sent_s
+
+    @property
+    def tpot_s(self) -> float:
+        return (self.last_s - self.first_s) / max(1, self.tokens - 1)
+
+
+class BurstBed:
+    """Two devices, one engine at a time on the first."""
+
+    def __init__(self, folder: Path, models: Path) -> None:
+        self.accounts = folder / "accounts"
+        self.devices = [DeviceId(f"local/host:{i}") for i in range(2)]
+        options = PoolOptions(run_dir=folder / "run", account_dir=self.accounts, store_dir=folder / "store")
+        specs = [DeviceSpec(d, NodeId("local"), DeviceKind.HOST, DEVICE_BYTES) for d in self.devices]
+        self.pool = EnginePool(specs, options)
+        self.inbox = Inbox(f"ipc://{folder}/front")
+        path = models / NAME
+        nbytes = sum(f.stat().st_size for f in path.glob("*.safetensors"))
+        shape = ModelShape(layers=1, hidden=1, heads=1, kv_heads=1, head_dim=1, intermediate=1, vocab=1)
+        self.spec = ModelSpec(ModelName(NAME), str(path), 1.0, 0.1, nbytes, shape, 0)
+        self.number = 0
+        self.asked: dict[str, BurstRequest] = {}
+
+    async def read(self) -> None:
+        async for message in self.inbox:
+            assert isinstance(message, Tokens)
+            now_s = time.perf_counter()
+            for item in message.items:
+                asked = self.asked[item.id]
+                asked.first_s = asked.first_s or now_s
+                asked.last_s, asked.tokens = now_s, max(asked.tokens, item.start + len(item.token_ids))
+                if item.finish is not None:
+                    asked.done.set()
+
+    async def activate(self, way: str) -> EngineHandle:
+        fair = way != "first come"
+        peer = HOST_BYTES_S * PEER_TIMES if way == "fair, peer" else 0.0
+        links = {"host:0": DeclaredLinks(host=HOST_BYTES_S, peer=peer)}
+        keep = 0.1 if peer else None
+        settings = KvSettings(host_bytes=DEVICE_BYTES if fair else 0, lend_keep_fraction=keep, links=links)
+        write_kv_settings(self.accounts, settings)
+        lender = self.pool.memory[self.devices[1]]
+        lender.offer(DEVICE_BYTES // 10 if peer else None)
+        self.number += 1
+        spec = replace(self.spec, scheduling=Scheduling.FAIR if fair else Scheduling.DEADLINE)
+        key, (part,) = InstanceKey(spec.name, Generation(self.number)), whole_model(self.devices[:1])
+        handle = await self.pool.activate(key, spec, part)
+        handle.set_kv_limit(KV_PAGES * self.pool.memory[self.devices[0]].page_bytes)
+        for seed in range(8):  # what only the first requests after an activation pay, and rates that are measured
+            await self.ask(handle, seed, 120, 10)
+        return handle
+
+    async def ask(self, handle: EngineHandle, seed: int, prompt: int, answer: int) -> BurstRequest:
+        self.number += 1
+        rid = f"r{self.number}"
+        tokens = [(7919 * (seed + 1) + 13 * i * (1 + seed % 7)) % 900 + 10 for i in range(prompt)]
+        asked = self.asked[rid] = BurstRequest(time.perf_counter())
+        payload = codec().encode_request(tokenized(rid, tokens, answer))
+        handle.submit(Work(rid, payload, self.inbox.address, 0, ()))
+        await asked.done.wait()
+        return asked
+
+    async def play(self, handle: EngineHandle, times_s: list[float], seed: int) -> list[BurstRequest]:
+        """The requests of ``seed`` at these times."""
+        drawn = random.Random(seed)
+        lengths = [(drawn.randint(60, 240), drawn.randint(60, 200)) for _ in times_s]
+        start_s = time.perf_counter()
+
+        async def one(number: int, at_s: float) -> BurstRequest:
+            await asyncio.sleep(max(0.0, start_s + at_s - time.perf_counter()))
+            return await self.ask(handle, 1000 * seed + number, *lengths[number])
+
+        return await asyncio.gather(*(one(i, at_s) for i, at_s in enumerate(times_s)))
+
+
+async def stable_rate(bed: BurstBed, seconds: float) -> float:
+    """Requests a second at which a request waits a second on average, first come first served."""
+    handle = await bed.activate("first come")
+    low, high = 0.25, 16.0
+    for seed in range(6):
+        rate = (low * high) ** 0.5
+        found = await bed.play(handle, [i / rate for i in range(max(5, int(seconds * rate)))], seed)
+        low, high = (rate, high) if statistics.mean(a.ttft_s for a in found) < 1.0 else (low, rate)
+    await handle.deactivate()
+    return low
+
+
+def arrivals(rate: float, before: int, burst_s: float) -> list[float]:
+    times_s = [i / rate for i in range(before)]
+    count = int(burst_s * 2 * rate)
+    return times_s + [times_s[-1] + (i + 1) / (2 * rate) for i in range(count)]
+
+
+async def run(models: Path, rate: float, before: int, burst_s: float) -> None:
+    with tempfile.TemporaryDirectory(prefix="prism-b-") as folder:
+        bed = BurstBed(Path(folder), models)
+        await bed.pool.start()
+        reader = asyncio.create_task(bed.read())
+        try:
+            rate = rate or await stable_rate(bed, 15.0)
+            times_s = arrivals(rate, before, burst_s)
+            print(
+                f"{rate:.2f} requests/s, then {2 * rate:.2f} for {burst_s:.0f} s: {len(times_s)} requests", flush=True
+            )
+            print(
+                "| way | highest first token, s | 90% | median | time per token, median, ms | mean | paged in, tokens |"
+            )
+            print("|---|---|---|---|---|---|---|")
+            for way in WAYS:
+                handle = await bed.activate(way)
+                found = await bed.play(handle, times_s, 77)
+                brought = 0 if handle.load is None else handle.load.kv_brought_tokens
+                await handle.deactivate()
+                drop_host_pool(bed.accounts)
+                print(row(way, found, brought), flush=True)
+        finally:
+            reader.cancel()
+            await bed.pool.close()
+            bed.inbox.close()
+            drop_host_pool(bed.accounts)
+
+
+def row(way: str, found: list[BurstRequest], brought: int) -> str:
+    first = sorted(a.ttft_s for a in found)
+    each = [1000 * a.tpot_s for a in found]
+    shown = (first[-1], first[int(0.9 * len(first))], statistics.median(first))
+    times = " | ".join(f"{value:.2f}" for value in shown)
+    return f"| {way} | {times} | {statistics.median(each):.1f} | {statistics.mean(each):.1f} | {brought} |"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="First tokens in a burst, by scheduling and link.")
+    parser.add_argument("--rate", type=float, default=0.0)
+    parser.add_argument("--before", type=int, default=25)
+    parser.add_argument("--burst-s", type=float, default=60.0)
+    parser.add_argument("--models", type=Path)
+    options = parser.parse_args()
+    models = options.models
+    if models is None:
+        models = Path(tempfile.mkdtemp(prefix="prism-models-"))
+        subprocess.run([sys.executable, str(ROOT / "scripts/make_demo_models.py"), str(models)], check=True)
+    asyncio.run(run(models, options.rate, options.before, options.burst_s))
+
+
+if __name__ == "__main__":
+    main()
