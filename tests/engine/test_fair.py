@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import AsyncIterator
 from dataclasses import replace
 from pathlib import Path
@@ -13,7 +12,7 @@ from prism.core.specs import Scheduling
 from prism.kv.host_pool import HostPool, drop_host_pool, host_pool_directory
 from prism.kv.settings import KvSettings, write_kv_settings
 from tests.engine.rig import DEVICE_BYTES, Rig, prompt, reference, tokenized
-from tests.patience import PATIENCE_S
+from tests.patience import happens
 
 pytestmark = pytest.mark.engine
 BOUND = 64 << 20
@@ -42,9 +41,7 @@ async def test_requests_take_turns(rig: Rig, kept: HostPool, wide_model: Path, d
         for rid in rids:
             assert len(await rig.wait_tokens(rid, MOST)) >= MOST
         assert not rig.finish, "nobody had to end before all others went on"
-        async with asyncio.timeout(PATIENCE_S):
-            while handle.load is None or not handle.load.kv_brought_tokens:
-                await asyncio.sleep(0.01)
+        await happens(lambda: handle.load is not None and handle.load.kv_brought_tokens, "KV coming back")
         late = rig.submit(handle, tokenized("", prompt(30, PROMPT), 5))
         assert await rig.answer(late) == reference(wide_model, prompt(30, PROMPT), 5)
         assert not rig.finish.keys() - {late}, "who comes late and asks for little is served among the others"

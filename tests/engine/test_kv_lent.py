@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 
 import pytest
 
@@ -13,7 +13,7 @@ from prism.engine.handle import EngineHandle
 from prism.kv.host_pool import HostPool, drop_host_pool, host_pool_directory
 from prism.kv.settings import DeclaredLinks, KvSettings, write_kv_settings
 from tests.engine.rig import DEVICE_BYTES, Rig, prompt, tokenized, until_died
-from tests.patience import PATIENCE_S
+from tests.patience import happens
 
 pytestmark = [pytest.mark.engine, pytest.mark.slow]
 NAME, OTHER, NEW = "demo-llama", "demo-qwen3", 20
@@ -38,15 +38,6 @@ def lent_bytes(rig: Rig) -> int:
     return sum(owner.lent_bytes for owner in rig.pool.memory[rig.devices[1]].stats().owners)
 
 
-async def until(what: str, holds: Callable[[], bool]) -> None:
-    try:
-        async with asyncio.timeout(PATIENCE_S):
-            while not holds():
-                await asyncio.sleep(0.01)
-    except TimeoutError:
-        raise AssertionError(f"waited for {what}") from None
-
-
 async def take_turns(rig: Rig, handle: EngineHandle) -> list[int]:
     """Every conversation once; how many tokens of each were not computed."""
     hits = []
@@ -63,7 +54,7 @@ async def borrow(rig: Rig) -> EngineHandle:
     handle = await rig.activate(rig.spec(NAME), [rig.devices[0]])
     handle.set_kv_limit(2 * rig.pool.memory[rig.devices[0]].page_bytes)
     await take_turns(rig, handle)
-    await until("lent memory in use", lambda: lent_bytes(rig) > 0)
+    await happens(lambda: lent_bytes(rig) > 0, "lent memory in use")
     return handle
 
 
@@ -79,7 +70,7 @@ async def test_lent_kv_outlives_the_lenders_engine_and_goes_where_there_is_room_
     before = lending.use().pieces
     rig.pool.memory[rig.devices[1]].offer(None)
     busy = rig.submit(handle, tokenized("", prompt(1), 400))
-    await until("everything lent to be given back", lambda: lent_bytes(rig) == 0)
+    await happens(lambda: lent_bytes(rig) == 0, "everything lent to be given back")
     assert lending.use().pieces > before, "it went to host memory"
     assert await rig.answer(busy) == rig.reference(NAME, prompt(1), 400)
     assert min(await take_turns(rig, handle)) >= 256
@@ -96,7 +87,7 @@ async def test_a_borrower_killed_while_it_copies_leaves_nothing_with_its_lender(
     await rig.wait_tokens(rid, 5)
     leaving = asyncio.create_task(handle.deactivate())  # what is lent goes to host memory over the slow link
     before = lending.use().file_bytes
-    await until("a copy under way", lambda: lending.use().file_bytes > before)
+    await happens(lambda: lending.use().file_bytes > before, "a copy under way")
     os.kill(handle.pids[0], signal.SIGKILL)
     await leaving
     for device in rig.devices:
