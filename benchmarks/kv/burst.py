@@ -5,8 +5,8 @@ over a link to host memory or ten times that to a device that lends (AQUA, Figur
 
 One engine of demo-llama on a virtual device with room for a few requests; beside it one that lends. Requests come at
 the stable rate, and then at twice that for a minute. The stable rate is the largest (by halving) at which a request
-waits no longer than a second on average, over 15 s, unless ``--rate`` says it. The same requests at the same times each way:
-*first come* (requests stay until they end), *fair, host* and *fair, peer*.
+waits no longer than a second on average, over 15 s, unless ``--rate`` says it. The same requests at the same times each
+way: *first come* (requests stay until they end), *fair, host* and *fair, peer*.
 Times per output token are of whole answers, behind the first token.
 Goal: highest first-token time over the peer at most 1/20 of first come's, time per token at most 1.2 times, and both
 better than over host memory. The paper: 20 times, and up to 1.5 times better per token than over host memory.
@@ -56,17 +56,17 @@ class BurstRequest:
 
     sent_s: float
     tokens: int = 0
-    first_s: float = 0.0
-    last_s: float = 0.0
+    times_s: list[float] = field(default_factory=list)
+    """When its tokens came, those of one step together."""
     done: asyncio.Event = field(default_factory=asyncio.Event)
 
     @property
     def ttft_s(self) -> float:
-        return self.first_s - self.sent_s
+        return self.times_s[0] - self.sent_s
 
     @property
     def tpot_s(self) -> float:
-        return (self.last_s - self.first_s) / max(1, self.tokens - 1)
+        return (self.times_s[-1] - self.times_s[0]) / max(1, self.tokens - 1)
 
 
 class BurstBed:
@@ -92,8 +92,8 @@ class BurstBed:
             now_s = time.perf_counter()
             for item in message.items:
                 asked = self.asked[item.id]
-                asked.first_s = asked.first_s or now_s
-                asked.last_s, asked.tokens = now_s, max(asked.tokens, item.start + len(item.token_ids))
+                asked.times_s.append(now_s)
+                asked.tokens = max(asked.tokens, item.start + len(item.token_ids))
                 if item.finish is not None:
                     asked.done.set()
 
@@ -106,14 +106,16 @@ class BurstBed:
         write_kv_settings(self.accounts, settings)
         lender = self.pool.memory[self.devices[1]]
         lender.offer(DEVICE_BYTES // 10 if peer else None)
-        self.number += 1
-        spec = replace(self.spec, scheduling=Scheduling.FAIR if fair else Scheduling.DEADLINE)
-        key, (part,) = InstanceKey(spec.name, Generation(self.number)), whole_model(self.devices[:1])
-        handle = await self.pool.activate(key, spec, part)
+        handle = await self.serve(replace(self.spec, scheduling=Scheduling.FAIR if fair else Scheduling.DEADLINE))
         handle.set_kv_limit(KV_PAGES * self.pool.memory[self.devices[0]].page_bytes)
         for seed in range(8):  # what only the first requests after an activation pay, and rates that are measured
             await self.ask(handle, seed, 120, 10)
         return handle
+
+    async def serve(self, spec: ModelSpec) -> EngineHandle:
+        self.number += 1
+        key, (part,) = InstanceKey(spec.name, Generation(self.number)), whole_model(self.devices[:1])
+        return await self.pool.activate(key, spec, part)
 
     async def ask(self, handle: EngineHandle, seed: int, prompt: int, answer: int) -> BurstRequest:
         self.number += 1
@@ -193,6 +195,13 @@ def row(way: str, found: list[BurstRequest], brought: int) -> str:
     return f"| {way} | {times} | {statistics.median(each):.1f} | {statistics.mean(each):.1f} | {brought} |"
 
 
+def demo_models(given: Path | None) -> Path:
+    if given is None:
+        given = Path(tempfile.mkdtemp(prefix="prism-models-"))
+        subprocess.run([sys.executable, str(ROOT / "scripts/make_demo_models.py"), str(given)], check=True)
+    return given
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description="First tokens in a burst, by scheduling and link.")
     parser.add_argument("--rate", type=float, default=0.0)
@@ -200,11 +209,7 @@ def main() -> None:
     parser.add_argument("--burst-s", type=float, default=60.0)
     parser.add_argument("--models", type=Path)
     options = parser.parse_args()
-    models = options.models
-    if models is None:
-        models = Path(tempfile.mkdtemp(prefix="prism-models-"))
-        subprocess.run([sys.executable, str(ROOT / "scripts/make_demo_models.py"), str(models)], check=True)
-    asyncio.run(run(models, options.rate, options.before, options.burst_s))
+    asyncio.run(run(demo_models(options.models), options.rate, options.before, options.burst_s))
 
 
 if __name__ == "__main__":
