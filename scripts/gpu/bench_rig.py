@@ -61,9 +61,20 @@ def model(run: Run, shape: str, copy: str = "") -> Path:
     return other
 
 
+def layout_model(run: Run, name: str) -> Path:
+    """The folder of a model of :data:`scripts.gpu.layouts.SHAPES`, written once."""
+    folder = run.scratch / f"layout-{name}{'-tiny' if run.dry else ''}"
+    if not folder.exists():
+        tokenizer = model(run, "tiny")
+        command = [sys.executable, "-m", "scripts.gpu.layouts", name, str(folder), str(tokenizer)]
+        command += ["--tiny"] if run.dry else []
+        subprocess.run(command, cwd=ROOT, check=True, env={**OUTER, "OMP_NUM_THREADS": "8"})
+    return folder
+
+
 @dataclass
 class Bench:
-    """``rig`` with its one device."""
+    """``rig`` with its devices; what is measured is measured on the first."""
 
     run: Run
     rig: Rig
@@ -87,10 +98,11 @@ class Bench:
         owners = [o for o in self.account.stats().owners if not pids or o.pid in pids]
         return max((o.measured_bytes for o in owners), default=0)
 
-    async def activate(self, folder: Path, **engine_args: Any) -> tuple[EngineHandle, float]:
-        """An engine of the model, and the seconds it took."""
+    async def activate(self, folder: Path, ranks: int = 1, **engine_args: Any) -> tuple[EngineHandle, float]:
+        """An engine of the model on the first ``ranks`` devices, and the seconds it took."""
         start_s = time.perf_counter()
-        handle = await self.rig.activate(self.rig.spec_at(folder, **engine_args), [self.device])
+        spec = self.rig.spec_at(folder, ranks, **engine_args)
+        handle = await self.rig.activate(spec, self.rig.devices[:ranks])
         return handle, time.perf_counter() - start_s
 
     async def generate(self, handle: EngineHandle, prompt: Sequence[int], new_tokens: int) -> list[int]:
@@ -109,26 +121,33 @@ def store_folder(run: Run) -> Path:
     return Path(tempfile.gettempdir()) / ("prism-kit-store-dry" if run.dry else "prism-kit-store")
 
 
-def device_spec(run: Run) -> DeviceSpec:
+def device_spec(run: Run, index: int = 0) -> DeviceSpec:
     if run.dry:
-        return DeviceSpec(DeviceId("local/host:0"), NodeId("local"), DeviceKind.HOST, DRY_BYTES)
-    nbytes = int(CAPACITY * read_gpus(OUTER).gpus[0].memory_bytes)
-    return DeviceSpec(DeviceId("local/cuda:0"), NodeId("local"), DeviceKind.CUDA, nbytes)
+        return DeviceSpec(DeviceId(f"local/host:{index}"), NodeId("local"), DeviceKind.HOST, DRY_BYTES)
+    nbytes = int(CAPACITY * read_gpus(OUTER).gpus[index].memory_bytes)
+    return DeviceSpec(DeviceId(f"local/cuda:{index}"), NodeId("local"), DeviceKind.CUDA, nbytes)
+
+
+def need_gpus(run: Run, count: int) -> None:
+    """Ends the item where there are fewer; a dry run has as many virtual devices as it likes."""
+    if not run.dry and len(read_gpus(OUTER).gpus) < count:
+        run.skip(f"needs {count} GPUs")
 
 
 @asynccontextmanager
-async def bench(run: Run, **options: Any) -> AsyncIterator[Bench]:
-    """A zygote and a pool with one parked worker; both end with the block. Says how long the start took.
-    ``options``: further ones of the pool."""
+async def bench(run: Run, gpus: int = 1, **options: Any) -> AsyncIterator[Bench]:
+    """A zygote and a pool with one parked worker for each of the first ``gpus`` devices; all end with the block. Says
+    how long the start took. ``options``: further ones of the pool."""
     folder = Path(tempfile.mkdtemp(prefix="prism-k-"))
-    spec = device_spec(run)
+    specs = [device_spec(run, index) for index in range(gpus)]
+    spec = specs[0]
     start_s = time.perf_counter()
     zygote = start_zygote(folder, spec.kind)
     try:
         rig = Rig(folder, run.scratch, folder / "zygote.sock")
-        rig.devices = (spec.id,)
+        rig.devices = tuple(each.id for each in specs)
         rig.pool = EnginePool(
-            [spec],
+            specs,
             PoolOptions(
                 run_dir=folder / "run",
                 account_dir=folder / "accounts",

@@ -23,6 +23,11 @@ class CallTimes:
     def median_us(self) -> dict[str, float]:
         return {name: statistics.median(times) for name, times in vars(self).items()}
 
+    def p99_us(self, *calls: str) -> float:
+        """Of a page's ``calls`` together."""
+        sums = sorted(sum(each) for each in zip(*(getattr(self, call) for call in calls), strict=True))
+        return float(sums[int(0.99 * (len(sums) - 1))])
+
     def to_map_us(self) -> float:
         """Until a new page can be touched: create, map, allow."""
         medians = self.median_us()

@@ -49,6 +49,9 @@ def driver_calls(run: Run) -> None:
             name = f"{mib} MiB{' exportable' if export else ''}"
             run.reading(f"new page of {name}", times.to_map_us(), "us", goal=110 if mib == 2 else None)
             run.remark(f"{name}: {times.words()}")
+            if mib == 2 and not export:
+                run.reading("p99 of mapping it", times.p99_us("create", "map", "allow"), "us")
+                run.reading("p99 of unmapping it", times.p99_us("unmap", "release"), "us")
     run.reading(
         "access, one call for many pages of 2 MiB", time_one_allow(driver, 2 * MIB, 4 if run.dry else 256), "us/page"
     )

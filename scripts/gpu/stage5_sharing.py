@@ -9,7 +9,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Final
 
 from prism.engine.errors import ActivationCause, CannotActivate
@@ -23,6 +23,7 @@ from tests.engine.rig import tokenized
 
 LONG: Final = 400
 LEFT_BYTES: Final = 1 << 30
+SQUEEZED_BYTES: Final = 256 << 20
 ASTRAY: Final = """
 import cupy
 kernel = cupy.RawKernel('extern "C" __global__ void astray(float* p) { p[1ull << 40] = 1.0f; }', "astray")
@@ -170,6 +171,31 @@ async def _beside(run: Run) -> None:
         await handle.deactivate()
 
 
+def squeezed(run: Run) -> None:
+    """Another user of the GPU leaves a quarter of a GiB to an engine amid answers: steps that find no room are begun
+    again smaller, and the engine lives."""
+    asyncio.run(_squeezed(run))
+    run.needs_gpu()
+
+
+async def _squeezed(run: Run) -> None:
+    count, length, new = (2, 20, 4) if run.dry else (16, 1500, 64)
+    async with bench(run) as at:
+        handle, _ = await at.activate(model(run, "0.6b"))
+        expected = await at.generate(handle, prompt(7), 16)
+        with nullcontext() if run.dry else ballast(SQUEEZED_BYTES):
+            rids = [at.rig.submit(handle, tokenized("", prompt(i, length), new)) for i in range(count)]
+            whole = [len(await at.rig.answer(rid, timeout_s=60.0)) == new for rid in rids]
+        refused = [at.rig.finish[rid] for rid, ended in zip(rids, whole, strict=True) if not ended]
+        run.check(all(end.get("status_code") == 503 for end in refused), f"ended otherwise: {refused}"[:400])
+        run.remark(
+            f"{len(refused)} of {count} refused, {0 if handle.load is None else handle.load.retractions} retracted"
+        )
+        run.check(handle.alive, "the engine did not survive")
+        run.check(await at.generate(handle, prompt(7), 16) == expected, "an answer changed afterwards")
+        await handle.deactivate()
+
+
 @contextmanager
 def ballast(left_bytes: int = LEFT_BYTES) -> Iterator[None]:
     """Another process holds all but so much."""
@@ -193,6 +219,7 @@ STAGE = Stage(
         Item("astray", astray, 120),
         Item("full", full, 150),
         Item("beside", beside, 150),
+        Item("squeezed", squeezed, 120),
     ),
 )
 
