@@ -28,6 +28,7 @@ def all_hooks() -> tuple[Hook, ...]:
         kv_window,
         lora,
         pooling,
+        remote_layers,
         reuse,
         room,
         sampling,
@@ -59,6 +60,7 @@ def all_hooks() -> tuple[Hook, ...]:
         graphs,
         gpus,
         lora,
+        remote_layers,
     )
     return tuple(hook for module in modules for hook in module.HOOKS)
 

@@ -1,4 +1,4 @@
-"""The scheduling step: memory lease before it, resumed requests, and one request's fault kept to that request."""
+"""The scheduling step: memory lease and remote layers before it, resumed requests, one request's fault kept to it."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from typing import Any
 
 from sglang_patches.graphs import capture_due
 from sglang_patches.hooks import Hook, HookKind
+from sglang_patches.remote_layers import before_step, plan_step
 from sglang_patches.seat import Seat
 
 log = logging.getLogger(__name__)
@@ -22,9 +23,12 @@ def schedule(original: Callable[..., Any], scheduler: Any, running_batch: Any, l
     """Around ``Scheduler.get_next_batch_to_run``."""
     seat: Seat = scheduler.server_args.prism_seat
     capture_due(scheduler, idle=False)
+    before_step(scheduler)
+    if getattr(scheduler, "prism_remote", None) is not None:
+        running_batch, last_batch = scheduler.running_batch, scheduler.last_batch
     lease = scheduler.token_to_kv_pool_allocator.lease
     lease.before_step(scheduler)
-    plan = original(scheduler, running_batch, last_batch)
+    plan = plan_step(scheduler, lambda: original(scheduler, running_batch, last_batch))
     lease.planned(scheduler.enable_overlap)
     seat.stepped(scheduler)
     if plan.batch_to_run is None and last_batch is None and seat.rank == 0 and scheduler.waiting_queue:
@@ -145,7 +149,7 @@ HOOKS = (
         HookKind.AROUND,
         schedule,
         ("self", "running_batch", "last_batch"),
-        "the memory lease changes between steps only; no spinning without memory",
+        "memory leases and routes change between steps only; no spinning without memory",
     ),
     Hook(
         f"{_SCHEDULER}.handle_generate_request",

@@ -6,11 +6,12 @@ scheduler. In processes that are not Prism's nothing is patched at all: see :fun
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Protocol
 
 from prism import memory
 from prism.memory.rows import PoolRows, RowNumbers
+from prism.remote.orders import Order
 
 
 class TensorMemory(Protocol):
@@ -39,6 +40,15 @@ class WeightSeat(TensorMemory, Protocol):
     def tensors(self) -> Iterator[tuple[str, Any]] | None:
         """Every tensor of the model's files by name, from a pack of them; None when there is none. Valid until
         :meth:`loaded`."""
+        ...
+
+    @property
+    def identity(self) -> str:
+        """Names the parameters and how they are split and typed; "" when it is not known whose they are."""
+        ...
+
+    def hold(self, model: Any, wanted: Callable[[str], bool]) -> None:
+        """Have the parameters ``wanted`` by name in memory and no others: those have no elements."""
         ...
 
     def loaded(self, model: Any) -> None:
@@ -108,9 +118,25 @@ class Seat(Protocol):
     @property
     def weights(self) -> WeightSeat: ...
 
-    @property
-    def kv(self) -> KvStore | None:
-        """Where KV outlives the engine; None: nowhere."""
+    kv: KvStore | None
+    """Where KV outlives the engine; None: nowhere."""
+
+    def take_orders(self) -> Sequence[Order]:
+        """What arrived about layers in other engines, to be carried out now."""
+        ...
+
+    def ordered(self, number: int, error: str) -> None:
+        """An order was carried out, or not (``error``)."""
+        ...
+
+    def watch(self, fd: int) -> None:
+        """From now on :meth:`wait` ends when ``fd`` can be read."""
+        ...
+
+    def unwatch(self, fd: int) -> None: ...
+
+    def lent_owner(self) -> memory.Owner:
+        """A new owner in the device's account, for what is kept for another engine."""
         ...
 
     @property

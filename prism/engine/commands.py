@@ -9,6 +9,7 @@ import msgspec
 import xxhash
 
 from prism.engine.events import Accepted, AttemptFinished, AttemptFirstToken, EngineCounters, Lost
+from prism.remote.orders import HoldPieces, OrderDone, ServeLayers, SetRoute
 
 
 class _Frame(msgspec.Struct, tag=True, frozen=True, kw_only=True):
@@ -81,7 +82,18 @@ def build_name(server_args: bytes, limit_bytes: int | None, world: int) -> str:
     return xxhash.xxh3_64_hexdigest(server_args + f"|{limit_bytes}|{world}".encode())
 
 
-Command = ActivateModel | Submit | AbortRequest | SetKvLimit | DropAdapter | Nudge | DeactivateModel
+Command = (
+    ActivateModel
+    | Submit
+    | AbortRequest
+    | SetKvLimit
+    | DropAdapter
+    | Nudge
+    | DeactivateModel
+    | ServeLayers
+    | HoldPieces
+    | SetRoute
+)
 
 
 # --- to the pool ---
@@ -154,6 +166,7 @@ Report = (
     | AttemptFinished
     | Lost
     | EngineCounters
+    | OrderDone
 )
 
 encode = msgspec.msgpack.Encoder().encode

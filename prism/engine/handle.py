@@ -29,6 +29,8 @@ from prism.engine.commands import (
 from prism.engine.errors import EngineGone
 from prism.engine.events import AnyEvent, AttemptFinished, Died, EngineCounters, Lost
 from prism.engine.link import WorkerLink, until_gone
+from prism.engine.remote_orders import RemoteOrders
+from prism.remote.orders import OrderDone
 
 _FLOPS: Final = {DeviceKind.HOST: 2e10, DeviceKind.CUDA: 2e14}
 """Arithmetic a device does in a second, roughly: only a first guess of the prefill speed rests on it."""
@@ -61,6 +63,7 @@ class EngineHandle:
         self._over = False
         self._idle = asyncio.Event()
         self._idle.set()
+        self.remote = RemoteOrders(self._links[0].send)
         for link in self._links:
             link.hand_to(self)
 
@@ -198,6 +201,8 @@ class EngineHandle:
             case EngineCounters():
                 self._load = report
                 self._events.put_nowait(report)
+            case OrderDone():
+                self.remote.on_done(report)
             case Activated() | NotActivated() | Parked() | Crashed():
                 pass
             case _:
@@ -211,6 +216,7 @@ class EngineHandle:
         if self._over:
             return
         gone = link.describe_end()
+        self.remote.on_gone(gone)
         for answer in self._answers.values():
             if not answer.done():
                 answer.set_exception(EngineGone(gone))

@@ -32,6 +32,7 @@ from prism.engine.sglang_codec import decode_request
 from prism.engine.tracker import Tracker
 from prism.engine.weight_seat import EngineWeights
 from prism.kv.keeper import KvKeeper
+from prism.remote.orders import HoldPieces, Order, OrderDone, ServeLayers, SetRoute
 
 _LOAD_EVERY_S: Final = 0.05
 _LOAD_IDLE_S: Final = 1.0
@@ -64,6 +65,8 @@ class WorkerSeat:
         self._last_load: EngineCounters | None = None
         self._last_load_s = 0.0
         self._device = device
+        self._orders: list[Order] = []
+        self._lent = 0
         self.kv: KvKeeper | None = None
         """Of this activation: the worker sets it."""
         self.fair = command.fair
@@ -105,6 +108,8 @@ class WorkerSeat:
                         self.adapters.forget(name)
                 case Nudge():
                     pass
+                case ServeLayers() | HoldPieces() | SetRoute() as order:
+                    self._orders.append(order)
                 case ActivateModel(model=model):
                     raise RuntimeError(f"asked to activate {model} while a model is active")
         if self.tracker.lost:
@@ -144,6 +149,25 @@ class WorkerSeat:
     def wait(self, timeout_s: float) -> None:
         self._channel.flush()
         self._poller.poll(timeout_s * 1000)
+
+    # --- layers in other engines ---
+
+    def take_orders(self) -> list[Order]:
+        orders, self._orders = self._orders, []
+        return orders
+
+    def ordered(self, number: int, error: str) -> None:
+        self.report(OrderDone(number=number, error=error))
+
+    def watch(self, fd: int) -> None:
+        self._poller.register(fd, select.POLLIN)
+
+    def unwatch(self, fd: int) -> None:
+        self._poller.unregister(fd)
+
+    def lent_owner(self) -> memory.Owner:
+        self._lent += 1
+        return self._device.register(f"{self.owner.name}/lent-{self._lent}")
 
     # --- outputs ---
 

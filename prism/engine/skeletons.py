@@ -69,6 +69,7 @@ def can_rest(scheduler: Any, weights: EngineWeights) -> bool:
     allocator = scheduler.token_to_kv_pool_allocator
     return (
         weights.packed is not None
+        and weights.whole
         and scheduler.is_generation
         and scheduler.draft_worker is None
         and not scheduler.enable_lora

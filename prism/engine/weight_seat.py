@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any, Final
 
 import msgspec
@@ -18,6 +18,7 @@ import torch
 
 from prism import memory
 from prism.engine.growing_region import ALIGN_BYTES, ROOM_WAIT_S, GrowingRegion
+from prism.engine.partial_weights import HeldTensors
 from prism.weights.errors import WeightsError
 from prism.weights.loading.loader import load
 from prism.weights.packs.blocks import TensorPlan, plan_blocks
@@ -59,6 +60,7 @@ class EngineWeights:
         self._raw = self._find_raw() if self.packed is None else None
         self.phases: dict[str, float] = {}
         self._created: list[Any] = []
+        self._held: HeldTensors | None = None
         self._resting: PackHeader | None = None
         """Of the image that filled the region last."""
         self._used_bytes = 0
@@ -125,6 +127,19 @@ class EngineWeights:
         self._adopt(model)
         self._created.clear()
         return True
+
+    def hold(self, model: torch.nn.Module, wanted: Callable[[str], bool]) -> None:
+        """See :meth:`sglang_patches.seat.WeightSeat.hold`. Raises :class:`WeightsError` when there is no image."""
+        if self.packed is None:
+            raise WeightsError(f"the weights of {self._label} came from no image: all of them stay")
+        if self._held is None:
+            self._held = HeldTensors(self._region, self.packed)
+        self._held.hold(model, wanted)
+
+    @property
+    def whole(self) -> bool:
+        """Whether all parameters are in memory."""
+        return self._held is None or self._held.whole
 
     def tensors(self) -> Iterator[tuple[str, torch.Tensor]] | None:
         """See :meth:`sglang_patches.seat.WeightSeat.tensors`."""
@@ -217,6 +232,7 @@ class EngineWeights:
         weights that came from an image."""
         assert self.packed is not None
         self._resting = self.packed.header
+        self._held = None
         self.packed.close()
         self.packed = None
         self._region.decommit()
@@ -240,6 +256,7 @@ class EngineWeights:
     def release(self) -> None:
         """Give the memory back. No tensor of the model may be used any more."""
         self._created.clear()
+        self._held = None
         del self._bytes
         self._region.close()
         self.beside.close()

@@ -62,6 +62,7 @@ from prism.obs.logs import setup_logging
 from prism.weights.store.weight_store import WeightStore
 from prism.wire.secret import read_secret
 from sglang_patches.kv_move import keep_all
+from sglang_patches.remote_layers import close_remote
 
 log = logging.getLogger(__name__)
 
@@ -232,6 +233,7 @@ class Worker:
     def _deactivate(self, active: ActiveModel) -> None:
         """Give all memory back, that of torch too: the process may take another model."""
         finish_kernels(self._kind)
+        close_remote(active.scheduler)
         keep_all(active.scheduler)
         active.seat.kv = None
         keep = self._skeletons.most > 0 and can_rest(active.scheduler, active.weights)

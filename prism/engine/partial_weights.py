@@ -1,0 +1,63 @@
+"""Weights of which only some are in memory: pages of the others are given back, and come again from the image."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+
+import torch
+
+from prism import memory
+from prism.memory import stream_copy
+from prism.weights.packs.format import TensorEntry
+from prism.weights.store.resident import ResidentPack
+
+
+class HeldTensors:
+    """Which tensors of an image are in the region it was laid out for. Tensors that are not have no elements, so that a
+    use of them raises."""
+
+    def __init__(self, region: memory.WeightRegion, packed: ResidentPack) -> None:
+        self._region, self._packed = region, packed
+        header = packed.header
+        self._first = {t.name: header.blocks[t.block].offset + t.offset for t in header.tensors}
+        self._absent: dict[str, torch.Tensor] = {}
+        """Where the tensors that are not here go again, by name: addresses without memory."""
+
+    @property
+    def whole(self) -> bool:
+        return not self._absent
+
+    def hold(self, model: torch.nn.Module, wanted: Callable[[str], bool]) -> None:
+        """Have the tensors one of whose names is ``wanted``, and buffers, and no others. Waits for what has not arrived
+        in host memory yet. Raises ``prism.memory.OutOfMemory``; then what was there is there."""
+        parameters = dict(model.named_parameters(remove_duplicate=False))
+        entries = self._packed.header.tensors
+        keep = {e.name for e in entries if e.name not in parameters or any(map(wanted, (e.name, *e.aliases)))}
+        for entry in entries:
+            if entry.name in keep and entry.name in self._absent:
+                self._bring(entry)
+                _point(parameters, entry, self._absent.pop(entry.name))
+        for entry in entries:
+            if entry.name not in keep and entry.name not in self._absent:
+                self._absent[entry.name] = parameters[entry.name].data
+                _point(parameters, entry, torch.empty(0, dtype=parameters[entry.name].dtype))
+        self._give_back(entries)
+
+    def _bring(self, entry: TensorEntry) -> None:
+        first = self._first[entry.name]
+        self._region.commit(entry.nbytes, offset_bytes=first, timeout_s=5.0)
+        stream_copy(self._region.address + first, self._packed.address + self._packed.wait_tensor(entry), entry.nbytes)
+
+    def _give_back(self, entries: Iterable[TensorEntry]) -> None:
+        """Decommit what lies between tensors that are here."""
+        held = sorted((self._first[e.name], e.nbytes) for e in entries if e.name not in self._absent)
+        at = 0
+        for first, nbytes in (*held, (self._region.nbytes, 0)):
+            if first > at:
+                self._region.decommit(first - at, offset_bytes=at)
+            at = max(at, first + nbytes)
+
+
+def _point(parameters: dict[str, torch.nn.Parameter], entry: TensorEntry, place: torch.Tensor) -> None:
+    for name in (entry.name, *entry.aliases):
+        parameters[name].data = place

@@ -1,0 +1,130 @@
+"""All connections of one engine: those it opened to peers, and those that leaders opened to it."""
+
+from __future__ import annotations
+
+import logging
+import select
+import socket
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Final
+
+from prism.remote.link import PeerLink, Received
+
+log = logging.getLogger(__name__)
+
+MAX_LINKS: Final = 256
+"""Leaders beyond it are turned away."""
+
+
+class LinkHub:
+    """Waits for all of them at once. ``watch`` and ``unwatch`` are told the descriptors whose readiness should also end
+    the engine's own waiting. The end of a connection is how a peer's death is noticed: the kernel closes it at once."""
+
+    def __init__(self, watch: Callable[[int], None], unwatch: Callable[[int], None]) -> None:
+        self._watch, self._unwatch = watch, unwatch
+        self._poller = select.poll()
+        self._links: dict[int, PeerLink] = {}
+        self._listener: socket.socket | None = None
+        self._path: Path | None = None
+
+    def __iter__(self) -> Iterator[PeerLink]:
+        return iter(list(self._links.values()))
+
+    @property
+    def path(self) -> Path | None:
+        """Where leaders find this engine; None: nowhere yet."""
+        return self._path
+
+    def listen(self, path: Path) -> None:
+        """Take connections at ``path`` from now on. Raises ``OSError``; listening already at the same path is fine."""
+        if self._listener is not None:
+            if path != self._path:
+                raise OSError(f"listens at {self._path} already")
+            return
+        sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        try:
+            with suppress(FileNotFoundError):
+                path.unlink()
+            sock.bind(str(path))
+            path.chmod(0o600)
+            sock.listen(16)
+        except OSError:
+            sock.close()
+            raise
+        sock.setblocking(False)
+        self._listener, self._path = sock, path
+        self._add(sock.fileno())
+
+    def connect(self, path: Path) -> PeerLink:
+        """A link to the engine that listens at ``path``. Raises ``OSError`` when there is none."""
+        sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        try:
+            sock.connect(str(path))
+        except OSError:
+            sock.close()
+            raise
+        return self._take(sock)
+
+    def _take(self, sock: socket.socket) -> PeerLink:
+        link = PeerLink(sock)
+        self._links[link.fileno()] = link
+        self._add(link.fileno())
+        return link
+
+    def _add(self, fd: int) -> None:
+        self._poller.register(fd, select.POLLIN)
+        self._watch(fd)
+
+    def pump(self, timeout_s: float) -> list[tuple[PeerLink, Received]]:
+        """What arrived, after waiting ``timeout_s`` at most for something to happen. Links that ended are forgotten;
+        :attr:`PeerLink.closed` tells their owners."""
+        found: list[tuple[PeerLink, Received]] = []
+        for fd, link in self._links.items():
+            self._poller.modify(fd, select.POLLIN | (select.POLLOUT if link.unsent_bytes else 0))
+        for fd, _ in self._poller.poll(timeout_s * 1000):
+            if self._listener is not None and fd == self._listener.fileno():
+                self._accept()
+                continue
+            link = self._links[fd]
+            link.flush()
+            found += [(link, received) for received in link.receive()]
+        self.sweep()
+        return found
+
+    def sweep(self) -> None:
+        """Forget links that are closed."""
+        for fd, link in list(self._links.items()):
+            if link.closed:
+                self._drop(fd)
+
+    def _accept(self) -> None:
+        assert self._listener is not None
+        with suppress(BlockingIOError):
+            while True:
+                sock, _ = self._listener.accept()
+                if len(self._links) < MAX_LINKS:
+                    self._take(sock)
+                    continue
+                log.warning("a leader was turned away: there are %d connections", len(self._links))
+                sock.close()
+
+    def _drop(self, fd: int) -> None:
+        link = self._links.pop(fd)
+        self._poller.unregister(fd)
+        self._unwatch(fd)
+        link.release()
+
+    def close(self) -> None:
+        """End all connections and listen no more."""
+        for fd in list(self._links):
+            self._drop(fd)
+        if self._listener is not None:
+            self._poller.unregister(self._listener.fileno())
+            self._unwatch(self._listener.fileno())
+            self._listener.close()
+            self._listener = None
+        if self._path is not None:
+            self._path.unlink(missing_ok=True)
+            self._path = None

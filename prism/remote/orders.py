@@ -1,0 +1,49 @@
+"""What an engine is told about layers in other engines, on its control channel, and what it answers."""
+
+from __future__ import annotations
+
+import msgspec
+
+
+class _Order(msgspec.Struct, tag=True, frozen=True, kw_only=True):
+    number: int
+    """Comes back in the answer."""
+
+
+class ServeLayers(_Order, frozen=True, kw_only=True):
+    """Run layers for engines that connect at the Unix socket ``path``."""
+
+    path: str
+
+
+class HoldPieces(_Order, frozen=True, kw_only=True):
+    """Have the weights of these pieces in memory (0 the embedding, 1..L the layers, L+1 the head) and no others."""
+
+    pieces: list[int]
+
+
+class RouteStop(msgspec.Struct, frozen=True):
+    """Pieces [first, end) run at the engine that serves at ``path``; "": at the engine that is told."""
+
+    path: str
+    first: int
+    end: int
+
+
+class SetRoute(_Order, frozen=True, kw_only=True):
+    """Lead requests over the first of ``routes``; over the next one whose engines live when a peer is lost. Requests
+    that run begin again from the tokens they have."""
+
+    routes: list[list[RouteStop]]
+    answer_s: float = 60.0
+    """A peer that has not answered after it counts as lost."""
+
+
+Order = ServeLayers | HoldPieces | SetRoute
+
+
+class OrderDone(msgspec.Struct, tag=True, frozen=True, kw_only=True):
+    """The answer: ``error`` is empty when it was carried out; otherwise nothing changed but links that were opened."""
+
+    number: int
+    error: str = ""

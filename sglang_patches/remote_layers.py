@@ -1,0 +1,296 @@
+"""Layers that run in other engines: an engine leads its own requests over a route and serves layers to others.
+
+Nothing of it is in force until the engine gets an order (:class:`prism.remote.orders.ServeLayers`, ``HoldPieces``,
+``SetRoute``): then this file's object stands at ``scheduler.prism_remote``. Orders, lost peers and foreign work are
+looked at between two steps; while a batch waits for a peer, foreign work is served, so that no engine stands still.
+
+A batch whose peer is lost returns an output that means nothing. Its outcome is dropped, all requests are retracted and
+the prefix tree is emptied, since their KV was with the peer; they go on over the next route that is left, from the
+tokens they have. Without one they wait for the next order.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+from prism.remote.hub import LinkHub
+from prism.remote.link import PeerLink
+from prism.remote.messages import FetchKv, PeerHello, RunPieces
+from prism.remote.orders import HoldPieces, Order, RouteStop, ServeLayers, SetRoute
+from sglang_patches.hooks import Hook, HookKind
+from sglang_patches.kv_guard import refuse
+from sglang_patches.kv_move_in import without
+from sglang_patches.remote_lead import RouteLeader, Stop
+from sglang_patches.remote_peer import ForeignWork
+from sglang_patches.remote_pieces import ModelPieces
+from sglang_patches.seat import Seat
+
+log = logging.getLogger(__name__)
+
+_GREET_S: Final = 10.0
+_EVERYTHING: Final = 1 << 30
+_FLUSH_S: Final = 0.005
+
+
+class RemoteLayers:
+    """One engine's: its leader's side, its peer's side, and when each has its turn. Raises :class:`PatchError` for an
+    engine whose layers cannot be run apart."""
+
+    def __init__(self, scheduler: Any) -> None:
+        _check_engine(scheduler)
+        self._scheduler = scheduler
+        self._seat: Seat = scheduler.server_args.prism_seat
+        self._pieces = ModelPieces(scheduler.tp_worker.model_runner.model)
+        self._hub = LinkHub(self._seat.watch, self._seat.unwatch)
+        me, model = self._seat.owner.name, self._seat.weights.identity
+        self._foreign = ForeignWork(scheduler, self._pieces, me, model, self._seat.lent_owner)
+        self._leader = RouteLeader(scheduler, self._pieces, self._wait)
+        self._leader.attach()
+        self._fallbacks: list[tuple[Stop, ...]] = []
+        self._opened: list[PeerLink] = []
+        self._stored: Any = None
+        """The seat's KV store, while KV of this engine is not all here."""
+
+    @property
+    def lost(self) -> bool:
+        """The batch that just ran has no result."""
+        return bool(self._leader.lost)
+
+    @property
+    def stalled(self) -> bool:
+        """No route is left: requests wait."""
+        return not self._usable(self._leader.route)
+
+    def step(self, orders: Sequence[Order]) -> None:
+        """Between two steps of the scheduler."""
+        self._pump(_FLUSH_S if self._idle and any(link.unsent_bytes for link in self._hub) else 0.0)
+        for order in orders:
+            self._carry_out(order)
+        if self._leader.lost or any(link.closed for link in self._leader.peers):
+            self._go_on_elsewhere()
+        if self._idle or not self._leader.remote:  # otherwise it is done while the own batch waits
+            self._foreign.serve(self._foreign.waiting)
+
+    def serve(self) -> None:
+        """The scheduler has nothing to run."""
+        self._foreign.serve(self._foreign.waiting)
+
+    @property
+    def _idle(self) -> bool:
+        scheduler = self._scheduler
+        return not scheduler.waiting_queue and scheduler.running_batch.is_empty() and scheduler.last_batch is None
+
+    # --- messages ---
+
+    def _pump(self, timeout_s: float) -> None:
+        for link, received in self._hub.pump(timeout_s):
+            asked = isinstance(received.message, PeerHello | RunPieces | FetchKv)
+            (self._foreign if asked else self._leader).take(link, received)
+        self._foreign.forget_closed()
+
+    def _wait(self, timeout_s: float) -> None:
+        """The leader waits for an answer."""
+        self._pump(0.0 if self._foreign.waiting else timeout_s)
+        self._foreign.serve(1)
+
+    # --- orders ---
+
+    def _carry_out(self, order: Order) -> None:
+        error = ""
+        try:
+            match order:
+                case ServeLayers():
+                    self._hub.listen(Path(order.path))
+                case HoldPieces():
+                    self._hold(order)
+                case SetRoute():
+                    self._set_route(order)
+        except Exception as problem:
+            log.exception("an order was not carried out")
+            error = f"{type(problem).__name__}: {problem}"
+        self._seat.ordered(order.number, error)
+
+    def _hold(self, order: HoldPieces) -> None:
+        wanted = frozenset(order.pieces)
+        if not wanted <= frozenset(range(self._pieces.count)):
+            raise ValueError(f"pieces must be in [0, {self._pieces.count}), got {sorted(wanted)}")
+        needed = {p for s in self._leader.route if s.link is None for p in range(s.first, s.end)}
+        if not needed <= wanted:
+            raise ValueError(f"the route runs pieces {sorted(needed)} here; only {sorted(wanted)} are to be kept")
+        if wanted != self._foreign.held:
+            self._foreign.drop_all()
+            self._seat.weights.hold(self._pieces.model, lambda name: self._pieces.piece_of(name) in wanted)
+            self._foreign.held = wanted
+
+    def _set_route(self, order: SetRoute) -> None:
+        if not order.routes:
+            raise ValueError("a route is needed")
+        try:
+            links = {path: self._link_to(path) for path in {s.path for r in order.routes for s in r if s.path}}
+            routes = [self._checked(route, links) for route in order.routes]
+        except Exception:
+            self._close_unused()
+            raise
+        self._leader.answer_s = order.answer_s
+        self._begin_again()
+        self._fallbacks = routes[1:]
+        self._use(routes[0])
+
+    def _link_to(self, path: str) -> tuple[PeerLink, frozenset[int]]:
+        link = self._hub.connect(Path(path))
+        self._opened.append(link)
+        slots = self._scheduler.token_to_kv_pool_allocator.get_kvcache().k_buffer[0].shape[0]
+        me, model = self._seat.owner.name, self._seat.weights.identity
+        return link, self._leader.greet(link, me, model, int(slots), _GREET_S)
+
+    def _checked(
+        self, route: Sequence[RouteStop], links: dict[str, tuple[PeerLink, frozenset[int]]]
+    ) -> tuple[Stop, ...]:
+        """Raises ``ValueError`` unless the route has every piece once, in order, where it is, and the head here."""
+        at, stops = 0, []
+        for stop in route:
+            link, held = links[stop.path] if stop.path else (None, self._foreign.held)
+            if stop.first != at or stop.end <= stop.first or not held >= set(range(stop.first, stop.end)):
+                where = stop.path or "this engine"
+                raise ValueError(f"pieces [{stop.first}, {stop.end}) at {where}, which has {sorted(held)}, after {at}")
+            stops.append(Stop(link, stop.first, stop.end))
+            at = stop.end
+        if at != self._pieces.count or stops[-1].link is not None:
+            raise ValueError(f"a route ends with piece {self._pieces.count - 1}, the head, at this engine")
+        return tuple(stops)
+
+    # --- routes ---
+
+    def _usable(self, route: tuple[Stop, ...]) -> bool:
+        here = {piece for stop in route if stop.link is None for piece in range(stop.first, stop.end)}
+        return here <= self._foreign.held and not any(stop.link is not None and stop.link.closed for stop in route)
+
+    def _go_on_elsewhere(self) -> None:
+        """A peer is lost."""
+        why = self._leader.lost or "; ".join(link.why for link in self._leader.peers if link.closed)
+        left = [route for route in self._fallbacks if self._usable(route)]
+        self._begin_again()
+        if left:
+            self._fallbacks = left[1:]
+            self._use(left[0])
+        log.warning("a peer is lost (%s): %s", why, "over the next route" if left else "requests wait for a route")
+
+    def _use(self, route: tuple[Stop, ...]) -> None:
+        self._leader.route = route
+        self._close_unused()
+        if self._leader.remote and self._stored is None:
+            self._stored, self._seat.kv = self._seat.kv, None
+        elif not self._leader.remote and self._stored is not None:
+            self._seat.kv, self._stored = self._stored, None
+
+    def _close_unused(self) -> None:
+        """Links of no route any more: what their peers keep for this engine is given back."""
+        kept = {id(stop.link) for route in (self._leader.route, *self._fallbacks) for stop in route}
+        for link in self._opened:
+            if id(link) not in kept:
+                link.close("the route leads elsewhere")
+        self._opened = [link for link in self._opened if not link.closed]
+
+    def _begin_again(self) -> None:
+        """Requests go on from the tokens they have; no KV is left that was made over another route."""
+        from sglang.srt.managers.io_struct import PauseGenerationReqInput
+        from sglang.srt.mem_cache.base_prefix_cache import EvictParams
+
+        scheduler = self._scheduler
+        if (moves := getattr(scheduler, "prism_kv_moves", None)) is not None:
+            moves.close()
+            scheduler.prism_kv_moves = scheduler.prism_fair = None
+        scheduler.pause_generation(PauseGenerationReqInput(mode="retract"))
+        scheduler._engine_paused = False
+        if not scheduler.server_args.disable_radix_cache:
+            scheduler.tree_cache.evict(EvictParams(num_tokens=_EVERYTHING))
+        self._leader.lost = ""
+
+    def close(self) -> None:
+        """The model leaves."""
+        if self._stored is not None:  # what is left in the engine is not all of its KV: nothing of it is to be kept
+            _empty(self._scheduler)
+            self._seat.kv, self._stored = self._stored, None
+        self._leader.detach()
+        self._foreign.drop_all()
+        self._hub.close()
+
+
+def _empty(scheduler: Any) -> None:
+    scheduler.running_batch.reqs = []
+    scheduler.chunked_req = None
+    scheduler.tree_cache.reset()
+
+
+def _check_engine(scheduler: Any) -> None:
+    args = scheduler.server_args
+    kvcache = scheduler.token_to_kv_pool_allocator.get_kvcache()
+    found = {
+        "overlapped steps (disable_overlap_schedule: true)": scheduler.enable_overlap,
+        "tensor parallelism": args.prism_seat.world > 1,
+        "LoRA adapters": scheduler.enable_lora,
+        "speculative decoding": scheduler.draft_worker is not None,
+        "embeddings": not scheduler.is_generation,
+        f"KV of {type(kvcache).__name__}": type(kvcache).__name__ != "MHATokenToKVPool",
+        f"pages of {args.page_size} tokens": args.page_size != 1,
+    }
+    for what, is_so in found.items():
+        if is_so:
+            raise refuse(f"layers in other engines together with {what}")
+
+
+def before_step(scheduler: Any) -> None:
+    """Orders, lost peers and foreign work between two steps. Requests that begin again are in neither of the
+    scheduler's batches any more."""
+    seat: Seat = scheduler.server_args.prism_seat
+    remote: RemoteLayers | None = getattr(scheduler, "prism_remote", None)
+    orders = seat.take_orders()
+    if orders and remote is None:
+        try:
+            remote = scheduler.prism_remote = RemoteLayers(scheduler)
+        except Exception as error:
+            for order in orders:
+                seat.ordered(order.number, f"{type(error).__name__}: {error}")
+            return
+    if remote is not None:
+        remote.step(orders)
+
+
+def plan_step(scheduler: Any, plan: Callable[[], Any]) -> Any:
+    """``plan()``, with requests held back while no route is left; foreign work when there is nothing to run."""
+    remote: RemoteLayers | None = getattr(scheduler, "prism_remote", None)
+    if remote is None:
+        return plan()
+    waiting = {req.rid: req for req in scheduler.waiting_queue} if remote.stalled else {}
+    found = without(scheduler, waiting, plan)
+    if found.batch_to_run is None:
+        remote.serve()
+    return found
+
+
+def close_remote(scheduler: Any) -> None:
+    """The model leaves: its links and what it kept for others go."""
+    remote: RemoteLayers | None = getattr(scheduler, "prism_remote", None)
+    if remote is not None:
+        remote.close()
+        scheduler.prism_remote = None
+
+
+def drop_lost(original: Callable[..., Any], scheduler: Any, batch: Any, result: Any) -> Any:
+    """Around ``Scheduler.process_batch_result``: tokens of a batch that lost its peer are never seen."""
+    remote: RemoteLayers | None = getattr(scheduler, "prism_remote", None)
+    return None if remote is not None and remote.lost else original(scheduler, batch, result)
+
+
+HOOKS = (
+    Hook(
+        "sglang.srt.managers.scheduler.Scheduler.process_batch_result",
+        HookKind.AROUND,
+        drop_lost,
+        ("self", "batch", "result"),
+        "a batch that lost the peer that ran a part of it has no result",
+    ),
+)

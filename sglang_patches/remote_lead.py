@@ -1,0 +1,226 @@
+"""The leader's side: ``model.forward`` follows a route; what this engine lacks runs in peers.
+
+A *route* is a list of stops, each some pieces of the model at one engine; together they are all pieces, in order. The
+head is always the leader's, so that hidden states come back and everything about sampling stays where the requests are.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+from weakref import WeakKeyDictionary
+
+import torch
+
+from prism.core.errors import PrismError
+from prism.remote.link import PeerLink, Received
+from prism.remote.messages import (
+    VERSION,
+    FetchKv,
+    HiddenStates,
+    KvRows,
+    Message,
+    PeerHello,
+    PeerWelcome,
+    Refused,
+    RunPieces,
+)
+from sglang_patches.remote_pieces import ModelPieces, State
+from sglang_patches.remote_tensors import pack_tensors, unpack_tensors
+
+log = logging.getLogger(__name__)
+
+NAP_S: Final = 0.05
+
+
+class PeerLost(PrismError):
+    """A peer died, left, refused or did not answer in time: this batch has no result."""
+
+
+@dataclass(frozen=True, slots=True)
+class Stop:
+    """Pieces [first, end) at the engine behind ``link``; None: here."""
+
+    link: PeerLink | None
+    first: int
+    end: int
+
+
+Pump = Callable[[float], None]
+"""Takes what arrived, after waiting that long at most, and serves one piece of foreign work if there is any."""
+
+
+class RouteLeader:
+    """Runs batches along :attr:`route`. ``model.forward`` is replaced by :meth:`forward` while :meth:`attach` holds."""
+
+    def __init__(self, scheduler: Any, pieces: ModelPieces, pump: Pump) -> None:
+        self._runner = scheduler.tp_worker.model_runner
+        self._vocab = int(scheduler.model_config.vocab_size)
+        self._pieces, self._pump = pieces, pump
+        self._own = pieces.model.forward
+        self.route: tuple[Stop, ...] = (Stop(None, 0, pieces.count),)
+        self.answer_s = 60.0
+        """A peer that has not answered after it counts as lost."""
+        self.lost = ""
+        """Why the last batch has no result; its outcome must be dropped, and its requests begin again."""
+        self._known: WeakKeyDictionary[PeerLink, Any] = WeakKeyDictionary()
+        """The request table as each peer has it."""
+        self._batch = 0
+        self._answers: dict[tuple[PeerLink, int], Received] = {}
+        self._asked: tuple[PeerLink, int] | None = None
+
+    @property
+    def remote(self) -> bool:
+        """Whether any piece runs elsewhere."""
+        return any(stop.link is not None for stop in self.route)
+
+    @property
+    def peers(self) -> list[PeerLink]:
+        return list({id(stop.link): stop.link for stop in self.route if stop.link is not None}.values())
+
+    def attach(self) -> None:
+        forward = self.forward
+
+        def follow(input_ids: Any, positions: Any, forward_batch: Any, *args: Any, **kwargs: Any) -> Any:
+            if not self.remote or args or forward_batch.forward_mode.is_idle():
+                return self._own(input_ids, positions, forward_batch, *args, **kwargs)
+            return forward(input_ids, positions, forward_batch)
+
+        self._pieces.model.forward = follow
+
+    def detach(self) -> None:
+        self._pieces.model.__dict__.pop("forward", None)
+
+    def take(self, link: PeerLink, received: Received) -> None:
+        """An answer; one that nobody waits for any more is dropped."""
+        key = (link, getattr(received.message, "batch", 0))
+        if key == self._asked:
+            self._answers[key] = received
+
+    def greet(self, link: PeerLink, engine: str, model: str, slots: int, limit_s: float) -> frozenset[int]:
+        """Introduce this engine to a peer; the pieces it has. Raises :class:`PeerLost`."""
+        hello = PeerHello(version=VERSION, engine=engine, model=model, slots=slots)
+        answer = self._ask(link, hello, 0, (), limit_s).message
+        if not isinstance(answer, PeerWelcome) or answer.version != VERSION:
+            raise PeerLost(f"a peer answered a greeting with {type(answer).__name__}")
+        return frozenset(answer.pieces)
+
+    def fetch(self, link: PeerLink, first_layer: int, end_layer: int, slots: list[int]) -> tuple[Any, Any]:
+        """K and V that a peer keeps for this engine: ``[layers, slots, heads, dim]``. Raises :class:`PeerLost`."""
+        self._batch += 1
+        wanted = FetchKv(batch=self._batch, first_layer=first_layer, end_layer=end_layer, slots=slots)
+        received = self._ask(link, wanted, self._batch, (), self.answer_s)
+        tensors = unpack_tensors(received, self._runner.device)
+        layers = end_layer - first_layer
+        if not isinstance(received.message, KvRows) or [tuple(t.shape[:2]) for t in tensors] != 2 * [
+            (layers, len(slots))
+        ]:
+            raise PeerLost("a peer sent something else than the KV it was asked for")
+        return tensors[0], tensors[1]
+
+    def forward(self, ids: Any, positions: Any, batch: Any) -> Any:
+        """``model.forward`` along the route. When a peer is lost the result means nothing, and :attr:`lost` says so."""
+        if not self.lost:
+            try:
+                return self._follow(ids, positions, batch)
+            except PeerLost as lost:
+                self.lost = str(lost)
+                log.warning("a batch of %d requests has no result: %s", batch.batch_size, lost)
+        return self._nothing(batch)
+
+    def _follow(self, ids: Any, positions: Any, batch: Any) -> Any:
+        state: Any = None
+        for stop in self.route:
+            if stop.link is None:
+                state = self._pieces.run(stop.first, stop.end, state, ids, positions, batch)
+            else:
+                state = self._elsewhere(stop, state, ids, positions, batch)
+        return state
+
+    def _elsewhere(self, stop: Stop, state: State | None, ids: Any, positions: Any, batch: Any) -> State:
+        assert stop.link is not None
+        self._batch += 1
+        work = self._work(stop, ids, positions, batch)
+        sent = pack_tensors(t for t in state or () if t is not None)
+        received = self._ask(stop.link, work, self._batch, sent, self.answer_s)
+        try:
+            tensors = unpack_tensors(received, self._runner.device)
+        except ValueError as error:
+            raise PeerLost(str(error)) from error
+        wanted = 1 if stop.end == 1 else 2
+        shape = (len(work.token_ids), int(self._runner.model_config.hidden_size))
+        if not isinstance(received.message, HiddenStates) or [tuple(t.shape) for t in tensors] != wanted * [shape]:
+            raise PeerLost("a peer answered with something else than hidden states")
+        return (tensors[0], tensors[1] if wanted == 2 else None)
+
+    def _work(self, stop: Stop, ids: Any, positions: Any, batch: Any) -> RunPieces:
+        decode = bool(batch.forward_mode.is_decode())
+        rows, lengths = batch.req_pool_indices.tolist(), batch.seq_lens.tolist()
+        prefill: dict[str, Any] = {}
+        if not decode:
+            prefill = {
+                "prefix_lens": [int(n) for n in batch.extend_prefix_lens_cpu],
+                "extend_lens": [int(n) for n in batch.extend_seq_lens_cpu],
+            }
+        assert stop.link is not None
+        table_rows, table_positions, table_slots = self._changes(stop.link, batch.req_pool_indices, batch.seq_lens)
+        return RunPieces(
+            batch=self._batch,
+            first=stop.first,
+            end=stop.end,
+            decode=decode,
+            rows=rows,
+            seq_lens=lengths,
+            out_slots=batch.out_cache_loc.tolist(),
+            positions=positions.tolist(),
+            token_ids=ids.tolist(),
+            table_rows=table_rows,
+            table_positions=table_positions,
+            table_slots=table_slots,
+            **prefill,
+        )
+
+    def _changes(self, link: PeerLink, rows: Any, lengths: Any) -> tuple[list[int], list[int], list[int]]:
+        """Rows, positions and slots of what the peer does not know yet of these rows of the request table. SGLang
+        changes entries of old tokens too, when it finds that the prefix tree had them."""
+        table = self._runner.req_to_token_pool.req_to_token
+        known = self._known.setdefault(link, torch.zeros_like(table))
+        most = int(lengths.max())
+        now = table[rows, :most]
+        inside = torch.arange(most, device=table.device) < lengths[:, None]
+        index, positions = ((now != known[rows, :most]) & inside).nonzero().unbind(1)
+        changed, slots = rows[index], now[index, positions]
+        known[changed, positions] = slots
+        return changed.tolist(), positions.tolist(), slots.tolist()
+
+    def _ask(self, link: PeerLink, message: Message, batch: int, tensors: Sequence[Any], limit_s: float) -> Received:
+        """Send and wait; foreign work is served meanwhile. Raises :class:`PeerLost`."""
+        key = self._asked = (link, batch)
+        link.send(message, tensors)
+        give_up_s = time.monotonic() + limit_s
+        try:
+            while key not in self._answers:
+                if link.closed:
+                    raise PeerLost(f"the engine of process {link.pid}: {link.why}")
+                if time.monotonic() > give_up_s:
+                    link.close(f"no answer within {limit_s:.0f} s")
+                    continue
+                self._pump(NAP_S)
+            answer = self._answers[key]
+        finally:
+            self._asked = None
+            self._answers.clear()
+        if isinstance(answer.message, Refused):
+            link.close("it refused")  # it must not be asked again, and forgets this engine's KV
+            raise PeerLost(f"the engine of process {link.pid} refused: {answer.message.reason}")
+        return answer
+
+    def _nothing(self, batch: Any) -> Any:
+        """An output of the right form."""
+        from sglang.srt.layers.logits_processor import LogitsProcessorOutput
+
+        logits = torch.zeros(batch.batch_size, self._vocab, device=self._runner.device)
+        return LogitsProcessorOutput(next_token_logits=logits)

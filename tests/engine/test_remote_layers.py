@@ -1,0 +1,162 @@
+"""An engine that has only some layers answers as one that has all: token for token, whoever dies meanwhile."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from prism.engine.handle import EngineHandle
+from prism.engine.remote_orders import OrderRefused
+from prism.remote.link import PeerLink
+from prism.remote.messages import Refused, RunPieces
+from prism.remote.orders import RouteStop
+from tests.engine.rig import Rig, prompt, tokenized
+from tests.patience import happens
+
+pytestmark = pytest.mark.engine
+NEW = 24
+SAMPLED: dict[str, Any] = {"temperature": 0.9, "top_p": 0.9, "sampling_seed": 7}
+
+
+@dataclass
+class Pair:
+    """An engine with all layers that serves them at ``path``, and one that leads."""
+
+    rig: Rig
+    name: str
+    whole: EngineHandle
+    leader: EngineHandle
+    path: Path
+
+    @property
+    def pieces(self) -> int:
+        return int(json.loads((self.rig.models / self.name / "config.json").read_text())["num_hidden_layers"]) + 2
+
+    def over(self, path: Path, first: int, end: int) -> list[RouteStop]:
+        """Pieces [first, end) at ``path``, the others here."""
+        here = [RouteStop("", 0, first)] if first else []
+        return [*here, RouteStop(str(path), first, end), RouteStop("", end, self.pieces)]
+
+    def alone(self) -> list[RouteStop]:
+        return [RouteStop("", 0, self.pieces)]
+
+    async def check(self, seeds: tuple[int, ...], length: int = 30) -> None:
+        """Requests of different lengths at once, against Hugging Face."""
+        prompts = [prompt(seed, length + 11 * i) for i, seed in enumerate(seeds)]
+        rids = [self.rig.submit(self.leader, tokenized("", p, NEW)) for p in prompts]
+        for rid, p in zip(rids, prompts, strict=True):
+            assert await self.rig.answer(rid) == self.rig.reference(self.name, p, NEW)
+
+
+@asynccontextmanager
+async def pair(rig: Rig, name: str, **engine_args: Any) -> AsyncIterator[Pair]:
+    async with AsyncExitStack() as stack:
+        spec = rig.spec(name, **engine_args)
+        first = await rig.activate(spec, [rig.devices[1]])
+        await first.deactivate()  # it leaves an image
+        whole = await rig.activate(spec, [rig.devices[0]])
+        stack.push_async_callback(whole.deactivate)
+        leader = await rig.activate(spec, [rig.devices[1]])
+        stack.push_async_callback(leader.deactivate)
+        path = rig.folder / "whole.layers"
+        rig.pool.memory[rig.devices[0]].offer(0)
+        await whole.remote.serve_layers(path)
+        yield Pair(rig, name, whole, leader, path)
+
+
+@pytest.mark.parametrize("name", ["demo-llama", pytest.param("demo-qwen3", marks=pytest.mark.slow)])
+async def test_layers_in_another_engine(rig: Rig, name: str) -> None:
+    async with pair(rig, name, chunked_prefill_size=32, enable_mixed_chunk=True) as p:
+        head = p.pieces - 1
+        await p.leader.remote.set_route(p.over(p.path, 2, head))
+        before = rig.pool.memory[rig.devices[1]].stats()
+        await p.leader.remote.hold_pieces([0, 1, head])
+        after = rig.pool.memory[rig.devices[1]].stats()
+        assert sum(o.weights_bytes for o in after.owners) < sum(o.weights_bytes for o in before.owners)
+        await p.check((1, 2, 3, 4), length=50)  # longer than a chunk: prompts in pieces, mixed with decoding
+        await p.check((1, 2))  # prefixes that are in the tree
+        assert sum(o.lent_bytes for o in rig.pool.memory[rig.devices[0]].stats().owners) > 0
+        for sampling, logprobs in ((SAMPLED, False), ({}, True)):
+            request = {"logprobs": logprobs, **sampling}
+            both = [rig.submit(e, tokenized("", prompt(9, 70), NEW, **request)) for e in (p.leader, p.whole)]
+            answers = [await rig.answer(rid) for rid in both]
+            assert answers[0] == answers[1]
+            if logprobs:
+                assert [i.extra for i in rig.items[both[0]]] == [i.extra for i in rig.items[both[1]]]
+        with pytest.raises(OrderRefused, match="only"):
+            await p.leader.remote.hold_pieces([head])
+        await p.leader.remote.hold_pieces(range(p.pieces))
+        await p.leader.remote.set_route(p.alone())
+        await p.check((1, 5))
+    assert all(rig.pool.memory[d].stats().owners == () or rig.free_bytes(i) for i, d in enumerate(rig.devices))
+
+
+async def test_a_peer_killed_in_mid_batch_is_replaced_by_another_and_then_by_nobody(rig: Rig) -> None:
+    """The leader lacks layers; its requests go on over the next route, and wait when there is none."""
+    async with pair(rig, "demo-llama") as p:
+        head = p.pieces - 1
+        second = await rig.activate(rig.spec(p.name), [rig.devices[0]])
+        other = rig.folder / "second.layers"
+        await second.remote.serve_layers(other)
+        await p.leader.remote.set_route(p.over(p.path, 2, head), p.over(other, 2, head))
+        await p.leader.remote.hold_pieces([0, 1, head])
+        prompts = [prompt(30 + i, 40 + 5 * i) for i in range(4)]
+        rids = [rig.submit(p.leader, tokenized("", q, 3 * NEW)) for q in prompts]
+        await rig.wait_tokens(rids[0], 5)
+        os.kill(p.whole.pids[0], signal.SIGKILL)
+        await rig.wait_tokens(rids[0], 3 * NEW // 2)
+        os.kill(second.pids[0], signal.SIGKILL)
+        await p.leader.remote.hold_pieces(range(p.pieces))  # nobody is left: they wait until the layers are here
+        await p.leader.remote.set_route(p.alone())
+        for rid, q in zip(rids, prompts, strict=True):
+            assert await rig.answer(rid) == rig.reference(p.name, q, 3 * NEW)
+        await p.check((1, 2))
+
+
+@pytest.mark.slow
+async def test_a_peer_that_gets_nonsense_or_has_no_memory_lives_and_the_leader_goes_on(rig: Rig) -> None:
+    async with pair(rig, "demo-llama") as p:
+        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as stranger:
+            stranger.connect(str(p.path))
+            stranger.sendall(b"\xff" * 1000)
+        reader = PeerLink(_connected(p.path))
+        reader.send(RunPieces(batch=1, first=0, end=1, decode=True, rows=[0], seq_lens=[1], **_token(0)))
+        assert "not said who it is" in (await _reply(reader)).reason
+        reader.release()
+        await p.leader.remote.set_route(p.over(p.path, 1, 3), p.alone())
+        await p.check((1, 2))
+        rig.pool.memory[rig.devices[0]].offer(None)  # what the peer has lent is due
+        await p.check((3, 4, 5), length=60)
+        with pytest.raises(OrderRefused, match="which has"):
+            await p.leader.remote.set_route([RouteStop(str(p.path), 0, p.pieces + 1)])
+        with pytest.raises(OrderRefused, match="ends with piece"):
+            await p.leader.remote.set_route([RouteStop(str(p.path), 0, p.pieces)])
+        with pytest.raises(OrderRefused, match="FileNotFoundError"):
+            await p.leader.remote.set_route(p.over(rig.folder / "nobody", 1, 3))
+        assert await rig.ask(p.whole, tokenized("", prompt(1), NEW)) == rig.reference(p.name, prompt(1), NEW)
+
+
+def _token(slot: int) -> dict[str, Any]:
+    table: dict[str, Any] = {"table_rows": [], "table_positions": [], "table_slots": []}
+    return {"out_slots": [slot], "positions": [0], "token_ids": [1], **table}
+
+
+def _connected(path: Path) -> socket.socket:
+    sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    sock.connect(str(path))
+    return sock
+
+
+async def _reply(link: PeerLink) -> Refused:
+    received = await happens(link.receive, "an answer")
+    assert isinstance(received[0].message, Refused)
+    return received[0].message

@@ -1,0 +1,167 @@
+"""Links between engines: messages arrive whole, nobody blocks, and what is no message closes its own link only."""
+
+from __future__ import annotations
+
+import socket
+import struct
+from collections.abc import Iterator
+from pathlib import Path
+
+import msgspec
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from prism.remote.hub import LinkHub
+from prism.remote.link import PeerLink, Received
+from prism.remote.messages import HiddenStates, Message, PeerWelcome, Refused, RunPieces
+from tests.patience import until
+
+WORK = RunPieces(
+    batch=3,
+    first=1,
+    end=4,
+    decode=True,
+    rows=[0],
+    seq_lens=[5],
+    out_slots=[9],
+    positions=[4],
+    token_ids=[1],
+    table_rows=[0],
+    table_positions=[4],
+    table_slots=[9],
+)
+MESSAGES: list[Message] = [
+    WORK,
+    HiddenStates(batch=1),
+    Refused(batch=2, reason="no"),
+    PeerWelcome(version=1, engine="e", pieces=[1, 2]),
+]
+
+
+class Watched:
+    """The descriptors that a hub wants watched."""
+
+    def __init__(self) -> None:
+        self.fds: set[int] = set()
+        self.hub = LinkHub(self.fds.add, self.fds.remove)
+
+
+@pytest.fixture
+def ends(tmp_path: Path) -> Iterator[tuple[Watched, Watched, PeerLink]]:
+    """A hub that listens, another one, and the latter's link to it."""
+    server, client = Watched(), Watched()
+    server.hub.listen(tmp_path / "s")
+    link = client.hub.connect(tmp_path / "s")
+    server.hub.pump(0)
+    yield server, client, link
+    client.hub.close()
+    server.hub.close()
+    assert server.fds == client.fds == set()
+    assert not (tmp_path / "s").exists()
+
+
+def collect(hub: LinkHub, count: int) -> list[tuple[PeerLink, Received]]:
+    found: list[tuple[PeerLink, Received]] = []
+
+    def enough() -> bool:
+        found.extend(hub.pump(0))
+        return len(found) >= count
+
+    until(enough, "messages")
+    return found
+
+
+def test_both_send_more_than_the_kernel_takes_at_once(ends: tuple[Watched, Watched, PeerLink]) -> None:
+    server, client, link = ends
+    (back,) = list(server.hub)
+    big = memoryview(bytes(range(256)) * (1 << 14))
+    for end in (link, back):
+        for message in MESSAGES:
+            end.send(message, [("uint8", [big.nbytes], big), ("uint8", [0], memoryview(b""))])
+    assert link.unsent_bytes
+    assert back.unsent_bytes, "nobody waits"
+    found: dict[str, list[Received]] = {"server": [], "client": []}
+
+    def all_there() -> bool:
+        found["server"] += [r for _, r in server.hub.pump(0)]
+        found["client"] += [r for _, r in client.hub.pump(0)]
+        return all(len(received) == len(MESSAGES) for received in found.values())
+
+    until(all_there, "all messages on both sides")
+    for received in found.values():
+        assert [r.message for r in received] == MESSAGES
+        assert all(bytes(r.tensors[0][1]) == big and r.tensors[1][1].nbytes == 0 for r in received)
+    assert link.unsent_bytes == back.unsent_bytes == 0
+
+
+def test_the_end_of_one_side_is_seen_by_the_other(ends: tuple[Watched, Watched, PeerLink]) -> None:
+    server, client, link = ends
+    (back,) = list(server.hub)
+    link.close()
+    client.hub.pump(0)
+    until(lambda: server.hub.pump(0) == [] and back.closed, "the end")
+    assert back.why == "it is gone"
+    assert list(server.hub) == []
+    back.send(WORK)
+    assert back.unsent_bytes == 0, "a closed link takes nothing"
+
+
+def frame(envelope: bytes, tensors: bytes = b"") -> bytes:
+    return struct.pack("<QI", len(envelope) + len(tensors), len(envelope)) + envelope + tensors
+
+
+GOOD = msgspec.msgpack.encode({"message": {"type": "HiddenStates", "batch": 1}, "tensors": []})
+LONG = msgspec.msgpack.encode(
+    {"message": {"type": "HiddenStates", "batch": 1}, "tensors": [{"dtype": "x", "shape": [9], "nbytes": 99}]}
+)
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        struct.pack("<QI", 1 << 60, 8),
+        struct.pack("<QI", 8, 9),
+        struct.pack("<QI", 0, 0),
+        frame(b"\xc1\xc1\xc1"),
+        frame(msgspec.msgpack.encode({"message": {"type": "Explode"}})),
+        frame(GOOD, b"left over"),
+        frame(LONG, b"short"),
+    ],
+    ids=["huge", "envelope-longer", "empty", "no-msgpack", "unknown", "left-over", "short-tensor"],
+)
+def test_what_is_no_message_closes_its_link_only(
+    ends: tuple[Watched, Watched, PeerLink], tmp_path: Path, data: bytes
+) -> None:
+    server, _, link = ends
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as stranger:
+        stranger.connect(str(tmp_path / "s"))
+        stranger.sendall(data)
+        until(lambda: server.hub.pump(0) == [] and len(list(server.hub)) == 1, "the stranger is gone")
+    link.send(WORK)
+    ((_, received),) = collect(server.hub, 1)
+    assert received.message == WORK
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.binary(max_size=200))
+def test_noise_never_raises(noise: bytes) -> None:
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
+    link = PeerLink(ours)
+    theirs.sendall(noise)
+    theirs.close()
+    link.receive()
+    link.receive()
+    link.release()
+    assert link.closed
+
+
+def test_nobody_listens(tmp_path: Path) -> None:
+    hub = Watched().hub
+    with pytest.raises(OSError, match="No such file"):
+        hub.connect(tmp_path / "nobody")
+    hub.listen(tmp_path / "a")
+    hub.listen(tmp_path / "a")
+    with pytest.raises(OSError, match="listens at"):
+        hub.listen(tmp_path / "b")
+    hub.close()
