@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Final
 
-from prism.core.settings import EvictionOrder, KvprMode, MigrationTest, PolicySettings
+from prism.core.settings import EvictionOrder, KvprMode, MigrationTest, Placement, PolicyName, PolicySettings
 from prism.core.specs import ModelSpec
 from prism.sim.cluster_sections import Cluster
 from prism.sim.expected import expect, expecting
@@ -15,15 +15,16 @@ from prism.trace.row import TraceRow
 PRISM: Final = "prism"
 ALONE: Final = "prism, one instance"
 """Prism as its paper has it in this: no model has more than one instance."""
-TOLD: Final = "prism told"
-"""Prism that is told the trace's mean rates and lengths, as the fixed maps are."""
+UNTOLD: Final = "prism, told nothing"
+"""Prism that is not told the trace's mean rates and lengths, as it and the fixed maps are otherwise."""
 RIVALS: Final = ("muxserve", "static", "serverlessllm", "qlm")
 POLICIES: Final = (PRISM, ALONE, *RIVALS)
 PAPER: Final[dict[str, dict[str, object]]] = {
-    "paper's KVPR": {"kvpr": KvprMode.PAPER},
+    "paper's KVPR": {"placement": Placement.KVPR, "kvpr": KvprMode.PAPER},
     "paper's migration": {"migration": MigrationTest.PAPER},
     "paper's eviction": {"eviction": EvictionOrder.PAPER},
     "paper's three": {
+        "placement": Placement.KVPR,
         "kvpr": KvprMode.PAPER,
         "migration": MigrationTest.PAPER,
         "eviction": EvictionOrder.PAPER,
@@ -33,14 +34,18 @@ PAPER: Final[dict[str, dict[str, object]]] = {
 
 
 def settings(who: str, rows: list[TraceRow]) -> PolicySettings:
-    """The settings of one of the names in this module, or of a policy."""
+    """The settings of one of the names in this module, or of a policy. Everybody knows the trace's means who has a use
+    for them."""
+    found = _settings(who)
+    return expecting(found, expect(rows)) if found.cluster.policy is PolicyName.PRISM and who != UNTOLD else found
+
+
+def _settings(who: str) -> PolicySettings:
     if who in PAPER:
         return _changed(PolicySettings.named(PRISM), PAPER[who])
     if who == ALONE:
         return _changed(PolicySettings.named(PRISM), {"max_replicas": 1})
-    if who == TOLD:
-        return expecting(PolicySettings.named(PRISM), expect(rows))
-    return PolicySettings.named(who)
+    return PolicySettings.named(PRISM if who == UNTOLD else who)
 
 
 def _changed(base: PolicySettings, changes: dict[str, object]) -> PolicySettings:

@@ -40,7 +40,7 @@ class PolicyConfig(Section, frozen=True, kw_only=True):
     )
     placement: Annotated[
         Placement | UnsetType,
-        Meta(description="Places and moves by bandwidth and KV that models take (work), or by KV pressure (kvpr)."),
+        Meta(description="Places and moves by expected objectives met (goodput), or by KV pressure (kvpr)."),
     ] = UNSET
     kvpr: Annotated[
         KvprMode | UnsetType,

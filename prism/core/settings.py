@@ -35,8 +35,9 @@ class Placement(StrEnum):
 
     KVPR = "kvpr"
     """KV pressure by request rates (Prism, Algorithm 1)."""
-    WORK = "work"
-    """What models take of bandwidth and KV memory, as it is learned (:mod:`prism.policy.work`)."""
+    GOODPUT = "goodput"
+    """How many requests meet their objectives by what models take of bandwidth and KV memory, as it is learned
+    (:mod:`prism.policy.goodput`)."""
 
 
 class Admission(StrEnum):
@@ -86,7 +87,7 @@ class ClusterSettings:
     """Of the global scheduler."""
 
     policy: PolicyName = PolicyName.PRISM
-    placement: Placement = Placement.KVPR
+    placement: Placement = Placement.GOODPUT
     kvpr: KvprMode = KvprMode.LOOKAHEAD
     tau: float = 0.1
     """Migration threshold: a device must be better by this share of the mean pressure of the cluster (so that the

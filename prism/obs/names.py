@@ -302,7 +302,7 @@ DEVICE_TIME_ERROR: Final = gauge(
 )
 DEVICE_WORK: Final = gauge(
     "prism_device_work",
-    "Bandwidth that a device's models are expected to take over time (`placement: work`); above 1 they are slow.",
+    "Bandwidth that a device's models are expected to take over time (`placement: goodput`); above 1 they are slow.",
     "device",
     promql="max(prism_device_work) / avg(prism_device_work)",
 )

@@ -69,6 +69,11 @@ class ExpectedRates:
         if self._first_s is None:
             self._first_s = now_s
 
+    @property
+    def begun(self) -> bool:
+        """The first request has come."""
+        return self._first_s is not None
+
     def per_s(self, model: str, now_s: float) -> float:
         """What is to be added to the model's measured rate; 0 for a model that is not named."""
         seen_s = 0.0 if self._first_s is None else now_s - self._first_s

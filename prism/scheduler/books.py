@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from prism.core.ids import DeviceId, ModelName
 from prism.core.instances import InstanceKey
-from prism.core.settings import ClusterSettings, Placement
+from prism.core.settings import ClusterSettings
 from prism.core.specs import ModelSpec
 from prism.core.views import InstanceState
 from prism.policy.demand import expected_remaining_s
@@ -26,7 +26,7 @@ class Books:
         self.fleet = Fleet()
         self.rates = DemandRates(settings, self.fleet)
         self.models: dict[ModelName, ModelRecord] = {}
-        self.times = DeviceTimes(self.fleet, self.models, by_work=settings.placement is Placement.WORK)
+        self.times = DeviceTimes(self.fleet, self.models, settings)
         self.loaded: dict[InstanceKey, InstanceRecord] = {}
         """All instances, in whatever state."""
         self.last_devices: tuple[DeviceId, ...] = ()

@@ -8,6 +8,8 @@ from typing import Final
 
 from prism.core.events import DeviceReport, InstanceLoad
 from prism.core.ids import DeviceId, ModelName
+from prism.core.settings import ClusterSettings, Placement
+from prism.core.specs import DeviceKind
 from prism.core.views import InstanceState
 from prism.policy.device_time import (
     GUESSES,
@@ -18,6 +20,7 @@ from prism.policy.device_time import (
     room_within,
     slowdown,
 )
+from prism.policy.goodput import SharingModel, Site
 from prism.policy.work import ShardDemand
 from prism.scheduler.fleet import Fleet
 from prism.scheduler.records import DeviceRecord, InstanceRecord, ModelRecord
@@ -37,9 +40,11 @@ share of its weights."""
 class DeviceTimes:
     """Owns what was learned of step times, and the bandwidth load of the devices."""
 
-    def __init__(self, fleet: Fleet, models: Mapping[ModelName, ModelRecord], *, by_work: bool) -> None:
-        """``by_work``: expected work is asked for (``placement: work``); else it is not followed."""
-        self._fleet, self._models, self._by_work = fleet, models, by_work
+    def __init__(self, fleet: Fleet, models: Mapping[ModelName, ModelRecord], settings: ClusterSettings) -> None:
+        """What instances take over time is followed where it is asked for (``placement: goodput``)."""
+        self._fleet, self._models = fleet, models
+        self._by_work = settings.placement is Placement.GOODPUT
+        self._answers = dict(settings.expected_output_tokens)
         self.corrections = TimeCorrections()
 
     def settle(self, id: DeviceId, now_s: float) -> None:
@@ -84,6 +89,62 @@ class DeviceTimes:
         share = bandwidth_share(rates, Batch(weight_bytes, int(kv_bytes), 1))
         duty = max(_LEAST_DUTY, model.duty, _duty_at(rate_per_s))
         return ShardDemand(duty * share, kv_bytes, weight_bytes)
+
+    def site_of(self, id: DeviceId) -> Site:
+        """The device with all that is placed there and stays."""
+        device = self._fleet.devices[id]
+        stays = [i for i in device.instances.values() if i.state is not InstanceState.DRAINING]
+        memory_bytes = float(self._fleet.board.capacity[self._fleet.index[id]])
+        return Site(id, memory_bytes, tuple([self._tenant(device, i) for i in stays]))
+
+    def _tenant(self, device: DeviceRecord, instance: InstanceRecord) -> SharingModel:
+        """As it was lately; one that was not seen yet as its rate lets expect."""
+        id, model = device.spec.id, self._models[instance.model]
+        rate_per_s = model.weighted_rate * model.spec.slo_ttft_s / len(model.instances)
+        weight_bytes = self._fleet.board.weights_bytes(self._fleet.index[id], instance.shards[id])
+        duty = max(instance.duty, self._duty_at(model, rate_per_s))
+        now_bytes = float(device.busy_kv.get(instance.key, 0) * (instance.running > 0))
+        busy_bytes = max(now_bytes, instance.kv_mean_bytes / max(_LEAST_DUTY, duty))
+        held_bytes = max(now_bytes, instance.kv_mean_bytes)
+        return self._tenant_with(id, model, rate_per_s, duty, (busy_bytes, held_bytes), weight_bytes)
+
+    def newcomer(self, model: ModelRecord, id: DeviceId, rate_per_s: float) -> SharingModel:
+        """One shard of the model as it would be on ``id`` with so many requests per second."""
+        weight_bytes = model.spec.shard_weight_bytes + self._fleet.devices[id].spec.engine_bytes
+        duty = max(model.duty, self._duty_at(model, rate_per_s))
+        kv_bytes = model.kv_mean_bytes / max(_LEAST_DUTY, duty), model.kv_mean_bytes
+        return self._tenant_with(id, model, rate_per_s, duty, kv_bytes, weight_bytes)
+
+    def _tenant_with(
+        self,
+        id: DeviceId,
+        model: ModelRecord,
+        rate_per_s: float,
+        duty: float,
+        kv_bytes: tuple[float, float],
+        weight_bytes: int,
+    ) -> SharingModel:
+        """``kv_bytes``: while it decodes, and over time."""
+        rates, shard_bytes = GUESSES[self._fleet.devices[id].spec.kind], model.spec.shard_weight_bytes
+        batch = Batch(shard_bytes, int(kv_bytes[0]), 1)
+        factor = self.corrections.factor(id, model.name)
+        return SharingModel(
+            model=model.name,
+            rate_per_s=rate_per_s,
+            duty=duty,
+            share=bandwidth_share(rates, batch),
+            bearable=model.spec.slo_tpot_s / (factor * alone_s(rates, batch)),
+            kv_bytes=kv_bytes[1],
+            weight_bytes=weight_bytes,
+        )
+
+    def _duty_at(self, model: ModelRecord, rate_per_s: float) -> float:
+        """Part of the time in which a model decodes at least with so many requests per second."""
+        tokens = self._answers.get(model.name)
+        if tokens is None:
+            return _duty_at(rate_per_s)
+        step_s = alone_s(GUESSES[DeviceKind.CUDA], Batch(model.spec.shard_weight_bytes, 0, 1))
+        return -math.expm1(-rate_per_s * tokens * step_s)
 
     def take_report(self, report: DeviceReport, now_s: float) -> None:
         """The device (which is in the fleet) reported: its load, and what answers that ended lately say of its speed.

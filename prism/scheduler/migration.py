@@ -15,7 +15,7 @@ from prism.scheduler.decisions import Room, StartInstance
 from prism.scheduler.places import Places
 from prism.scheduler.rates import rate_shares
 from prism.scheduler.records import InstanceRecord, ModelRecord
-from prism.scheduler.relief import WorkRelief
+from prism.scheduler.relief import GoodputRelief
 
 _MOVES_AT_ONCE_SHARE = 8
 """At most one migration for every so many devices at a time, so that loads do not disturb the whole fleet at once."""
@@ -29,7 +29,7 @@ class Migration:
 
     def __init__(self, books: Books, places: Places) -> None:
         self._books, self._places = books, places
-        self._relief = WorkRelief(books, places) if moves_by_work(books.settings) else None
+        self._relief = GoodputRelief(books, places) if moves_by_goodput(books.settings) else None
         self.next_s = float("inf")
         self._enabled = books.settings.global_scheduler and books.settings.rebalance_every_s > 0
 
@@ -178,9 +178,9 @@ class Migration:
         )
 
 
-def moves_by_work(settings: ClusterSettings) -> bool:
-    """Whether moves are chosen by work; the paper's test goes with Algorithm 1."""
-    return settings.placement is Placement.WORK and settings.migration is MigrationTest.COST_AWARE
+def moves_by_goodput(settings: ClusterSettings) -> bool:
+    """Whether moves are chosen by goodput; the paper's test goes with Algorithm 1."""
+    return settings.placement is Placement.GOODPUT and settings.migration is MigrationTest.COST_AWARE
 
 
 def _known_or_infeasible(kvpr: float | None) -> float | str:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
+import numpy as np
+
 from prism.core.ids import DeviceId
 from prism.core.reasons import Reason, ReasonCode, because
 from prism.core.settings import Placement
@@ -13,8 +15,13 @@ from prism.policy.work import loads_with
 from prism.scheduler.books import Books
 from prism.scheduler.claims import Claims
 from prism.scheduler.fleet import Fleet
+from prism.scheduler.homes import Homes
 from prism.scheduler.records import InstanceRecord, ModelRecord
 
+_SPARE_STAYS_S = 20.0
+"""A spare instance does not leave for another model's spare one sooner."""
+_LOOKED_AT = 16
+"""Most devices that are weighed against each other, the least loaded ones."""
 _COMING = (InstanceState.WAITING, InstanceState.LOADING)
 
 
@@ -23,6 +30,7 @@ class Places:
 
     def __init__(self, books: Books, claims: Claims) -> None:
         self._books, self._claims = books, claims
+        self._homes = Homes(books)
 
     def shard_of(self, model: ModelRecord, now_s: float, sharers: int = 1) -> Shard:
         """What one shard of one of ``sharers`` instances would put on a device now; a model that just woke counts with
@@ -89,7 +97,7 @@ class Places:
         for instance in model.instances:  # a second instance (migration) goes elsewhere
             self._close(allowed, instance.shards)
         self._close(allowed, without)
-        best = self._best(model, shard, allowed)
+        best = self._home(model, shard, allowed) or self._best(model, shard, allowed)
         if best is None:
             return None
         ids = [fleet.board.specs[i].id for i in best[0]]
@@ -102,11 +110,34 @@ class Places:
         board, settings = self._books.fleet.board, self._books.settings
         if settings.placement is Placement.KVPR:
             return board.best(shard, model.spec.tp, allowed, settings.kvpr)
-        fleet = self._books.fleet
+        found = self._best_for_goodput(model, shard, allowed)
+        return None if found is None else (found, float(board.pressure_for(shard, settings.kvpr)[found].max()))
+
+    def _home(self, model: ModelRecord, shard: Shard, allowed: Mask) -> tuple[list[int], float] | None:
+        """Where the model belongs by what the catalog expects, if it can be there."""
+        home = self._homes.of(model) if not model.instances else ()
+        index = [self._books.fleet.index.get(id, -1) for id in home]
+        if not index or not all(i >= 0 and allowed[i] for i in index):
+            return None
+        pressure = self._books.fleet.board.pressure_for(shard, self._books.settings.kvpr)
+        return index, float(pressure[index].max())
+
+    def _best_for_goodput(self, model: ModelRecord, shard: Shard, allowed: Mask) -> list[int] | None:
+        """Of the least loaded devices the one where most requests meet their objectives with the model there."""
+        fleet, times, board = self._books.fleet, self._books.times, self._books.fleet.board
         rate_per_s = shard.weighted_rate * model.spec.tp * model.spec.slo_ttft_s
-        demand = self._books.times.demand_of(model, board.specs[0].id, rate_per_s)
-        best = board.best_by(loads_with(demand, fleet.work, fleet.kv_work, board.shared), model.spec.tp, allowed)
-        return None if best is None else (best, float(board.pressure_for(shard, settings.kvpr)[best].max()))
+        demand = times.demand_of(model, board.specs[0].id, rate_per_s)
+        loads = loads_with(demand, fleet.work, fleet.kv_work, board.shared)
+        if model.spec.tp > 1:
+            return board.best_by(loads, model.spec.tp, allowed)
+        order = [int(i) for i in np.argsort(np.where(allowed, loads, np.inf), kind="stable")[:_LOOKED_AT] if allowed[i]]
+
+        def lost(index: int) -> float:
+            site = times.site_of(board.specs[index].id)
+            gain = site.plus(times.newcomer(model, site.id, rate_per_s)).met_per_s - site.met_per_s
+            return -round(gain / max(rate_per_s, 1e-9), 2)
+
+        return [min(order, key=lost)] if order else None
 
     def quiet(
         self, model: ModelRecord, kv_bytes: int, settled_s: float, now_s: float
@@ -145,7 +176,8 @@ class Places:
         fleet, models, shard = self._books.fleet, self._books.models, self._with_kv(model, kv_bytes, now_s)
         spares: dict[DeviceId, list[InstanceRecord]] = {}
         for instance in fleet.idle.values():
-            alone = instance.state is InstanceState.READY and len(instance.shards) == 1
+            stood = now_s - instance.since_s >= _SPARE_STAYS_S
+            alone = stood and instance.state is InstanceState.READY and len(instance.shards) == 1
             if alone and instance.model != model.name and models[instance.model].is_spare(instance):
                 spares.setdefault(instance.queue_device, []).append(instance)
         allowed = self.allowed(model, now_s)

@@ -34,6 +34,11 @@ class DemandRates:
         self.pool_idle = IdleIntervals()
         """Idle intervals of all models together."""
 
+    @property
+    def expects_still(self) -> bool:
+        """No request has come: what the catalog expects is all that is known."""
+        return self._expects and not self._expected.begun
+
     def weighted_rate(self, model: ModelRecord, now_s: float) -> float:
         """``r / s`` as of now, whatever the board has."""
         rate_per_s = model.rate.per_s(now_s)

@@ -1,5 +1,5 @@
-"""Moving models away from devices on which tokens come too slowly or requests wait, by what everybody takes of a
-device's bandwidth and memory (:mod:`prism.policy.work`); two models change places where no single move helps."""
+"""Moving models away from devices on which tokens come too slowly for their objectives, as far as that lets more
+requests meet them (:mod:`prism.policy.goodput`); two models change places where no single move helps."""
 
 from __future__ import annotations
 
@@ -8,57 +8,59 @@ from typing import Final
 
 import numpy as np
 
-from prism.core.ids import DeviceId, ModelName
+from prism.core.ids import DeviceId
 from prism.core.reasons import ReasonCode, because
 from prism.core.views import InstanceState, PlannedDecision
-from prism.policy.device_time import slowdown
-from prism.policy.work import MovableModel, Neighbour, Relief, ShardDemand, Site, best_relief
+from prism.policy.goodput import Neighbour, Relief, SharingModel, Site, best_relief
 from prism.scheduler.books import Books
-from prism.scheduler.crowding import is_pressed
 from prism.scheduler.decisions import Room, StartInstance
 from prism.scheduler.places import Places
 from prism.scheduler.records import InstanceRecord, ModelRecord
 
 _LOOKED_AT: Final = 16
 """Most devices that are looked at as places, the least loaded ones."""
-_LEAST_GAIN: Final = 0.2
-"""Of the sum of loads: less is lost in what changes anyway."""
+_STRAINED_AT_ONCE: Final = 16
+"""Most devices that are looked at to be relieved, those first that miss most."""
+_MISSES: Final = 0.02
+"""Part of a device's requests that is expected to miss, from which on it is looked at."""
+_LEAST_GAIN: Final = 0.05
+"""Part of a device's requests that a move must save: less is lost in what changes anyway."""
 _STAYS_S, _STAYS_ACTIVATIONS = 5.0, 20.0
 """A model stays so long where it was loaded, or so many activation times if that is longer."""
 
 
-_STRAINED_AT_ONCE: Final = 16
-"""Most devices that are looked at to be relieved, the most loaded ones."""
-
-
-class WorkRelief:
+class GoodputRelief:
     """Looks for moves; remembers nothing."""
 
     def __init__(self, books: Books, places: Places) -> None:
         self._books, self._places = books, places
 
     def moves(self, now_s: float, budget: int) -> Iterator[StartInstance]:
-        """Instances that take the place of others elsewhere, ``budget`` at most, for the fullest devices first."""
-        for device in self._strained(now_s)[:_STRAINED_AT_ONCE]:
+        """Instances that take the place of others elsewhere, ``budget`` at most, where most requests miss first. What
+        an earlier one changes is not seen by a later one: each device takes part in one."""
+        used: set[DeviceId] = set()
+        for site in self._strained():
             if budget <= 0:
                 return
-            for start in self._relieve(device, now_s):
+            if site.id in used:
+                continue
+            for start in self._relieve(site, used, now_s):
                 yield start
+                used |= {site.id, *start.room.devices}
                 budget -= 1
 
-    def _relieve(self, device: DeviceId, now_s: float) -> list[StartInstance]:
-        """The best move or exchange for ``device``, if any pays: what a load costs is its share of the planning
-        window."""
-        tenants = self._tenants(device, now_s)
-        if not tenants:
+    def _relieve(self, site: Site, used: set[DeviceId], now_s: float) -> list[StartInstance]:
+        """The best move or exchange for the device, if any pays: a load costs its share of the planning window."""
+        here = self._neighbour(site, now_s)
+        if not here.movable:
             return []
         settings, models = self._books.settings, self._books.models
-        others = [self._neighbour(id, self._tenants(id, now_s)) for id in self._places_to_look_at(device)]
-        needs = {t.model: self._need_bytes(t.model) for t in (*tenants, *(t for n in others for t in n.tenants))}
+        others = [self._neighbour(s, now_s) for s in self._places_to_look_at(site.id) if s.id not in used]
+        needs = {t.model: self._need_bytes(t) for n in (here, *others) for t in n.movable}
         load_s = max(self._books.activation_s(models[name]) for name in needs)
-        price = _LEAST_GAIN + load_s / settings.planning_window_s
-        relief = best_relief(self._neighbour(device, tenants), others, needs, price)
-        return [] if relief is None else self._starts(device, relief, now_s)
+        price = (_LEAST_GAIN + load_s / settings.planning_window_s) * sum(t.rate_per_s for t in site.tenants)
+        relief = best_relief(here, others, needs, price)
+        return [] if relief is None else self._starts(site.id, relief, now_s)
 
     def explain(self, now_s: float) -> Sequence[PlannedDecision]:
         """What would be done about every loaded instance if it were decided now."""
@@ -74,55 +76,49 @@ class WorkRelief:
 
     # --- what is looked at ---
 
-    def _strained(self, now_s: float) -> list[DeviceId]:
-        """Devices that are short of memory or time, or whose requests get their tokens too slowly for their objectives;
-        the most loaded first."""
-        fleet, share = self._books.fleet, self._books.settings.pressed_kv_share
-        loads = fleet.loads(now_s)
-        found = [
-            id
-            for id, index in fleet.index.items()
-            if is_pressed(fleet, id, share) or slowdown(loads[index]) > self._books.times.bearable_slowdown(id)
-        ]
-        return sorted(found, key=lambda id: (-loads[fleet.index[id]], id))
+    def _strained(self) -> list[Site]:
+        """Devices where requests are expected to miss that would not alone, most of them first."""
+        found: list[tuple[float, DeviceId, Site]] = []
+        for id, device in self._books.fleet.devices.items():
+            if len(device.instances) < 2:
+                continue
+            site = self._books.times.site_of(id)
+            could = sum(t.rate_per_s for t in site.tenants if t.bearable >= 1.0)
+            missed = could - site.met_per_s
+            if missed > _MISSES * could:
+                found.append((-missed, id, site))
+        return [site for _, _, site in sorted(found, key=lambda f: f[:2])[:_STRAINED_AT_ONCE]]
 
-    def _places_to_look_at(self, device: DeviceId) -> list[DeviceId]:
+    def _places_to_look_at(self, device: DeviceId) -> list[Site]:
         fleet = self._books.fleet
-        shared = np.maximum(fleet.board.shared, 1.0)
-        loads = np.where(fleet.usable, fleet.work**2 + (fleet.kv_work / shared) ** 2, np.inf)
-        order = np.argsort(loads, kind="stable")[: _LOOKED_AT + 1]
-        ids = [fleet.board.specs[int(i)].id for i in order if loads[i] < np.inf]
-        return [id for id in ids if id != device]
+        work = np.where(fleet.usable, fleet.work, np.inf)
+        least = [int(i) for i in np.argsort(work, kind="stable")[: _LOOKED_AT + 1] if work[i] < np.inf]
+        ids = [id for i in least if (id := fleet.board.specs[i].id) != device]
+        return [self._books.times.site_of(id) for id in ids]
 
-    def _neighbour(self, id: DeviceId, tenants: tuple[MovableModel, ...]) -> Neighbour:
-        fleet = self._books.fleet
-        index = fleet.index[id]
-        site = Site(id, float(fleet.work[index]), float(fleet.kv_work[index]), float(fleet.board.shared[index]))
-        return Neighbour(site, fleet.headroom_bytes(id), tenants)
+    def _neighbour(self, site: Site, now_s: float) -> Neighbour:
+        movable = tuple(t for t in site.tenants if self._may_move(t, now_s))
+        return Neighbour(site, self._books.fleet.headroom_bytes(site.id), movable)
 
-    def _tenants(self, id: DeviceId, now_s: float) -> tuple[MovableModel, ...]:
-        """Who may leave ``id``: the only, serving instance of a model in use, on one device, that has been there long
-        enough for its load to have paid."""
-        found: list[MovableModel] = []
-        for instance in self._books.fleet.devices[id].instances.values():
-            model = self._books.models[instance.model]
-            alone = len(model.instances) == 1 and not model.pinned and len(instance.shards) == 1
-            serves = instance.state is InstanceState.READY and instance.busy
-            if alone and serves and self._has_paid(model, instance, now_s):
-                demand = ShardDemand(instance.work, instance.kv_work_bytes, instance.shards[id].weight_bytes)
-                found.append(MovableModel(model.name, demand))
-        return tuple(found)
+    def _may_move(self, tenant: SharingModel, now_s: float) -> bool:
+        """The only, serving instance of a model in use, on one device, that has been there long enough for its load to
+        have paid."""
+        model = self._books.models[tenant.model]
+        if len(model.instances) != 1 or model.pinned or tenant.duty <= 0.0 or tenant.rate_per_s <= 0.0:
+            return False
+        (instance,) = model.instances
+        serves = instance.state is InstanceState.READY and len(instance.shards) == 1
+        return serves and self._has_paid(model, instance, now_s)
 
     def _has_paid(self, model: ModelRecord, instance: InstanceRecord, now_s: float) -> bool:
         """At most a twentieth of its time goes into moving."""
         stays_s = max(_STAYS_S, _STAYS_ACTIVATIONS * self._books.activation_s(model))
         return now_s - instance.since_s >= min(stays_s, self._books.settings.planning_window_s)
 
-    def _need_bytes(self, name: ModelName) -> int:
+    def _need_bytes(self, tenant: SharingModel) -> int:
         """Room that the model needs where it goes: weights, and KV as much as it has."""
-        model = self._books.models[name]
-        least_bytes = self._books.shard_kv_bytes(model.spec)
-        return model.spec.shard_weight_bytes + max(least_bytes, int(model.instances[0].kv_work_bytes))
+        least_bytes = self._books.shard_kv_bytes(self._books.models[tenant.model].spec)
+        return tenant.weight_bytes + max(least_bytes, int(tenant.kv_bytes))
 
     # --- the moves ---
 

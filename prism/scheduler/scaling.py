@@ -15,6 +15,7 @@ from typing import Final
 from prism.core.ids import DeviceId
 from prism.core.instances import InstanceKey
 from prism.core.reasons import Reason, ReasonCode, because
+from prism.core.settings import Placement
 from prism.core.views import InstanceState
 from prism.policy.device_time import slowdown
 from prism.scheduler.books import Books
@@ -33,6 +34,10 @@ _DEVICES_A_ROUND: Final = 4
 """In one rebalancing one device of so many gets an instance that only stands ready."""
 
 
+_LOST_AT_MOST: Final = 0.01
+"""Part of its requests that a device may lose by an instance that only stands ready."""
+
+
 @dataclass(frozen=True, slots=True)
 class Place:
     """Where one further instance would stand."""
@@ -44,6 +49,8 @@ class Place:
     """All who run there would make their tokens within their objectives all the same."""
     pressed: bool
     """Short of memory or time already."""
+    pays: bool = True
+    """More requests meet their objectives with it than without, those of its neighbours counted."""
     evict: tuple[InstanceKey, ...] = ()
     """Idle spare instances of other models that leave for it."""
 
@@ -81,8 +88,9 @@ def decide_scaling(view: ScalingView, places: Iterator[Place]) -> ScalingDecisio
     beside it, and so on.
 
     1. Fewer than wanted: all that are missing at once, those that come counted, as far as there are places that
-       are not short of anything themselves and where everybody's tokens stay within their objectives; when requests
-       wait, a place that is less crowded than here will do. Weights of idle models slow nobody down and do not count.
+       are not short of anything themselves, where neighbours lose no more than is gained, and where everybody's tokens
+       stay within their objectives; when requests wait, a place that is less crowded than here will do. Weights of
+       idle models slow nobody down and do not count.
     2. More than wanted: one leaves, the least loaded, of equal ones the youngest, unless one comes or leaves: the load
        is not known yet then.
     """
@@ -91,7 +99,7 @@ def decide_scaling(view: ScalingView, places: Iterator[Place]) -> ScalingDecisio
         add: list[Place] = []
         lacking = view.wanted - have - view.coming
         while view.may_grow and len(add) < lacking and (place := next(places, None)) is not None:
-            if not place.pressed and (place.bearable or (view.hot and place.slowdown < view.slowdown)):
+            if place.pays and not place.pressed and (place.bearable or (view.hot and place.slowdown < view.slowdown)):
                 add.append(place)
         return ScalingDecision(add=tuple(add))
     if view.coming or view.leaving:  # 2
@@ -205,19 +213,37 @@ class Scaling:
         taken: set[DeviceId] = set()
         for devices in self._places.quiet(model, kv_bytes, settled_s, now_s):
             taken.update(devices)
-            yield self._place(devices, busiest, now_s)
+            yield self._place(devices, busiest, wanted, now_s)
         if urgent and model.spec.tp == 1:
             for device, spares in self._places.instead_of_spares(model, kv_bytes, now_s):
                 if device not in taken:
-                    yield self._place((device,), busiest, now_s, tuple(i.key for i in spares))
+                    yield self._place((device,), busiest, wanted, now_s, tuple(i.key for i in spares))
 
     def _place(
-        self, devices: tuple[DeviceId, ...], busiest: InstanceRecord, now_s: float, evict: tuple[InstanceKey, ...] = ()
+        self,
+        devices: tuple[DeviceId, ...],
+        busiest: InstanceRecord,
+        wanted: int,
+        now_s: float,
+        evict: tuple[InstanceKey, ...] = (),
     ) -> Place:
         fleet, times, kv_share = self._books.fleet, self._books.times, self._books.settings.pressed_kv_share
         there = [times.crowd_with(d, busiest, now_s) for d in devices]
         bearable = all(s <= times.bearable_slowdown(d) for s, d in zip(there, devices, strict=True))
-        return Place(devices, max(there), bearable, any(is_pressed(fleet, d, kv_share) for d in devices), evict)
+        pressed = any(is_pressed(fleet, d, kv_share) for d in devices)
+        return Place(devices, max(there), bearable, pressed, self._pays(devices, busiest, wanted, now_s), evict)
+
+    def _pays(self, devices: tuple[DeviceId, ...], busiest: InstanceRecord, wanted: int, now_s: float) -> bool:
+        """Whether an instance there would have more requests in time than its neighbours lose by it."""
+        if self._books.settings.placement is not Placement.GOODPUT:
+            return True
+        model = self._books.models[busiest.model]
+        rate_per_s = max(model.burst.per_s(now_s), model.rate.per_s(now_s)) / wanted
+        before = after = 0.0
+        for id in devices:
+            site, newcomer = self._books.times.site_of(id), self._books.times.newcomer(model, id, rate_per_s)
+            before, after = before + site.met_per_s, after + site.plus(newcomer).met_per_s
+        return after >= (1.0 - _LOST_AT_MOST) * before
 
     def _kv_share_bytes(self, model: ModelRecord, wanted: int) -> int:
         """What falls to one of ``wanted`` instances of the KV that the model's requests hold, on each device."""

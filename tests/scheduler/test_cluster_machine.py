@@ -172,7 +172,7 @@ def machine(policy: ClusterSettings, examples: int) -> type:
 
 
 TestPrism = machine(ClusterSettings(rebalance_every_s=2.0, planning_window_s=3.0), 60)
-TestByWork = machine(ClusterSettings(placement=Placement.WORK, rebalance_every_s=2.0, planning_window_s=3.0), 15)
+TestByWork = machine(ClusterSettings(placement=Placement.GOODPUT, rebalance_every_s=2.0, planning_window_s=3.0), 15)
 TestPaper = machine(
     ClusterSettings(
         placement=Placement.KVPR,

@@ -1,4 +1,4 @@
-"""Places and moves by work: busy models come apart, by slow steps alone; two change places where no move helps."""
+"""Places and moves by goodput: busy models come apart, by slow steps alone; two change places where no move helps."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tests.scheduler.exchange import node_devices
 
 GB = 10**9
 HERE, THERE = DeviceId("n/cuda:0"), DeviceId("x/cuda:0")
-SETTINGS = ClusterSettings(placement=Placement.WORK, rebalance_every_s=5.0, planning_window_s=60.0, max_replicas=1)
+SETTINGS = ClusterSettings(placement=Placement.GOODPUT, rebalance_every_s=5.0, planning_window_s=60.0, max_replicas=1)
 
 
 def gpu(id: DeviceId, gigabytes: int = 80) -> DeviceSpec:
@@ -87,7 +87,7 @@ def test_two_busy_models_part_because_their_steps_are_slow_though_nothing_waits(
 
 @pytest.mark.parametrize(
     ("running", "tpot_s"),
-    [({"a": 20, "b": 0}, 0.012), ({"a": 20, "b": 20}, 0.1)],
+    [({"a": 20, "b": 0}, 0.02), ({"a": 20, "b": 20}, 0.1)],
     ids=["one is idle", "steps are fast enough"],
 )
 def test_what_slows_nobody_below_his_objective_stays(running: dict[str, int], tpot_s: float) -> None:
@@ -97,8 +97,8 @@ def test_what_slows_nobody_below_his_objective_stays(running: dict[str, int], tp
 
 
 def test_a_large_and_a_small_model_change_places_where_no_move_pays() -> None:
-    """Two large busy ones here, two small busy ones there: three on one GPU would be as bad as it is."""
-    gpus = Gpus({"a": 34.0, "b": 34.0}, {"c": 3.3, "d": 3.3}, tpot_s=0.02)
+    """Two large busy ones here, two small busy ones there: three on one GPU would be too many for a large one."""
+    gpus = Gpus({"a": 34.0, "b": 34.0}, {"c": 3.3, "d": 3.3}, tpot_s=0.026)
     gpus.run(150, {"a": 20, "b": 20, "c": 20, "d": 20}, kv_gb=0.2)
     assert len(gpus.moves) == 2
     assert {gpus.on["a"], gpus.on["b"]} == {gpus.on["c"], gpus.on["d"]} == {HERE, THERE}

@@ -1,0 +1,158 @@
+"""Where models belong by what they are expected to be asked: the map by which most requests meet their objectives.
+
+The candidates are those of fixed maps (:mod:`prism.policy.fixed_map`: MuxServe's placements and greedy balances), so
+that what rivals find is found; the best of them by :mod:`prism.policy.goodput` is improved by moves and exchanges of
+single models until none helps. Unlike a fixed map it is only where models begin.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from typing import Final
+
+from prism.core.ids import DeviceId, ModelName
+from prism.core.specs import DeviceSpec, ModelSpec
+from prism.policy.device_time import GUESSES, Batch, alone_s, bandwidth_share, slowdown
+from prism.policy.fixed_map import Loads, Places, candidates
+from prism.policy.goodput import SharingModel, Site
+from prism.policy.map_room import MapRoom
+from prism.policy.mux_estimate import PlannedLoad
+
+_ROUNDS: Final = 4
+"""How long requests run and how much they slow each other down agree well enough after so many."""
+_MOST_LOOKS: Final = 20_000
+"""Moves and exchanges that are weighed, at most."""
+_LEAST_GAIN: Final = 1e-3
+"""Part of all requests that a step must gain."""
+
+
+def goodput_places(
+    models: Sequence[ModelSpec], devices: Sequence[DeviceSpec], loads: Loads, min_kv_tokens: int
+) -> Places:
+    """Devices for the models that are asked anything, as far as there is room; see the module."""
+    asked = [m for m in models if loads[m.name].rate_per_s > 0.0]
+    if not asked or not devices:
+        return {}
+    found = [_Map(asked, devices, loads, places) for places in candidates(asked, devices, loads, min_kv_tokens)]
+    most = max(len(m.places) for m in found)
+    best = max((m for m in found if len(m.places) == most), key=lambda m: m.met_per_s)
+    best.improve(min_kv_tokens)
+    return best.places
+
+
+class _Map:
+    """One way to place the models, with what is expected of every device."""
+
+    def __init__(
+        self, models: Sequence[ModelSpec], devices: Sequence[DeviceSpec], loads: Loads, places: Places
+    ) -> None:
+        self._models = {m.name: m for m in models}
+        self._devices = {d.id: d for d in devices}
+        self._loads = loads
+        self.places = {name: ids for name, ids in places.items() if name in self._models}
+        self._residents: dict[DeviceId, list[ModelName]] = {d.id: [] for d in devices}
+        for name, ids in self.places.items():
+            for id in ids:
+                self._residents[id].append(name)
+        self._met = {id: self._met_on(id, names) for id, names in self._residents.items()}
+
+    @property
+    def met_per_s(self) -> float:
+        return sum(self._met.values())
+
+    def _met_on(self, id: DeviceId, names: Sequence[ModelName]) -> float:
+        residents = [(self._models[name], self._loads[name]) for name in names]
+        return planned_site(self._devices[id], residents).met_per_s
+
+    def improve(self, min_kv_tokens: int) -> None:
+        """Take the first step that gains, until none does or enough were weighed."""
+        least = _LEAST_GAIN * sum(self._loads[name].rate_per_s for name in self.places)
+        looks, gained = 0, True
+        while gained and looks < _MOST_LOOKS:
+            gained = False
+            for here, there, goes, comes in self._steps():
+                looks += 1
+                if looks >= _MOST_LOOKS:
+                    return
+                if self._try(here, there, goes, comes, least, min_kv_tokens):
+                    gained = True
+                    break
+
+    def _steps(self) -> Iterator[tuple[DeviceId, DeviceId, ModelName, ModelName | None]]:
+        """Moves and exchanges of models of one device, from those devices first where most is missed."""
+        lost = {id: self._asked_of(id) - met for id, met in self._met.items()}
+        order = sorted(self._devices, key=lambda id: (-lost[id], id))
+        for here in order:
+            if lost[here] <= 0.0:
+                return
+            for goes in self._single(here):
+                for there in reversed(order):
+                    if there != here:
+                        yield here, there, goes, None
+                        for comes in self._single(there):
+                            yield here, there, goes, comes
+
+    def _asked_of(self, id: DeviceId) -> float:
+        return sum(self._loads[n].rate_per_s / self._models[n].tp for n in self._residents[id])
+
+    def _single(self, id: DeviceId) -> list[ModelName]:
+        return [name for name in self._residents[id] if self._models[name].tp == 1]
+
+    def _try(
+        self,
+        here: DeviceId,
+        there: DeviceId,
+        goes: ModelName,
+        comes: ModelName | None,
+        least: float,
+        min_kv_tokens: int,
+    ) -> bool:
+        stays = [n for n in self._residents[here] if n != goes] + ([comes] if comes is not None else [])
+        others = [n for n in self._residents[there] if n != comes] + [goes]
+        if not (self._fit(here, stays, min_kv_tokens) and self._fit(there, others, min_kv_tokens)):
+            return False
+        met_here, met_there = self._met_on(here, stays), self._met_on(there, others)
+        if met_here + met_there - self._met[here] - self._met[there] <= least:
+            return False
+        self._residents[here], self._residents[there] = stays, others
+        self._met[here], self._met[there] = met_here, met_there
+        self.places[goes] = (there,)
+        if comes is not None:
+            self.places[comes] = (here,)
+        return True
+
+    def _fit(self, id: DeviceId, names: Sequence[ModelName], min_kv_tokens: int) -> bool:
+        room = MapRoom([self._devices[id]], min_kv_tokens)
+        for name in names:
+            if not room.fits(self._models[name], id):
+                return False
+            room.book(self._models[name], [id])
+        return True
+
+
+def planned_site(device: DeviceSpec, residents: Sequence[tuple[ModelSpec, PlannedLoad]]) -> Site:
+    """The device as it is expected to be with these models: how long requests run depends on how much they slow each
+    other down, and the other way round."""
+    crowd = 1.0
+    tenants: list[SharingModel] = []
+    for _ in range(_ROUNDS):
+        tenants = [_tenant(device, model, load, crowd) for model, load in residents]
+        crowd = slowdown(sum(t.duty * t.share for t in tenants))
+    return Site(device.id, float(device.memory_bytes), tuple(tenants))
+
+
+def _tenant(device: DeviceSpec, model: ModelSpec, load: PlannedLoad, crowd: float) -> SharingModel:
+    rates, shard_bytes = GUESSES[device.kind], model.shard_weight_bytes
+    held = (load.prompt_tokens + load.output_tokens / 2) * model.shape.kv_bytes_per_token / model.tp
+    running = load.rate_per_s * load.output_tokens * alone_s(rates, Batch(shard_bytes, 0, 1)) * crowd
+    batch = Batch(shard_bytes, int(held * max(1.0, running)), max(1, round(running)))
+    return SharingModel(
+        model=model.name,
+        rate_per_s=load.rate_per_s / model.tp,
+        duty=-math.expm1(-running),
+        share=bandwidth_share(rates, batch),
+        bearable=model.slo_tpot_s / alone_s(rates, batch),
+        kv_bytes=held * running,
+        weight_bytes=shard_bytes + device.engine_bytes,
+    )
