@@ -76,7 +76,7 @@ def curves(found: Lines, row: str, setup: str, trace: str, metric: str) -> dict[
 def rates(found: Lines, metric: str) -> None:
     """Rates at the targets: median and range over draws, and Prism's over the best rival's, draw by draw."""
     who = (*variants.POLICIES, FREE)
-    over = ("prism / best rival", "one instance / best rival", "prism / free memory")
+    over = ("prism / best rival", "told nothing / best rival", "prism / free memory")
     print(f"\n| {METRICS[metric]} | met | draws | " + " | ".join((*who, *over)) + " |")
     print("|---" * (3 + len(who) + len(over)) + "|")
     for setup in SETUPS:
@@ -86,7 +86,7 @@ def rates(found: Lines, metric: str) -> None:
             for target in TARGETS if common else ():
                 at = {p: [falls_at(by_policy[p][draw], target) for draw in sorted(common)] for p in who}
                 best = [max(options, key=_size) for options in zip(*(at[p] for p in variants.RIVALS), strict=True)]
-                pairs = ((variants.PRISM, best), (variants.ALONE, best), (variants.PRISM, at[FREE]))
+                pairs = ((variants.PRISM, best), (variants.UNTOLD, best), (variants.PRISM, at[FREE]))
                 ratios = [[a.over(b) for a, b in zip(at[p], other, strict=True)] for p, other in pairs]
                 cells = [str(len(common)), *(spread(values) for values in (*at.values(), *ratios))]
                 print(f"| {setup}, {trace}-like | {target:.0%} | " + " | ".join(cells) + " |")

@@ -20,6 +20,7 @@ STYLE = {
     "qlm": ("#8e44ad", "D"),
     "serverlessllm": ("#d68910", "v"),
     "prism, one instance": ("#e59866", "o"),
+    "prism, told nothing": ("#f5b041", "v"),
     "free memory": ("#222222", "."),
 }
 

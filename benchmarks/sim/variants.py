@@ -18,7 +18,7 @@ ALONE: Final = "prism, one instance"
 UNTOLD: Final = "prism, told nothing"
 """Prism that is not told the trace's mean rates and lengths, as it and the fixed maps are otherwise."""
 RIVALS: Final = ("muxserve", "static", "serverlessllm", "qlm")
-POLICIES: Final = (PRISM, ALONE, *RIVALS)
+POLICIES: Final = (PRISM, UNTOLD, *RIVALS)
 PAPER: Final[dict[str, dict[str, object]]] = {
     "paper's KVPR": {"placement": Placement.KVPR, "kvpr": KvprMode.PAPER},
     "paper's migration": {"migration": MigrationTest.PAPER},
