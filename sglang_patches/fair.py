@@ -135,7 +135,8 @@ class FairRounds:
         coming = sum(len(coming.slots) for coming in self._moves.coming.values())
         tokens = self._moves.agree(lease.used_tokens() + lease.available_tokens() - coming)
         chunk = scheduler.chunked_prefill_size or scheduler.max_prefill_tokens
-        return FairRoom(tokens, int(chunk), int(scheduler.max_running_requests))
+        most = min(int(scheduler.max_running_requests), scheduler.prism_room.width.rows)
+        return FairRoom(tokens, int(chunk), most)
 
     def _worth(self, batch: Any, leaving: Sequence[Any], entering: int) -> bool:
         copy_s = sum(self._store.trip_s(len(req.origin_input_ids) + len(req.output_ids)) for req in leaving)

@@ -14,6 +14,7 @@ from prism.engine.handle import EngineHandle
 from prism.kv.exchange import HeldPiece, fetch_kv
 from prism.kv.host_pool import HostPool, drop_host_pool, host_pool_directory
 from prism.kv.settings import DeclaredLinks, KvSettings, write_kv_settings
+from tests.engine.families import FAMILIES, make_model
 from tests.engine.rig import DEVICE_BYTES, Rig, prompt, reference, tokenized
 from tests.kv.nodes import KvNode
 from tests.patience import PATIENCE_S
@@ -166,6 +167,22 @@ async def test_others_go_on_while_kv_comes_over_a_link_and_a_kill_while_it_leave
         rid = rig.submit(again, tokenized("", prompt(2), len(resumed) + 3), resumed=resumed)
         assert await rig.answer(rid) == rig.reference(NAME, prompt(2), len(resumed) + 3)
     assert rig.free_bytes(0) == rig.free_bytes(1) == DEVICE_BYTES
+
+
+@pytest.mark.slow
+async def test_latent_rows_move_like_any_others(rig: Rig, kept: HostPool, tmp_path: Path) -> None:
+    """MLA: a token is one row per layer. Windows and states have trees of their own, whose KV stays."""
+    family = next(family for family in FAMILIES if family.config == "Glm4MoeLite")
+    path = make_model(family, tmp_path / "latent", rig.models / NAME)
+    said, tokens = [*prompt(5, 70)], []
+    for number in range(2):
+        handle = await rig.activate(rig.spec_at(path, **family.engine), [rig.devices[number]])
+        rid = rig.submit(handle, tokenized("", [*said, *tokens], 4))
+        tokens += await rig.answer(rid)
+        assert cached(rig, rid) >= (0 if number == 0 else 64)
+        await handle.deactivate()
+    assert tokens == reference(path, tuple(said), 8)
+    assert kept.use().pieces > 0 and rig.free_bytes(0) == rig.free_bytes(1) == DEVICE_BYTES
 
 
 @pytest.mark.slow
