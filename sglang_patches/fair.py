@@ -72,7 +72,8 @@ class FairRounds:
         self._present = present
         self._arrivals = {rid: self._arrivals.get(rid) or next(self._numbers) for rid in present}
         self._time_step(batch)
-        if self._steps >= ROUND_STEPS or ended or batch.is_empty() or (came and not self._outside):
+        idle = batch.is_empty() and not self._moves.coming
+        if self._steps >= ROUND_STEPS or ended or idle or (came and not self._outside):
             self._begin_round(batch)
         elif self._outside:
             self._outside |= {req.rid for req in self._scheduler.waiting_queue if req.rid not in self._chosen}
@@ -89,7 +90,7 @@ class FairRounds:
         if self._steps > 0 and not batch.is_empty():
             took_s = now_s - self._stepped_s
             self._step_s += (took_s - self._step_s) * (_NEWEST if self._step_s else 1)
-        self._steps, self._stepped_s = self._steps + 1, now_s
+        self._steps, self._stepped_s = self._steps + (not batch.is_empty()), now_s
 
     def _begin_round(self, batch: Any) -> None:
         self._steps = 0
