@@ -8,6 +8,7 @@ import signal
 from pathlib import Path
 
 import numpy as np
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -83,6 +84,22 @@ def test_what_a_lender_lacks_another_one_has_or_host_memory(tmp_path: Path) -> N
     assert kept.keep(TOKENS, ROWS, "", 0, 60.0) == 10
     assert 0 < lent(fast) <= 6 * PAGE and 0 < lent(slow) <= 5 * PAGE and list((tmp_path / "pool").glob("*/0*"))
     assert kept.reach(TOKENS, "", 0) == 640 == kept.fetch(TOKENS, "", 0, 640, ROWS)
+    kept.close()
+
+
+def test_a_lender_gets_its_memory_back_although_host_memory_cannot_be_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(*_: object) -> bool:
+        raise OSError(5, "no such luck")
+
+    lender = open_lender(tmp_path)
+    kept, _ = keeper(tmp_path, lender)
+    kept.keep(TOKENS, ROWS, "", 0, 60.0)
+    monkeypatch.setattr(HostPool, "put", broken)
+    lender.offer(None)
+    kept.step()
+    assert lent(lender) == 0 and kept.reach(TOKENS, "", 0) == 0
     kept.close()
 
 
