@@ -8,7 +8,7 @@ back; the next turn of the same conversation (*brought back*); the model leaves 
 same turn again (*computed*). Times are from handing the request to the engine to its first token here; activation is
 not in them. Goal: brought back at most 1.3 times on the device.
 
-Last result: docs/results/kv.md.
+Last result: docs/results/aqua.md.
 """
 
 from __future__ import annotations
