@@ -301,7 +301,7 @@ class KvConfig(Section, frozen=True, kw_only=True):
             description="Keep it in host memory where bringing it back takes less than computing it again: a "
             "conversation goes on from its cache after its model was evicted or moved. Off: it is computed again."
         ),
-    ] = True
+    ] = False
     host_memory_fraction: Annotated[
         Fraction, Meta(description="Share of a machine's memory for it, one pool for all models.")
     ] = 0.1
