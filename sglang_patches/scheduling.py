@@ -43,10 +43,10 @@ def take_in(original: Callable[..., Any], scheduler: Any, recv_req: Any) -> None
     if problem is not None:
         seat.reject(recv_req.rid, problem, HTTPStatus.BAD_REQUEST)
         return
-    if recv_req.lora_id is not None and (refusal := seat.take_adapter(recv_req.lora_id)) is not None:
-        seat.reject(recv_req.rid, *refusal)
-        return
     try:
+        if recv_req.lora_id is not None and (refusal := seat.take_adapter(recv_req.lora_id)) is not None:
+            seat.reject(recv_req.rid, *refusal)
+            return
         original(scheduler, recv_req)
     except Exception as error:
         log.exception("request %s could not be taken in", recv_req.rid)

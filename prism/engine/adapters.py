@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, Final
 
 import torch
+from safetensors import SafetensorError
 
 from prism.config.adapters import (
     CONFIG_FILE,
@@ -66,7 +67,7 @@ class EngineAdapters:
                 )
             self._load(ref)
             self._used[lora_id] = None
-            self._forget_oldest()
+            self._forget_oldest({lora_id, *self._needed()})
         self._used.move_to_end(lora_id)
 
     def resident(self) -> list[str]:
@@ -86,10 +87,12 @@ class EngineAdapters:
             raise AdapterRefused(f"the adapter {ref.name!r} {why}")
         config = {**read_json(facts.folder / CONFIG_FILE), "target_modules": list(facts.dims)}
         config["lora_alpha"] = facts.scaling * facts.rank
+        try:
+            tensors = dict(whole_layers(facts, engine))
+        except (OSError, SafetensorError) as error:
+            raise AdapterRefused(f"the adapter {ref.name!r} cannot be read: {error}") from error
         result = self._manager._load_lora_adapter_from_tensors(
-            LoRARef(lora_id=ref.id, lora_name=ref.id, lora_path=ref.folder, pinned=False),
-            dict(whole_layers(facts, engine)),
-            config,
+            LoRARef(lora_id=ref.id, lora_name=ref.id, lora_path=ref.folder, pinned=False), tensors, config
         )
         if not result.success:
             for half_way in (self._manager.configs, self._manager.loras):
@@ -112,9 +115,8 @@ class EngineAdapters:
         config = self._manager.base_hf_config.to_dict()
         return facts_from(config, [], self._scheduler.server_args.dtype, "the engine's configuration").shape
 
-    def _forget_oldest(self) -> None:
-        """Never one that a request here still needs."""
-        needed = set(self._needed())
+    def _forget_oldest(self, needed: set[str]) -> None:
+        """Never one of ``needed``."""
         for lora_id in list(self._used):
             if len(self._used) <= KEPT_PER_SLOT * self._room().slots:
                 return

@@ -27,6 +27,8 @@ from tests.patience import PATIENCE_S
 
 MODELS = ("demo-llama", "demo-qwen3", "demo-stablelm")
 DEVICE_BYTES = 128 << 20
+_UNDER_WAY_S = 10.0
+"""What an engine sent before its end is here after this."""
 _SHAPE = ModelShape(layers=1, hidden=1, heads=1, kv_heads=1, head_dim=1, intermediate=1, vocab=1)
 
 
@@ -123,6 +125,8 @@ class Rig:
         self.items: dict[str, list[TokenItem]] = {}
         self.tokens: dict[str, list[int]] = {}
         self.finish: dict[str, dict[str, object]] = {}
+        self._engines: dict[str, EngineHandle] = {}
+        """Who has the request."""
         self._changed = asyncio.Event()
         self._numbers = itertools.count(1)
         self._reader: asyncio.Task[None] | None = None
@@ -190,16 +194,26 @@ class Rig:
         if resumed:
             self.tokens[rid] = list(resumed)
         self.finish.pop(rid, None)
+        self._engines[rid] = handle
         handle.submit(Work(rid, payload, front or self.inbox.address, attempt, tuple(resumed)))
         return rid
 
     async def wait_tokens(self, rid: str, count: int, timeout_s: float = PATIENCE_S) -> list[int]:
-        """The request's tokens as soon as there are ``count``."""
+        """The request's tokens as soon as there are ``count``. Fails when the engine that has it is over and no more
+        comes from it."""
         async with asyncio.timeout(timeout_s):
             while len(self.tokens.get(rid, ())) < count and rid not in self.finish:
-                self._changed.clear()
-                await self._changed.wait()
+                await self._next_message(rid)
         return list(self.tokens.get(rid, ()))
+
+    async def _next_message(self, rid: str) -> None:
+        alive = self._engines[rid].alive
+        self._changed.clear()
+        try:
+            async with asyncio.timeout(_UNDER_WAY_S):
+                await self._changed.wait()
+        except TimeoutError:
+            assert alive, f"engine {self._engines[rid].id} ended before it had answered {rid}"
 
     async def answer(self, rid: str, timeout_s: float = PATIENCE_S) -> list[int]:
         """All tokens of the request, once it is finished."""

@@ -132,7 +132,6 @@ async def refusals(rig: Rig, handle: EngineHandle, adapters: Path) -> None:
     assert rig.finish[rid]["status_code"] == 400
 
 
-@pytest.mark.skip(reason="an engine that is asked for a hundred adapters at once ends: not understood yet")
 @pytest.mark.slow
 async def test_a_hundred_adapters_through_two_slots(rig: Rig, adapters: Path, tmp_path: Path) -> None:
     """Every one is loaded, and those used longest ago are forgotten; the first is right again at the end."""
