@@ -17,9 +17,6 @@ from prism.remote.orders import Order
 class TensorMemory(Protocol):
     """Memory of the device's account for tensors."""
 
-    from_image: bool
-    """Whether :meth:`fill` will fill them."""
-
     def allocate(self, nbytes: int) -> Any:
         """A flat ``uint8`` tensor of ``nbytes``."""
         ...
@@ -27,6 +24,9 @@ class TensorMemory(Protocol):
 
 class WeightSeat(TensorMemory, Protocol):
     """Where this activation's weights live and where they come from."""
+
+    from_image: bool
+    """Whether :meth:`fill` will fill them."""
 
     @property
     def beside(self) -> TensorMemory:
@@ -49,6 +49,15 @@ class WeightSeat(TensorMemory, Protocol):
 
     def hold(self, model: Any, wanted: Callable[[str], bool]) -> None:
         """Have the parameters ``wanted`` by name in memory and no others: those have no elements."""
+        ...
+
+    def loading(self, model: Any) -> None:
+        """SGLang's loader is about to fill ``model``, which is as its construction left it."""
+        ...
+
+    def processed(self, module: Any) -> None:
+        """SGLang is done with the weights of one module (quantised them, laid them out for kernels): adopt them, and
+        give back what they were made of."""
         ...
 
     def loaded(self, model: Any) -> None:

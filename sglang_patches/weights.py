@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -61,10 +62,30 @@ def load(original: Callable[..., Any], model: Any, weights: Any, target_device: 
         show_absorbed(model)
         restore_kv_scales(model)
         return
+    seat.weights.loading(model)
     original(model, seat.weights.tensors() or weights, target_device)
     keep_absorbed(model)
     seat.weights.loaded(model)
     show_absorbed(model)
+
+
+def load_bitsandbytes(original: Callable[..., Any], loader: Any, model_config: Any, model: Any) -> None:
+    """Around ``BitsAndBytesModelLoader._load_weights``, which reads its files its own way."""
+    weights = current_seat().weights
+    if weights.fill(model):
+        return
+    weights.loading(model)
+    original(loader, model_config, model)
+    weights.loaded(model)
+
+
+@contextmanager
+def process(original: Callable[..., Any], module: Any, target_device: Any) -> Iterator[Any]:
+    """Around ``loader.device_loading_context``, in which a module's weights are processed: one module after the other,
+    so that only one is in memory twice."""
+    with original(module, target_device) as given:
+        yield given
+    current_seat().weights.processed(module)
 
 
 _LOADER = "sglang.srt.model_loader.loader"
@@ -82,5 +103,19 @@ HOOKS = (
         load,
         ("model", "weights", "target_device"),
         "a stored image or a pack replaces reading safetensors",
+    ),
+    Hook(
+        f"{_LOADER}.BitsAndBytesModelLoader._load_weights",
+        HookKind.AROUND,
+        load_bitsandbytes,
+        ("self", "model_config", "model"),
+        "a stored image replaces what bitsandbytes' loader makes",
+    ),
+    Hook(
+        f"{_LOADER}.device_loading_context",
+        HookKind.AROUND,
+        process,
+        ("module", "target_device"),
+        "what quantisation makes takes the place of what it read",
     ),
 )

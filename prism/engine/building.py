@@ -15,7 +15,7 @@ from prism.engine.delivery import Delivery
 from prism.engine.frames import FrameSocket
 from prism.engine.images import image_keys
 from prism.engine.seat import WorkerSeat, cut_to_memory
-from prism.engine.sglang_process import prepare_ranks
+from prism.engine.sglang_process import platform_of, prepare_ranks
 from prism.engine.weight_seat import EngineWeights
 from prism.weights.folders.fingerprint import fingerprint
 from prism.weights.store.weight_store import WeightStore
@@ -113,4 +113,5 @@ class EngineBuilder:
         store = self.store if mark else None
         stored = sum(file.stat().st_size for file in Path(arguments["model_path"]).glob("*.safetensors"))
         estimate = (stored or command.weight_bytes) // command.world
-        return EngineWeights(self.owner, store, key, command.model, self.capacity_bytes, estimate)
+        platform = platform_of(arguments["device"], self.gpu_index)
+        return EngineWeights(self.owner, store, key, command.model, self.capacity_bytes, estimate, platform)

@@ -12,6 +12,9 @@ import xxhash
 from prism.engine.sglang_args import COMMON, CUDA, HOST
 from prism.weights.packs.format import PackKey
 
+_FORM: Final = 2
+"""Of what an image says of its model (:class:`prism.engine.weight_seat.ImageMeta`): others are made anew."""
+
 _NOT_IN_THE_BYTES: Final = frozenset(
     (
         "model_path",
@@ -47,7 +50,8 @@ them: a new argument costs a second image, not a wrong one."""
 def layout_name(sglang_version: str, world: int, rank: int, dtype: str, variant: str = "") -> str:
     """The pack layout of an engine: parameters as they lie in SGLang ``sglang_version`` on rank ``rank`` of ``world``,
     started with settings that :func:`variant_of` names."""
-    name = f"sglang-{re.sub(r'[^0-9A-Za-z.]', '', sglang_version)}/tp{world}/rank{rank}/{dtype}"
+    release = re.sub(r"[^0-9A-Za-z.]", "", sglang_version)
+    name = f"sglang-{release}/form{_FORM}/tp{world}/rank{rank}/{dtype}"
     return f"{name}/{variant}" if variant else name
 
 

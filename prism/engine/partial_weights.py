@@ -32,7 +32,11 @@ class HeldTensors:
         in host memory yet. Raises ``prism.memory.OutOfMemory``; then what was there is there."""
         parameters = dict(model.named_parameters(remove_duplicate=False))
         entries = self._packed.header.tensors
-        keep = {e.name for e in entries if e.name not in parameters or any(map(wanted, (e.name, *e.aliases)))}
+        keep = {
+            e.name
+            for e in entries
+            if not parameters.keys() >= {e.name, *e.aliases} or any(map(wanted, (e.name, *e.aliases)))
+        }
         for entry in entries:
             if entry.name in keep and entry.name in self._absent:
                 self._bring(entry)

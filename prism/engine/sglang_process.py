@@ -31,6 +31,14 @@ def open_gpu(index: int) -> None:
     torch.cuda.empty_cache()
 
 
+def platform_of(kind: str, gpu_index: int) -> str:
+    """What kernels, and with them the layout of quantised weights, are chosen by."""
+    if kind != "cuda":
+        return kind
+    major, minor = torch.cuda.get_device_capability(gpu_index)
+    return f"{kind} sm_{major}{minor}"
+
+
 def suspects_of(scheduler: Any) -> list[str]:
     """Requests of the step that was being run when the loop failed. With overlap also those of the two started last: a
     GPU reports the fault of one while the next is under way."""

@@ -1,13 +1,14 @@
 """Where one activation's weights live: a region of the device's account, filled by SGLang once, by block copies after.
 
 The first activation of a model on a machine runs SGLang's own loader, over the pack of the model's files if there is
-one; the parameters it leaves are packed into the machine's :class:`~prism.weights.store.weight_store.WeightStore` as
-they lie in the engine. Later activations construct the same parameters at the pack's places and copy whole blocks: no
-file is read, no tensor is looped over.
+one; what it leaves - parameters, and what quantisation made of them - is packed into the machine's
+:class:`~prism.weights.store.weight_store.WeightStore` as it lies in the engine. Later activations construct the same
+tensors at the pack's places and copy whole blocks: no file is read, nothing is quantised or repacked again.
 """
 
 from __future__ import annotations
 
+import gc
 import logging
 import time
 from collections.abc import Callable, Iterator
@@ -17,7 +18,9 @@ import msgspec
 import torch
 
 from prism import memory
-from prism.engine.growing_region import ALIGN_BYTES, ROOM_WAIT_S, GrowingRegion
+from prism.engine.growing_region import ROOM_WAIT_S, GrowingRegion
+from prism.engine.module_state import ATTRIBUTE, BeforeLoading, HolderState, Unrecordable, restore, take_away
+from prism.engine.moving_in import move_in
 from prism.engine.partial_weights import HeldTensors
 from prism.weights.errors import WeightsError
 from prism.weights.loading.loader import load
@@ -29,15 +32,23 @@ from prism.weights.store.whereabouts import Tier
 
 log = logging.getLogger(__name__)
 
-_COLD_PAGE_BYTES: Final = 2 << 20
-"""Pages of a region whose size is not known yet: it grows tensor by tensor."""
+_PROCESSED_ROOM: Final = 2
+"""Address space for weights that are loaded, in sizes of the device: what quantisation makes comes behind what it read,
+whose pages are given back."""
 
 
 class ImageMeta(msgspec.Struct, frozen=True):
-    """What an engine image remembers beside the tensors: for the n-th allocation during the model's construction, the
-    name of the parameter it became, or "" if it became none."""
+    """What an engine image remembers beside the tensors."""
 
-    created: list[str]
+    created: list[str | None]
+    """For the n-th allocation during the model's construction, the name of the tensor it became; "": one that is not in
+    the image; None: loading replaced it."""
+    gone: list[str]
+    """Modules that loading took away."""
+    states: list[HolderState]
+    """What loading made of the others."""
+    platform: str
+    """Where it was loaded; "": loading left everything as any device has it."""
 
 
 class EngineWeights:
@@ -51,30 +62,46 @@ class EngineWeights:
         label: str,
         virtual_bytes: int,
         estimated_bytes: int,
+        platform: str = "cpu",
     ) -> None:
-        """``virtual_bytes`` bounds and ``estimated_bytes`` guesses the size of weights no image exists of."""
-        self._store, self._key, self._label = store, key, label
+        """``virtual_bytes`` bounds and ``estimated_bytes`` guesses the size of weights no image exists of.
+        ``platform`` names what quantised weights are laid out for."""
+        self._store, self._key, self._label, self._platform = store, key, label, platform
         self.beside = GrowingRegion(owner, virtual_bytes)
+        self._keeps_image = store is not None
         self.packed: ResidentPack | None = store.get(key) if store is not None else None
+        if self.packed is not None and not self._fits(self.packed):
+            self.packed.close()
+            self.packed = None
         self.from_image = self.packed is not None
         self._raw = self._find_raw() if self.packed is None else None
         self.phases: dict[str, float] = {}
-        self._created: list[Any] = []
         self._held: HeldTensors | None = None
+        self._growing = GrowingRegion(owner, _PROCESSED_ROOM * virtual_bytes)
+        self._before: BeforeLoading | None = None
+        self._region: memory.WeightRegion | None = None
+        self._asked = 0
         self._resting: PackHeader | None = None
         """Of the image that filled the region last."""
-        self._used_bytes = 0
+        self.expected_bytes = estimated_bytes
         if self.packed is not None:
             header = self.packed.header
-            self._names = msgspec.msgpack.decode(header.meta, type=ImageMeta).created
-            self._places = {t.name: header.blocks[t.block].offset + t.offset for t in header.tensors}
+            entries = [(name, t) for t in header.tensors for name in (t.name, *t.aliases)]
+            self._entries = dict(entries)
+            self._offsets = {name: header.blocks[t.block].offset + t.offset for name, t in entries}
             self._region = owner.weight_region(header.data_bytes)
             self._region.commit(timeout_s=ROOM_WAIT_S)
-            self._used_bytes = self.expected_bytes = header.data_bytes
-        else:
-            self.expected_bytes = estimated_bytes
-            self._region = owner.weight_region(virtual_bytes, page_bytes=_COLD_PAGE_BYTES)
-        self._bytes = self._region.tensor(0, (self._region.nbytes,), torch.uint8)
+            self._bytes = self._region.tensor(0, (self._region.nbytes,), torch.uint8)
+            self.expected_bytes = header.data_bytes
+
+    def _fits(self, packed: ResidentPack) -> bool:
+        """Whether the image is for such a device. Another one's stays: it may be read here for others' sake."""
+        self._meta = msgspec.msgpack.decode(packed.header.meta, type=ImageMeta)
+        if self._meta.platform in ("", self._platform):
+            return True
+        log.warning("%s: its image is for %s, this is %s", self._label, self._meta.platform, self._platform)
+        self._keeps_image = False
+        return False
 
     def _find_raw(self) -> ResidentPack | None:
         """The model's files as ``prism pack`` or another machine left them in the store."""
@@ -94,43 +121,39 @@ class EngineWeights:
     @property
     def held_bytes(self) -> int:
         """Physical bytes the weights, and what is beside them, hold now."""
-        return int(self._region.committed_bytes) + self.beside.held_bytes
+        filled = 0 if self._region is None else int(self._region.committed_bytes)
+        return filled + self._growing.held_bytes + self.beside.held_bytes
 
     def allocate(self, nbytes: int) -> torch.Tensor:
         """The next tensor of the model under construction, as flat bytes."""
-        index = len(self._created)
-        if self.packed is not None:
-            name = self._names[index] if index < len(self._names) else ""
-            if not name:
-                tensor = torch.empty(nbytes, dtype=torch.uint8)
-            else:
-                tensor = self._bytes[self._places[name] : self._places[name] + nbytes]
-        else:
-            tensor = self._bump(nbytes)
-        self._created.append(tensor)
-        return tensor
-
-    def _bump(self, nbytes: int) -> torch.Tensor:
-        start = -(-self._used_bytes // ALIGN_BYTES) * ALIGN_BYTES
-        end = start + nbytes
-        self._region.commit(offset_bytes=start, nbytes=nbytes, timeout_s=ROOM_WAIT_S)
-        self._used_bytes = end
-        return self._bytes[start:end]
+        if self.packed is None:
+            return self._growing.allocate(nbytes)
+        name = self._meta.created[self._asked] if self._asked < len(self._meta.created) else ""
+        self._asked += 1
+        if name and nbytes <= self._entries[name].nbytes:
+            return self._bytes[self._offsets[name] : self._offsets[name] + nbytes]
+        if name != "" and nbytes <= self._bytes.numel():
+            return self._bytes[:nbytes]  # nothing reads it before it is replaced, and nothing is loaded yet
+        return torch.empty(nbytes, dtype=torch.uint8)
 
     def fill(self, model: torch.nn.Module) -> bool:
         """See :meth:`sglang_patches.seat.WeightSeat.fill`."""
-        if self.packed is None:
+        if self.packed is None or self._region is None:
             return False
         start_s = time.perf_counter()
         load(self.packed, self._region)
         self.phases["copy"] = time.perf_counter() - start_s
-        self._adopt(model)
-        self._created.clear()
+        try:
+            take_away(model, self._meta.gone)
+            restore(model, self._meta.states, self._place)
+        except (AttributeError, KeyError) as error:
+            raise WeightsError(f"the image of {self._label} does not fit the model: {error}") from error
+        self._check_filled(model)
         return True
 
     def hold(self, model: torch.nn.Module, wanted: Callable[[str], bool]) -> None:
         """See :meth:`sglang_patches.seat.WeightSeat.hold`. Raises :class:`WeightsError` when there is no image."""
-        if self.packed is None:
+        if self.packed is None or self._region is None:
             raise WeightsError(f"the weights of {self._label} came from no image: all of them stay")
         if self._held is None:
             self._held = HeldTensors(self._region, self.packed)
@@ -140,6 +163,20 @@ class EngineWeights:
     def whole(self) -> bool:
         """Whether all parameters are in memory."""
         return self._held is None or self._held.whole
+
+    def _place(self, name: str) -> torch.Tensor:
+        """The image's tensor ``name``, where it lies in the region."""
+        entry, dtype = self._entries[name], getattr(torch, self._entries[name].dtype)
+        if not entry.strides:
+            assert self._region is not None
+            return self._region.tensor(self._offsets[name], entry.shape, dtype)
+        flat = self._bytes[self._offsets[name] : self._offsets[name] + entry.nbytes].view(dtype)
+        return flat.as_strided(entry.shape, entry.strides)
+
+    def _check_filled(self, model: torch.nn.Module) -> None:
+        lacking = [name for name, _ in named_tensors(model) if name not in self._entries]
+        if lacking:
+            raise WeightsError(f"the image of {self._label} lacks {', '.join(sorted(lacking)[:5])}")
 
     def tensors(self) -> Iterator[tuple[str, torch.Tensor]] | None:
         """See :meth:`sglang_patches.seat.WeightSeat.tensors`."""
@@ -161,76 +198,77 @@ class EngineWeights:
                 yield name, flat.view(entry.shape)
         self.phases["unpack"] = time.perf_counter() - start_s
 
-    def _adopt(self, model: torch.nn.Module) -> None:
-        """Point every tensor of ``model`` at its place in the region (most are there from their construction)."""
-        assert self.packed is not None
-        found = dict(named_tensors(model))
-        for entry in self.packed.header.tensors:
-            place = self._region.tensor(self._places[entry.name], entry.shape, getattr(torch, entry.dtype))
-            for name in (entry.name, *entry.aliases):
-                tensor = found.pop(name, None)
-                if tensor is None or tensor.dtype != place.dtype:
-                    raise WeightsError(
-                        f"the image of {self._label} does not fit the model: {name} is missing or differs"
-                    )
-                if tensor.data_ptr() != place.data_ptr() or tensor.shape != place.shape:
-                    tensor.data = place
-        if found:
-            raise WeightsError(f"the image of {self._label} lacks {', '.join(sorted(found)[:5])}")
+    def loading(self, model: torch.nn.Module) -> None:
+        """See :meth:`sglang_patches.seat.WeightSeat.loading`."""
+        if self._keeps_image:
+            self._before = BeforeLoading(model)
+
+    def processed(self, module: torch.nn.Module) -> None:
+        """See :meth:`sglang_patches.seat.WeightSeat.processed`."""
+        if move_in([module], self._growing, self._before):
+            self._growing.trim()
 
     def loaded(self, model: torch.nn.Module) -> None:
         """See :meth:`sglang_patches.seat.WeightSeat.loaded`."""
-        self._move_in(model)
-        if self._store is not None and is_plain(model):
+        move_in(model.modules(), self._growing, self._before)
+        gc.collect()  # modules refer to each other in circles
+        self._growing.trim()
+        if self._store is not None and self._keeps_image:
             start_s = time.perf_counter()
-            self._pack(model, self._store)
+            self._keep(model, self._store)
             self.phases["pack"] = time.perf_counter() - start_s
-            if self._raw is not None:  # the image serves from now on: no second copy in memory
-                self._store.rm(self._raw.key, (Tier.HOST,))
+        self._before = None
         self._close_raw()
-        self._created.clear()
 
-    def _move_in(self, model: torch.nn.Module) -> None:
-        base = self._region.address
-        for _, tensor in named_tensors(model):
-            inside = base <= tensor.data_ptr() < base + self._used_bytes
-            if inside or tensor.numel() == 0:
-                continue
-            place = self._bump(tensor.numel() * tensor.element_size()).view(tensor.dtype).view(tensor.shape)
-            place.copy_(tensor)
-            tensor.data = place
+    def _keep(self, model: torch.nn.Module, store: WeightStore) -> None:
+        """Writes the image, unless the loader left what none can hold: such a model is loaded by SGLang each time."""
+        assert self._before is not None
+        try:
+            states, tensors = self._before.record(model)
+            if len({tensor.device.type for tensor in tensors.values()}) > 1:
+                raise Unrecordable("the loader left tensors on more than one kind of device")
+        except Unrecordable as why:
+            log.warning("no image is kept of %s: %s", self._label, why)
+            return
+        quantised = getattr(model, "quant_config", None) is not None
+        processed = quantised or any(
+            state.removed or state.values or state.marks or state.fresh or ATTRIBUTE in state.tensors.values()
+            for state in states
+        )
+        platform = self._platform if processed else ""
+        self._pack(ImageMeta([], self._before.gone(model), states, platform), tensors, store)
+        if self._raw is not None:  # the image serves from now on: no second copy in memory
+            store.rm(self._raw.key, (Tier.HOST,))
 
-    def _pack(self, model: torch.nn.Module, store: WeightStore) -> None:
-        names: dict[tuple[int, torch.Size], list[str]] = {}
-        tensors: dict[str, torch.Tensor] = {}
-        for name, tensor in named_tensors(model):
-            same = names.setdefault((tensor.data_ptr(), tensor.shape), [])
-            same.append(name)
-            if len(same) == 1:
-                tensors[name] = tensor
+    def _pack(self, meta: ImageMeta, tensors: dict[str, torch.Tensor], store: WeightStore) -> None:
+        same: dict[tuple[object, ...], list[str]] = {}
+        for name, tensor in tensors.items():
+            look = (tensor.data_ptr(), tensor.dtype, tuple(tensor.shape), tensor.stride())
+            same.setdefault(look, []).append(name)
         plans = [
             TensorPlan(
-                name,
-                str(tensor.dtype).removeprefix("torch."),
-                tuple(tensor.shape),
-                () if tensor.is_contiguous() else tuple(tensor.stride()),
-                aliases=tuple(names[tensor.data_ptr(), tensor.shape][1:]),
+                names[0],
+                str(tensors[names[0]].dtype).removeprefix("torch."),
+                tuple(tensors[names[0]].shape),
+                () if tensors[names[0]].is_contiguous() else tuple(tensors[names[0]].stride()),
+                aliases=tuple(names[1:]),
             )
-            for name, tensor in tensors.items()
+            for names in same.values()
         ]
         at = {tensor.data_ptr(): name for name, tensor in tensors.items()}
-        meta = ImageMeta(created=[at.get(t.data_ptr(), "") for t in self._created])
+        created = [None if a is None else at.get(a, "") for a in self._growing.addresses()]
+        meta = msgspec.structs.replace(meta, created=created)
         with store.writer(
             self._key, plan_blocks(plans), label=self._label, meta=msgspec.msgpack.encode(meta)
         ) as writer:
-            for name, tensor in tensors.items():
-                writer.write(name, storage_bytes(tensor))
+            for plan in plans:
+                writer.write(plan.name, storage_bytes(tensors[plan.name]))
             writer.finish()
 
     def rest(self) -> None:
         """Give the memory back and keep the addresses. No tensor of the model may be used until :meth:`wake`. Only for
         weights that came from an image."""
-        assert self.packed is not None
+        assert self.packed is not None and self._region is not None
         self._resting = self.packed.header
         self._held = None
         self.packed.close()
@@ -247,7 +285,7 @@ class EngineWeights:
 
     def wake(self) -> None:
         """Memory behind the addresses again, and the weights in it."""
-        assert self.packed is not None
+        assert self.packed is not None and self._region is not None
         start_s = time.perf_counter()
         self._region.commit(timeout_s=ROOM_WAIT_S)
         load(self.packed, self._region)
@@ -255,10 +293,11 @@ class EngineWeights:
 
     def release(self) -> None:
         """Give the memory back. No tensor of the model may be used any more."""
-        self._created.clear()
-        self._held = None
-        del self._bytes
-        self._region.close()
+        self._before = self._held = None
+        if self._region is not None:
+            del self._bytes
+            self._region.close()
+        self._growing.close()
         self.beside.close()
         if self.packed is not None:
             self.packed.close()
@@ -272,14 +311,10 @@ class EngineWeights:
 
 
 def named_tensors(model: torch.nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
-    """All parameters and buffers, tied ones under each of their names."""
-    yield from model.named_parameters(remove_duplicate=False)
-    yield from model.named_buffers(remove_duplicate=False)
-
-
-def is_plain(model: torch.nn.Module) -> bool:
-    """Whether parameters and buffers are all there is. Quantized layers keep more; SGLang loads those each time."""
-    return getattr(model, "quant_config", None) is None
+    """All parameters and buffers of modules, each module under its first name."""
+    for name, module in model.named_modules():
+        for kind in (module._parameters, module._buffers):
+            yield from ((f"{name}.{each}" if name else each, t) for each, t in kind.items() if t is not None)
 
 
 def storage_bytes(tensor: torch.Tensor) -> Any:
