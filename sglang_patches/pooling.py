@@ -27,6 +27,9 @@ def take_in(original: Callable[..., Any], scheduler: Any, recv_req: Any) -> None
     elif not recv_req.token_type_ids:
         recv_req.token_type_ids = [0] * len(recv_req.input_ids)  # a step takes them of all its requests or of none
     try:
+        if recv_req.lora_id is not None and (refusal := seat.take_adapter(recv_req.lora_id)) is not None:
+            seat.reject(recv_req.rid, *refusal)
+            return
         original(scheduler, recv_req)
     except Exception as error:
         log.exception("request %s could not be taken in", recv_req.rid)

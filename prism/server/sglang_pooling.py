@@ -129,10 +129,12 @@ class PooledQueue:
     async def _queue(self, rows: Sequence[_Tokens], inputs: PooledInputs, call: Call, start: int) -> None:
         broker = self._manager.broker
         for stream, row in list(zip(call.streams, rows, strict=True))[start::AT_ONCE]:
-            payload = encode_request(self._request(stream.id, row, inputs.dimensions))
+            payload = encode_request(self._request(stream.id, row, inputs.dimensions, call.adapter))
             await broker.submit(stream, submission_of(stream, broker.inbox.address, call.objectives, payload))
 
-    def _request(self, rid: str, row: _Tokens, dimensions: int | None) -> TokenizedEmbeddingReqInput:
+    def _request(
+        self, rid: str, row: _Tokens, dimensions: int | None, adapter: str | None
+    ) -> TokenizedEmbeddingReqInput:
         return TokenizedEmbeddingReqInput(
             rid=rid,
             input_text=None,
@@ -141,6 +143,7 @@ class PooledQueue:
             token_type_ids=row.types,
             sampling_params=self._params,
             dimensions=dimensions,
+            lora_id=adapter,
         )
 
 

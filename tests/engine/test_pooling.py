@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import dataclasses
 import json
 import shutil
@@ -13,9 +14,13 @@ from typing import Any
 import numpy as np
 import pytest
 
+from prism.config.adapters import adapter_mark
 from prism.config.model_files import announced
-from prism.core.specs import ModelSpec
+from prism.core.specs import LoraRoom, ModelSpec
 from prism.engine.handle import EngineHandle
+from prism.wire.adapters import AdapterRef
+from scripts.make_demo_adapter import make_adapter
+from tests.engine.adapters import merged
 from tests.engine.rig import Rig, codec, prompt, tokenized
 
 pytestmark = pytest.mark.engine
@@ -172,6 +177,29 @@ async def test_a_batch_of_inputs_dimensions_and_what_no_engine_may_die_of(rig: R
         assert (rig.finish[rid]["type"], rig.finish[rid]["status_code"]) == ("abort", 400)
     assert handle.alive
     assert handle.load is not None and handle.load.cached_kv_tokens == 0
+    await handle.deactivate()
+
+
+async def test_adapters_of_models_that_embed(rig: Rig, tmp_path: Path) -> None:
+    """Vectors of the base and of its adapters, in the same steps."""
+    path = make_model("embed-qwen3", tmp_path / "m", rig.models / "demo-llama")
+    folders = {"base": path}
+    for seed, name in enumerate(("one", "two", "three")):
+        make_adapter(path, tmp_path / name, rank=4, seed=seed)
+        folders[name] = merged(path, tmp_path / name, tmp_path / f"{name}-merged")
+    room = LoraRoom(slots=2, max_rank=4, modules=("down_proj", "gate_up_proj", "o_proj", "qkv_proj"))
+    handle = await rig.activate(dataclasses.replace(spec_of(rig, path), lora=room), [rig.devices[0]])
+    rows = {}
+    for name in folders:
+        request = wanted(prompt(3))
+        if name != "base":
+            request.lora_id = AdapterRef(name, str(tmp_path / name), adapter_mark(tmp_path / name)).id
+        rows[name] = values(rig, handle, request)
+    found = dict(zip(rows, await asyncio.gather(*rows.values()), strict=True))
+    for name, folder in folders.items():
+        expected = reference("embed-qwen3", folder, prompt(3), None)
+        np.testing.assert_allclose(found[name], expected, rtol=2e-4, atol=2e-5)
+    assert not np.allclose(found["one"], found["base"], atol=1e-2)
     await handle.deactivate()
 
 

@@ -32,7 +32,12 @@ models:
   - {name: style, base: base, adapter: style, aliases: [chic], slo: {ttft: 7s}}
   - {name: steep, base: base, adapter: steep}
   - {name: lost, base: base, adapter: nowhere}
+  - {name: vectors, path: tiny, kind: embed}
+  - {name: vectors-style, base: vectors, adapter: style}
 """
+
+
+SPEEDS = {"base": FakeSpeed(vocab=LETTERS), "vectors": FakeSpeed()}
 
 
 @pytest.fixture(scope="module")
@@ -44,7 +49,7 @@ def live() -> Iterator[LiveFront]:
     write_adapter(folder / "style", layers=(0, 1), dims=DIMS)
     write_adapter(folder / "steep", rank=8, layers=(0, 1), dims=DIMS)
     (folder / "c.yaml").write_text(CATALOG)
-    with LiveFront(load_catalog(folder / "c.yaml"), folder, {"base": FakeSpeed(vocab=LETTERS)}) as front:
+    with LiveFront(load_catalog(folder / "c.yaml"), folder, SPEEDS) as front:
         yield front
     shutil.rmtree(folder, ignore_errors=True)
 
@@ -77,6 +82,23 @@ def test_the_adapter_travels_with_the_request(live: LiveFront, works: list[Work]
     assert (ref.name, ref.folder) == ("style", str(live.folder / "style"))
 
 
+def test_adapters_of_models_that_embed(live: LiveFront, monkeypatch: pytest.MonkeyPatch) -> None:
+    from prism.engine.sglang_codec import decode_request
+
+    seen: list[Work] = []
+    handle = live.node.handles["vectors"]
+    submit = handle.submit
+    monkeypatch.setattr(handle, "submit", lambda work: (seen.append(work), submit(work))[1])
+    for model in ("vectors", "vectors-style"):
+        made = live.client().embeddings.create(model=model, input=["one", "two"])
+        assert made.model == model and len(made.data) == 2
+    carried = [decode_request(work.payload).lora_id for work in seen]
+    assert carried[:2] == [None, None] and carried[2] == carried[3]
+    assert AdapterRef.of(carried[2]).name == "vectors-style"
+    status, answer = ask(live, "vectors-style")
+    assert (status, answer["error"]["code"]) == (400, "unsupported_model_kind")
+
+
 def test_objectives_and_metrics_are_the_adapters_own(live: LiveFront) -> None:
     assert ask(live, "style")[0] == 200
     metrics = live.http.get("/metrics").text
@@ -98,7 +120,8 @@ def test_an_unknown_adapter_is_an_unknown_model(live: LiveFront) -> None:
 
 def test_models_list(live: LiveFront) -> None:
     rows = {row["id"]: row for row in live.http.get("/v1/models").json()["data"]}
-    assert list(rows) == ["base", "style", "steep", "lost"]
+    assert list(rows) == ["base", "style", "steep", "lost", "vectors", "vectors-style"]
+    assert (rows["vectors-style"]["parent"], rows["vectors-style"]["kind"]) == ("vectors", "embed")
     assert (rows["style"]["parent"], rows["style"]["root"], rows["base"]["parent"]) == ("base", "base", None)
     assert rows["style"]["state"] == "ready" and rows["style"]["context_length"] == rows["base"]["context_length"]
     assert live.http.get("/v1/models/chic").json()["id"] == "style"
