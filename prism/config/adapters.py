@@ -48,6 +48,8 @@ _MUST_BE: Final[Mapping[str, tuple[Any, ...]]] = {
     "layer_replication": (None, []),
 }
 """Settings of PEFT that engines do not carry out -> what they must be."""
+NOT_SERVED: Final = tuple(key for key in _MUST_BE if key != "peft_type")
+"""Settings of PEFT that an adapter must not use."""
 _MOST_SHOWN: Final = 3
 
 

@@ -5,12 +5,13 @@
 
 from __future__ import annotations
 
-import textwrap
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
 from sglang_patches.kv_guard import WORDS
+from tests.docs import adapt_tables
+from tests.docs.tables import paragraph, table
 from tests.engine.families import FAMILIES, PLAIN, REPRESENTS, WINDOWS, Family
 
 DOCUMENT: Final = Path(__file__).resolve().parents[2] / "docs" / "models.md"
@@ -35,15 +36,6 @@ BY_NAME: Final = """
 Pools are allowed by name (`sglang_patches/kv_guard.py`); any other, one that is not listed here too, is refused when
 the model is activated, with its name and before it takes memory.
 """
-
-
-def paragraph(text: str) -> str:
-    return textwrap.fill(" ".join(text.split()), 120)
-
-
-def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    lines = ["| " + " | ".join(head) + " |", "|" + "---|" * len(head)]
-    return "\n".join(lines + ["| " + " | ".join(row) + " |" for row in rows])
 
 
 LAYOUTS: Final = (
@@ -101,7 +93,14 @@ def _tested(family: Family) -> str:
     return tested
 
 
-SECTIONS: Final[list[Callable[[], str]]] = [layouts, families, refused]
+SECTIONS: Final[list[Callable[[], str]]] = [
+    layouts,
+    families,
+    adapt_tables.quantised,
+    adapt_tables.adapters,
+    adapt_tables.vectors,
+    refused,
+]
 
 
 def render() -> str:
