@@ -250,12 +250,18 @@ def cut_to_memory(scheduler: Any) -> None:
     scheduler.max_req_input_len = min(scheduler.max_req_input_len, most - 1)
 
 
+_POOLED_STEPS = 2
+"""Steps' worth of texts that an engine that does not generate may have: those of the next step are here when one ends,
+or the device would wait for them, as nothing is decoded meanwhile."""
+
+
 def describe(scheduler: Any, weight_bytes: int, from_image: bool) -> EngineInfo:
     """What schedulers must know about the engine that ``scheduler`` runs."""
+    step_tokens = scheduler.chunked_prefill_size or scheduler.max_prefill_tokens
     return EngineInfo(
         kv_bytes_per_token=scheduler.token_to_kv_pool_allocator.lease.token_bytes,
         max_running=scheduler.max_running_requests,
-        chunk_tokens=scheduler.chunked_prefill_size or scheduler.max_prefill_tokens,
+        chunk_tokens=step_tokens if scheduler.is_generation else _POOLED_STEPS * step_tokens,
         max_request_tokens=min(scheduler.max_req_len, scheduler.model_config.context_len),
         weight_bytes=weight_bytes,
         dtype_bytes=scheduler.model_config.dtype.itemsize,

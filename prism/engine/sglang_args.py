@@ -40,6 +40,7 @@ CUDA: Final[dict[str, Any]] = {
 POOLED: Final[dict[str, Any]] = {
     "is_embedding": True,
     "disable_radix_cache": True,  # a text is read once: no KV of it is kept
+    "max_running_requests": 256,  # short texts fill a step only if there are many
 }
 """For models that answer with a vector or scores."""
 
