@@ -19,6 +19,7 @@ from prism.config.document import CatalogFile
 from prism.config.errors import CatalogError
 from prism.config.load import examine_file, load_file
 from prism.config.model_files import ModelFacts, local_folder, model_facts
+from prism.config.model_kinds import reads_both_ways
 from prism.config.policy import PolicyConfig
 from prism.config.sections import (
     AdapterConfig,
@@ -203,7 +204,7 @@ def model_spec(model: ModelConfig, base: Path, adapters: Sequence[AdapterConfig]
     folder = local_folder(model.path, base)
     spec = spec_with(model, facts, model.path if folder is None else str(folder))
     room = lora_room(model.lora, adapters, base)
-    if room is None or spec.kind is not ModelKind.GENERATE:
+    if room is None or spec.kind is ModelKind.RERANK or reads_both_ways((facts.architecture,)):
         return spec
     return replace(spec, lora=room, weight_bytes=spec.weight_bytes + pool_bytes(room, spec.shape, spec.tp))
 

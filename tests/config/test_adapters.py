@@ -102,6 +102,20 @@ def test_its_base_keeps_room_for_its_adapters(folder: Path) -> None:
     assert wide.spec("a").lora == LoraRoom(slots=1, max_rank=2, modules=("o_proj",))
 
 
+@pytest.mark.parametrize("kind", ["embed", "classify"])
+def test_models_that_embed_or_classify_keep_room_too(folder: Path, kind: str) -> None:
+    text = CATALOG.replace("path: m,", f"path: m, kind: {kind},")
+    assert catalog(folder, text).spec("a").lora == catalog(folder).spec("a").lora
+    assert examine_model(catalog(folder, text), "x").problems == ()
+
+
+def test_encoders_keep_no_room(folder: Path) -> None:
+    (folder / "m" / "config.json").write_text(json.dumps({**CONFIG, "architectures": ["BertModel"]}))
+    found = catalog(folder)
+    assert found.spec("a").lora is None
+    assert "its base keeps no room for adapters" in examine_model(found, "x").problems[0]
+
+
 def test_a_broken_adapter_is_its_own_problem(folder: Path) -> None:
     (folder / "y" / "adapter_config.json").unlink()
     found = catalog(folder)
