@@ -129,7 +129,7 @@ async def _quantised(run: Run, folder: Path) -> None:
         for turn in ("first", "second"):
             handle, seconds = await at.activate(folder, **QUANTISED)
             run.reading(f"{turn} activation", seconds, "s", goal=1.5 if turn == "second" else None)
-            run.check(handle.info.from_image is (turn == "second"), f"{turn}: from an image: {handle.info.from_image}")
+            run.check(turn == "first" or handle.info.from_image, "the second activation was not from an image")
             run.reading(f"{turn}: weights over bfloat16's", handle.info.weight_bytes / whole_bytes, "x", goal=0.7)
             found = [await at.generate(handle, each, new) for each in prompts]
             run.check(expected is None or found == expected, f"{turn}: {found} instead of {expected}")
