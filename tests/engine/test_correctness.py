@@ -13,6 +13,8 @@ from tests.patience import PATIENCE_S
 
 pytestmark = pytest.mark.engine
 NEW = 40
+FIRST_AND_OTHERS = [MODELS[0], *(pytest.param(name, marks=pytest.mark.slow) for name in MODELS[1:])]
+"""Every model answers cold, warm and again in the default target; what is done to an engine, of one."""
 
 
 async def check(rig: Rig, handle: object, name: str, seeds: tuple[int, ...]) -> None:
@@ -43,7 +45,7 @@ async def test_cold_warm_other_model_again_and_elsewhere(rig: Rig, name: str) ->
     assert rig.free_bytes(0) == rig.free_bytes(1) == DEVICE_BYTES
 
 
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("name", FIRST_AND_OTHERS)
 async def test_shared_prefixes(rig: Rig, name: str) -> None:
     base = prompt(5, 60)
     family = [base, base[:40], (*base, 11, 12, 13), (*base[:50], 99, 98), (*base, 11, 12, 14)]
@@ -55,7 +57,7 @@ async def test_shared_prefixes(rig: Rig, name: str) -> None:
         assert any(item.cached_tokens >= 40 for rid in rids for item in rig.items[rid])
 
 
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("name", FIRST_AND_OTHERS)
 async def test_resumed_in_mid_answer_after_the_engine_was_killed(rig: Rig, name: str) -> None:
     p = prompt(6)
     expected = rig.reference(name, p, NEW)
@@ -78,7 +80,7 @@ async def test_resumed_in_mid_answer_after_the_engine_was_killed(rig: Rig, name:
     assert rig.free_bytes(0) == DEVICE_BYTES
 
 
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("name", FIRST_AND_OTHERS)
 async def test_tensor_parallel_of_two(rig: Rig, name: str) -> None:
     async with rig.engine(name, 0, 1) as handle:
         assert len(handle.pids) == 2
@@ -90,7 +92,7 @@ async def test_tensor_parallel_of_two(rig: Rig, name: str) -> None:
     assert rig.free_bytes(0) == rig.free_bytes(1) == DEVICE_BYTES
 
 
-@pytest.mark.parametrize("devices", [(0,), (0, 1)], ids=["one", "two-ranks"])
+@pytest.mark.parametrize("devices", [(0,), pytest.param((0, 1), marks=pytest.mark.slow)], ids=["one", "two-ranks"])
 async def test_memory_pressure_with_retraction(rig: Rig, devices: tuple[int, ...]) -> None:
     """The limit falls to one page while many requests run: all are answered exactly, after waiting if need be."""
     name, count, tokens = "demo-llama", 12, 5 * NEW  # so many that they still run when the limit falls

@@ -44,6 +44,10 @@ def test_what_no_process_survives_is_told_by_its_number() -> None:
     assert fatal_code(memory.DeadDriver("cuda:0: cuMemMap failed", {"cuda_result": 214})) == 214
     assert fatal_code(RuntimeError("CUDA error: an illegal memory access was encountered\nCompile with ...")) == 700
     assert fatal_code(RuntimeError("CUDA error: unspecified launch failure")) == 719
+    lost = "CUDA error: Invalid access of peer GPU memory over nvlink or a hardware error"
+    assert fatal_code(RuntimeError(lost)) == 226 and concerns_whole_gpu(226, mps=False)
+    assert fatal_code(RuntimeError("CUDA error: hardware stack error")) == 714
+    assert fatal_code(RuntimeError("CUDA error: Tensor Memory not completely freed")) == 721
     assert fatal_code(ValueError("nothing of CUDA")) is None
     assert fatal_code(RuntimeError("CUDA error: out of memory")) is None
     try:

@@ -33,7 +33,8 @@ def hangs(run: Run) -> None:
     run.reading("before", 1.0, "s")
     child = os.fork()
     if child == 0:
-        (run.scratch / "child").write_text(str(os.getpid()))
+        (run.scratch / "part").write_text(str(os.getpid()))
+        (run.scratch / "part").rename(run.scratch / "child")
     time.sleep(600)
 
 

@@ -14,6 +14,7 @@ import redis
 
 from prism.config.catalog import load_catalog
 from prism.engine.fake import FakeSpeed
+from prism.server import broker
 from prism.store.connect import open_store
 from prism.store.embedded import EmbeddedServer
 from tests.patience import PATIENCE_S, until
@@ -75,8 +76,10 @@ def test_slow_is_waited_for(served: tuple[LiveFront, redis.Redis]) -> None:
 
 
 def test_emptied_behind_our_back_ends_every_request_one_way_or_the_other(
-    served: tuple[LiveFront, redis.Redis],
+    served: tuple[LiveFront, redis.Redis], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(broker, "LOST_AFTER_S", 2.0)
+    monkeypatch.setattr(broker, "AUDIT_S", 0.5)
     live, other = served
     assert ask(live).status_code == 200
     with ThreadPoolExecutor(6) as pool:

@@ -128,7 +128,7 @@ def test_bad_extra_fields_are_said(begun: tuple[Path, Path], extra: str) -> None
 
 
 def test_a_calibration_is_not_taken_from_old_records(tmp_path: Path, null_server: str) -> None:  # noqa: F811
-    trace, out = saved(tmp_path / "t.jsonl", steady(10, gap_s=0.01)), tmp_path / "c"
+    trace, out = saved(tmp_path / "t.jsonl", steady(10, gap_s=0.01, models=1)), tmp_path / "c"
     arguments = (trace, "--url", null_server, "--out", out, "--calibrate")
     assert invoke(*arguments).exit_code == 0
     refused = invoke(*arguments)
