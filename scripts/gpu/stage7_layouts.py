@@ -78,7 +78,9 @@ async def _layout(run: Run, folder: Path, engine: Args, *, alike: bool) -> None:
     """Answers against SGLang's own (in a dry run Hugging Face's, if ``alike``, or the engine's first ones), again from
     the image, and while the limit falls."""
     prompts, new = sizes(run)
-    expected = _reference(run, folder, prompts, new) if run.dry and alike else None
+    expected = None
+    if run.dry and alike:
+        expected, engine = _reference(run, folder, prompts, new), {**engine, "dtype": "float32"}
     async with bench(run) as at:
         if not run.dry:
             spec = at.rig.spec_at(folder, **engine)
