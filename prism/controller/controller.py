@@ -22,7 +22,7 @@ from prism.controller.placement import PlacementBook
 from prism.controller.rescue import Rescue
 from prism.controller.transfers import Transfers
 from prism.controller.versions import Versions
-from prism.core.effects import Activate, ClusterEffect, Deactivate, RefuseWaiting, Route
+from prism.core.effects import Activate, ClusterEffect, Deactivate, RefuseWaiting, Route, ShareWaiting
 from prism.core.errors import PrismError
 from prism.core.events import (
     ActivationFailed,
@@ -38,7 +38,7 @@ from prism.core.events import (
     PinChanged,
     Tick,
 )
-from prism.core.ids import ModelName
+from prism.core.ids import ModelName, node_of
 from prism.core.settings import PolicyName
 from prism.obs import names
 from prism.obs.decisions import DecisionLog
@@ -50,7 +50,7 @@ from prism.store.ledger import Ledger
 from prism.store.values import FRONT_DEAD, ControllerRecord, LeaseLost, StoreUnavailable
 from prism.wire import keys
 from prism.wire.mailbox import Inbox, Outbox
-from prism.wire.messages import AgentReport, Cancel, CommandResult
+from prism.wire.messages import AgentReport, Cancel, CommandResult, ShareQueue
 from prism.wire.refusals import refusal_of
 
 log = logging.getLogger(__name__)
@@ -300,6 +300,9 @@ class Controller:
                     self._tell_waiting(model)
             case RefuseWaiting():
                 self._refuse(effect)
+            case ShareWaiting(key, device, kept_share):
+                if (mailbox := self.nodes.mailbox_of(node_of(device))) is not None:
+                    self.outbox.send(mailbox, ShareQueue(key=key, device=device, kept_share=kept_share))
 
     def _order(self, effect: Activate | Deactivate, now_s: float, supplies: Supplies) -> list[Conclusion]:
         if isinstance(effect, Deactivate):

@@ -128,7 +128,19 @@ class RefuseWaiting:
     keep: int = 0
 
 
-ClusterEffect = Activate | Deactivate | Route | RefuseWaiting
+@dataclass(frozen=True, slots=True)
+class ShareWaiting:
+    """The instance hands all but a part of the requests that wait for it on ``device``, its queue device, to the
+    inactive queue, the last in its order: other instances have come up. They are routed from there at once."""
+
+    key: InstanceKey
+    device: DeviceId
+    kept_share: float
+    """Of those that wait when this arrives (0..1)."""
+    reason: Reason
+
+
+ClusterEffect = Activate | Deactivate | Route | RefuseWaiting | ShareWaiting
 
 Effect = GpuEffect | ClusterEffect
 

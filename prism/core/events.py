@@ -135,11 +135,21 @@ class MemoryReport:
     """What engines with requests lack and wait for."""
 
 
+@dataclass(frozen=True, slots=True)
+class WaitingShared:
+    """Other instances of the model serve now: all but ``kept_share`` (0..1) of the requests that wait for this one are
+    sent back, the last in its order. Sent for the cluster's :class:`~prism.core.effects.ShareWaiting`."""
+
+    key: InstanceKey
+    kept_share: float
+
+
 GpuEvent = (
     RequestArrived
     | RequestCancelled
     | EngineUp
     | EngineDraining
+    | WaitingShared
     | EngineDown
     | EngineLoad
     | FirstToken

@@ -14,7 +14,7 @@ from typing import Final, Protocol
 
 import msgspec
 
-from prism.core.events import MemoryReport
+from prism.core.events import MemoryReport, WaitingShared
 from prism.core.ids import DeviceId, ModelName, NodeId
 from prism.core.instances import InstanceKey
 from prism.core.settings import GpuSettings
@@ -42,6 +42,7 @@ from prism.wire.messages import (
     Distribute,
     ForgetAdapter,
     ResumeReply,
+    ShareQueue,
 )
 
 log = logging.getLogger(__name__)
@@ -195,6 +196,9 @@ class NodeAgent:
                     self.weights.send_part(part)
                 case ForgetAdapter(model=model, adapter=adapter):
                     self.instances.forget_adapter(ModelName(model), adapter)
+                case ShareQueue(key=key, device=device, kept_share=kept_share):
+                    if DeviceId(device) in self.shells:
+                        self.shells[DeviceId(device)].feed(WaitingShared(key, kept_share))
                 case ActivateCommand() | DeactivateCommand():
                     task = asyncio.create_task(self._obey(message))
                     self._commands.add(task)

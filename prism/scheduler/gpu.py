@@ -26,6 +26,7 @@ from prism.core.events import (
     RequestArrived,
     RequestCancelled,
     Tick,
+    WaitingShared,
 )
 from prism.core.ids import DeviceId, ModelName, RequestId
 from prism.core.instances import InstanceKey
@@ -170,6 +171,8 @@ class GpuScheduler:
                 if engine := self._engines.get(key):
                     engine.draining = True
                 self._choose_serving(key.model, effects)
+            case WaitingShared(key, kept_share):
+                self._share_out(key, kept_share, effects)
             case EngineDown(key):
                 self._engine_down(key, now_s, effects)
             case Tick():
@@ -251,6 +254,13 @@ class GpuScheduler:
             return
         self._serving.pop(model, None)
         self._send_back_waiting(model, effects)
+
+    def _share_out(self, key: InstanceKey, kept_share: float, effects: list[GpuEffect]) -> None:
+        if (engine := self._serving.get(key.model)) is None or engine.up.key != key:
+            return
+        for id in self._queue.beyond(key.model, kept_share):
+            self._queue.remove(id)
+            effects.append(SendBack(id, key.model, because(ReasonCode.SHARED_OUT, kept_share=kept_share)))
 
     def _orphan(self, engine: EngineState, now_s: float) -> None:
         self._count_sharer(engine, now_s, gone=True)

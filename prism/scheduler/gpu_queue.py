@@ -6,6 +6,7 @@ and is made anew at most so often that planning stays a small share of one core 
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
@@ -148,6 +149,15 @@ class WaitingQueue:
         """All waiting requests in the order in which they stand now."""
         entries = [e for line in self._lines.values() for e in line.ranked if e[1] in self._requests]
         return [id for _, id, _ in sorted(entries)]
+
+    def beyond(self, model: ModelName, kept_share: float) -> list[RequestId]:
+        """The last of the model's waiting requests as they stand now: all but ``kept_share`` of them, rounded up. Those
+        whose stream has begun stay."""
+        line = self._lines.get(model)
+        if line is None:
+            return []
+        standing = [id for _, id, code in line.ranked if id in self._requests and code is not ReasonCode.RESUMED]
+        return standing[math.ceil(kept_share * len(standing)) :]
 
     # --- planning ---
 

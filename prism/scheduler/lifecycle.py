@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from prism.core.effects import Activate, Deactivate, Route
+from prism.core.effects import Activate, Deactivate, Route, ShareWaiting
 from prism.core.events import ActivationFinished, InstanceFound
 from prism.core.ids import Generation
 from prism.core.instances import InstanceKey
@@ -115,7 +115,20 @@ class Lifecycle:
         else:
             self._books.rates.share_out(model)
             self.publish_route(model)
+            self._share_waiting(model)
         return instance
+
+    def _share_waiting(self, model: ModelRecord) -> None:
+        """What waits for the model's first instances is shared out when the last of those that come has come up: to
+        each as many, by their last reports."""
+        serving = model.in_state(InstanceState.READY)
+        coming = model.in_state(InstanceState.WAITING, InstanceState.LOADING)
+        fair = sum(i.waiting for i in serving) / max(1, len(serving))
+        for instance in serving if not coming and len(serving) > 1 else ():
+            if instance.waiting > fair + 1.0:
+                kept_share = fair / instance.waiting
+                reason = because(ReasonCode.SHARED_OUT, waiting=instance.waiting, instances=len(serving))
+                self._outbox.emit(ShareWaiting(instance.key, instance.queue_device, kept_share, reason))
 
     def stop_instance(self, instance: InstanceRecord, reason: Reason, now_s: float, carry: bool = False) -> None:
         """Let the instance leave. One that drains already is only hurried (``carry``)."""

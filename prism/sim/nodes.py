@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 
-from prism.core.effects import Activate, Deactivate
+from prism.core.effects import Activate, Deactivate, ShareWaiting
 from prism.core.errors import InvalidValue
 from prism.core.events import (
     ActivationError,
@@ -15,6 +15,7 @@ from prism.core.events import (
     DeactivationFinished,
     InstanceFound,
     InstanceLost,
+    WaitingShared,
 )
 from prism.core.ids import DeviceId, ModelName
 from prism.core.instances import InstanceKey, Parts, devices_of, queue_device, whole_model
@@ -94,6 +95,11 @@ class Nodes:
         if record is not None:
             running = self._lead(record).requests.running(record.key)
             self._follow(record, record.life.leave(effect.carry, running, self._queue.now_s))
+
+    def share_waiting(self, effect: ShareWaiting) -> None:
+        """The command arrives at the agent."""
+        if (device := self._devices.get(effect.device)) is not None and not device.gone:
+            device.tell(WaitingShared(effect.key, effect.kept_share))
 
     def emptied(self, engine: Engine) -> None:
         """The last request of a draining engine is done."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from typing import Final
 
-from prism.core.effects import Activate, ClusterEffect, Deactivate, GpuEffect, RefuseWaiting, Route
+from prism.core.effects import Activate, ClusterEffect, Deactivate, GpuEffect, RefuseWaiting, Route, ShareWaiting
 from prism.core.events import ClusterEvent, DeviceReport, NodeJoined, PinChanged
 from prism.core.ids import DeviceId, ModelName, NodeId
 from prism.core.settings import PolicySettings
@@ -103,6 +103,8 @@ class World:
                 self.front.route(model, devices)
             case RefuseWaiting():
                 self.front.refuse(effect)
+            case ShareWaiting():
+                self.queue.after(self.cluster.timing.command, self.nodes.share_waiting, effect)
 
     def decided(self, effect: GpuEffect) -> None:
         """A device's scheduler decided ``effect``."""

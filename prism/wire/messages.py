@@ -7,7 +7,7 @@ Who talks to whom (mailboxes are ZeroMQ PULL sockets whose addresses stand in Re
     node agent --ResumeQuery, Finish, Failed--> front door
     engine worker --Tokens--> front door                 (straight: no hop on the token path)
     front door --(Redis stream entry: AdminCommand)--> controller
-    controller --ActivateCommand, DeactivateCommand, Distribute--> node agent
+    controller --ActivateCommand, DeactivateCommand, Distribute, ShareQueue--> node agent
     node agent --CommandResult, AgentReport--> controller
     controller --CommandResult--> front door             (answer to an AdminCommand)
 
@@ -183,6 +183,16 @@ class DeactivateCommand(Message, frozen=True, kw_only=True):
     reply_to: str
     key: InstanceKey
     carry: bool
+
+
+class ShareQueue(Message, frozen=True, kw_only=True):
+    """Controller to node agent: hand all but ``kept_share`` of the requests that wait for the instance on ``device``
+    to the inactive queue; others of its model have come up. Not repeated: a queue that is not shared out is only
+    slower."""
+
+    key: InstanceKey
+    device: str
+    kept_share: float
 
 
 class ForgetAdapter(Message, frozen=True, kw_only=True):
@@ -400,6 +410,7 @@ AnyMessage = (
     | ActivateCommand
     | DeactivateCommand
     | ForgetAdapter
+    | ShareQueue
     | Distribute
     | CommandResult
     | AgentReport

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 
+from prism.core.events import WaitingShared
 from prism.engine import events
 from prism.node.fronts import DEAD_AFTER_S
 from prism.store.values import FRONT_DEAD
@@ -280,3 +281,16 @@ async def test_two_generations_stand_side_by_side_and_the_old_one_finishes_what_
     await bench.settle()
     assert not bench.outbox.of(ResumeQuery), "nobody's request was lost with the old one"
     assert bench.shell.counts(new.key).running == 2
+
+
+async def test_what_waits_is_handed_back_when_other_instances_have_come_up(bench: Bench) -> None:
+    """Eight run, four wait; half of these are routed anew, those that run stay."""
+    engine = bench.engine_up()
+    for number in range(12):
+        await bench.submit(f"r{number}")
+    await until(lambda: len(engine.works) == 8)
+    await until(lambda: bench.shell.scheduler.queued == 4)
+    bench.shell.feed(WaitingShared(engine.key, 0.5))
+    await bench.stands(2, keys.INACTIVE_QUEUE)
+    assert bench.shell.scheduler.queued == 2
+    assert len(engine.works) == 8

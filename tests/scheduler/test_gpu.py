@@ -15,6 +15,7 @@ from prism.core.events import (
     RequestArrived,
     RequestCancelled,
     Tick,
+    WaitingShared,
 )
 from prism.core.ids import DeviceId, Generation, ModelName, RequestId
 from prism.core.instances import InstanceKey
@@ -288,3 +289,25 @@ def test_an_engine_whose_requests_take_turns_gets_more_than_it_has_memory_for() 
     assert not dispatched(s.on_event(EngineLoad(A1, running=1, waiting=2, free_kv_tokens=0), 0.1))
     assert dispatched(s.on_event(FirstToken(RequestId("r0")), 0.2)) == [("r3", ReasonCode.ON_TIME)]
     assert s.counts(A1) == InstanceCounts(waiting=0, running=4, served=1)
+
+
+def test_what_waits_is_shared_with_instances_that_came_up_the_last_first() -> None:
+    s = scheduler()
+    for number in range(7):
+        arrive(s, f"r{number}", 100, 100.0 + number)
+    assert s.counts(A1) == InstanceCounts(waiting=6, running=1)
+    effects = s.on_event(WaitingShared(A1, 0.5), 0.1)
+    assert [(e.id, e.reason.code) for e in effects if isinstance(e, SendBack)] == [
+        (f"r{number}", ReasonCode.SHARED_OUT) for number in (4, 5, 6)
+    ]
+    assert s.counts(A1).waiting == 3
+    assert s.on_event(WaitingShared(InstanceKey(A, Generation(9)), 0.5), 0.2) == [], "of another instance"
+    assert s.on_event(WaitingShared(B2, 0.0), 0.2) == [], "none waits"
+
+
+def test_a_request_whose_stream_has_begun_stays_when_others_are_shared() -> None:
+    s = scheduler()
+    arrive(s, "runs", 100, 100.0)
+    arrive(s, "resumed", 100, 50.0, generated_tokens=5)
+    arrive(s, "waits", 100, 100.0)
+    assert [e.id for e in s.on_event(WaitingShared(A1, 0.0), 0.1) if isinstance(e, SendBack)] == ["waits"]

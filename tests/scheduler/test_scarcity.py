@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from prism.core.effects import Activate, Deactivate, RefuseWaiting
+from prism.core.effects import Activate, Deactivate, RefuseWaiting, ShareWaiting
 from prism.core.events import (
     ActivationError,
     Arrivals,
@@ -162,6 +162,20 @@ def test_a_model_that_one_device_cannot_serve_gets_replicas_in_free_room_and_los
             w.gone(key)
     assert reasons(w, Deactivate) == 2 * [("a", ReasonCode.SCALE_IN)]
     assert len(w.routes[A]) == 1
+
+
+def test_what_waits_is_shared_out_once_all_further_instances_have_come_up() -> None:
+    w = world(model_spec("a", 300), devices=3, settings=replace(QUIET, standing_replicas=False))
+    serve(w, A)
+    for _ in range(6):
+        _load(w, A, 20, 12)
+    first, *further = list(w.live)
+    assert len(further) == 2
+    w.activated(further[0])
+    assert not [e for _, e in w.log if isinstance(e, ShareWaiting)], "another one is to come"
+    w.activated(further[1])
+    (shared,) = [e for _, e in w.log if isinstance(e, ShareWaiting)]
+    assert (shared.key, shared.device, shared.kept_share) == (first, GB0, pytest.approx(1 / 3))
 
 
 def test_a_replica_is_the_first_to_make_room() -> None:
