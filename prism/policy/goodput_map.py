@@ -2,7 +2,8 @@
 
 The candidates are those of fixed maps (:mod:`prism.policy.fixed_map`: MuxServe's placements and greedy balances), so
 that what rivals find is found; the best of them by :mod:`prism.policy.goodput` is improved by moves and exchanges of
-single models until none helps. Unlike a fixed map it is only where models begin.
+single models until none helps. Where nearly everybody meets everything at the mean of what is asked, they are judged
+at a burst of it. Unlike a fixed map it is only where models begin.
 """
 
 from __future__ import annotations
@@ -21,6 +22,10 @@ from prism.policy.mux_estimate import PlannedLoad
 
 _ROUNDS: Final = 4
 """How long requests run and how much they slow each other down agree well enough after so many."""
+FACTORS: Final = (1.0, 2.0, 4.0, 8.0)
+"""Multiples of what is expected that a map may be judged at: the mean, and bursts of it."""
+_ALL: Final = 0.75
+"""Where more of all requests than this meet their objectives maps differ too little to be judged."""
 _MOST_LOOKS: Final = 20_000
 """Moves and exchanges that are weighed, at most."""
 _LEAST_GAIN: Final = 1e-3
@@ -34,9 +39,14 @@ def goodput_places(
     asked = [m for m in models if loads[m.name].rate_per_s > 0.0]
     if not asked or not devices:
         return {}
-    found = [_Map(asked, devices, loads, places) for places in candidates(asked, devices, loads, min_kv_tokens)]
-    most = max(len(m.places) for m in found)
-    best = max((m for m in found if len(m.places) == most), key=lambda m: m.met_per_s)
+    maps = list(candidates(asked, devices, loads, min_kv_tokens))
+    most = max(len(places) for places in maps)
+    widest = [places for places in maps if len(places) == most]
+    for factor in FACTORS:
+        then = {name: load.times(factor) for name, load in loads.items()}
+        best = max((_Map(asked, devices, then, places) for places in widest), key=lambda m: m.met_per_s)
+        if best.met_per_s < _ALL * best.asked_per_s:
+            break
     best.improve(min_kv_tokens)
     return best.places
 
@@ -50,6 +60,7 @@ class _Map:
         self._models = {m.name: m for m in models}
         self._devices = {d.id: d for d in devices}
         self._loads = loads
+        self._known: dict[tuple[DeviceId, frozenset[ModelName]], float] = {}
         self.places = {name: ids for name, ids in places.items() if name in self._models}
         self._residents: dict[DeviceId, list[ModelName]] = {d.id: [] for d in devices}
         for name, ids in self.places.items():
@@ -61,13 +72,20 @@ class _Map:
     def met_per_s(self) -> float:
         return sum(self._met.values())
 
+    @property
+    def asked_per_s(self) -> float:
+        return sum(self._loads[name].rate_per_s for name in self.places)
+
     def _met_on(self, id: DeviceId, names: Sequence[ModelName]) -> float:
-        residents = [(self._models[name], self._loads[name]) for name in names]
-        return planned_site(self._devices[id], residents).met_per_s
+        key = id, frozenset(names)
+        if (known := self._known.get(key)) is None:
+            residents = [(self._models[name], self._loads[name]) for name in names]
+            known = self._known[key] = planned_site(self._devices[id], residents).met_per_s
+        return known
 
     def improve(self, min_kv_tokens: int) -> None:
         """Take the first step that gains, until none does or enough were weighed."""
-        least = _LEAST_GAIN * sum(self._loads[name].rate_per_s for name in self.places)
+        least = _LEAST_GAIN * self.asked_per_s
         looks, gained = 0, True
         while gained and looks < _MOST_LOOKS:
             gained = False

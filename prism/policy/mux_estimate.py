@@ -35,6 +35,10 @@ class PlannedLoad:
     prompt_tokens: float = 512.0
     output_tokens: float = 128.0
 
+    def times(self, factor: float) -> PlannedLoad:
+        """So many times as many requests."""
+        return PlannedLoad(self.rate_per_s * factor, self.prompt_tokens, self.output_tokens)
+
     def work_s(self, model: ModelSpec) -> float:
         """Seconds of one device per second: every token passes all weights once, and a decode step reads them for as
         many requests as run together (taken to be eight)."""
