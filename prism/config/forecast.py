@@ -26,8 +26,24 @@ class KvKind(StrEnum):
     SPARSE = "sparse attention"
 
 
+POOLS: Final = {
+    KvKind.PLAIN: ("MHATokenToKVPool",),
+    KvKind.LATENT: ("MLATokenToKVPool",),
+    KvKind.WINDOWS: ("SWAKVPool",),
+    KvKind.STATES: ("HybridLinearKVPool",),
+    KvKind.SPARSE: (
+        "DSATokenToKVPool",
+        "MiniMaxSparseKVPool",
+        "DeepSeekV4TokenToKVPool",
+    ),
+}
+"""SGLang's memory pools that hold it."""
+
 REFUSED: Final = frozenset((KvKind.SPARSE,))
 """What Prism's memory does not lay out (``sglang_patches/kv_guard.py``): refused when they are loaded."""
+
+_SPARSE: Final = ("DeepseekV4", "MiniMaxM3Sparse")
+"""How names of architectures begin whose attention is sparse whatever their configuration says."""
 
 _STATE_LAYERS: Final = frozenset(("linear_attention", "mamba", "mamba2", "conv", "recurrent", "ssm"))
 _STATE_KEYS: Final = (
@@ -63,11 +79,11 @@ def kv_kind(config: Mapping[str, Any]) -> KvKind:
         has_states = any(key in text for key in _STATE_KEYS)
     if has_states:
         return KvKind.STATES
-    if text.get("index_topk"):
+    names = architectures(config)
+    if text.get("index_topk") or any(name.startswith(_SPARSE) for name in names):
         return KvKind.SPARSE
     if text.get("kv_lora_rank"):
         return KvKind.LATENT
-    names = architectures(config)
     windows = any(name in registries().window_hybrids for name in names) or text.get("is_hybrid_swa") is True
     if "LagunaForCausalLM" in names and not text.get("sliding_window"):
         windows = False

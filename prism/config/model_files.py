@@ -171,7 +171,8 @@ def facts_from(
 
 def _sizes(shape: ModelShape) -> tuple[int, ...]:
     """The dimensions that decide how much memory a model takes."""
-    return shape.layers, shape.hidden, shape.heads, shape.kv_heads, shape.head_dim, shape.intermediate, shape.vocab
+    kept = (shape.latent or shape.kv_heads * shape.head_dim, shape.attention_weights or 1)
+    return shape.layers, shape.hidden, shape.heads, *kept, shape.head_dim, shape.intermediate, shape.vocab
 
 
 def announced(path: str, base: Path, revision: str | None = None) -> tuple[int, ModelKind]:
@@ -210,30 +211,43 @@ def engine_dtype_bytes(config: dict[str, Any], dtype: str) -> int:
 def _shape(config: Mapping[str, Any], dtype_bytes: int) -> ModelShape:
     heads = int(config.get("num_attention_heads") or config["n_head"])
     hidden = int(config.get("hidden_size") or config["n_embd"])
-    kv_heads, head_dim = _kv_dimensions(config, heads, hidden)
     intermediate = config.get("intermediate_size") or config.get("n_inner") or 4 * hidden
     if config.get("moe_intermediate_size") and config.get("num_experts_per_tok"):
         # Step time follows the experts a token visits, not all that exist.
         intermediate = config["moe_intermediate_size"] * config["num_experts_per_tok"]
+    attention = _latent_attention if config.get("kv_lora_rank") else _plain_attention
     return ModelShape(
         layers=int(config.get("num_hidden_layers") or config["n_layer"]),
         hidden=hidden,
         heads=heads,
-        kv_heads=kv_heads,
-        head_dim=head_dim,
         intermediate=int(intermediate),
         vocab=int(config["vocab_size"]),
         dtype_bytes=dtype_bytes,
+        **attention(config, heads, hidden),
     )
 
 
-def _kv_dimensions(config: Mapping[str, Any], heads: int, hidden: int) -> tuple[int, int]:
-    """(KV heads, dimension of one), such that 2 * heads * dim is what one token and layer stores."""
-    if config.get("kv_lora_rank"):
-        # Multi-head latent attention stores one latent vector instead of K and V.
-        return 1, -(-(int(config["kv_lora_rank"]) + int(config["qk_rope_head_dim"])) // 2)
+def _plain_attention(config: Mapping[str, Any], heads: int, hidden: int) -> dict[str, int]:
     kv_heads = config.get("num_key_value_heads") or (1 if config.get("multi_query") else heads)
-    return int(kv_heads), int(config.get("head_dim") or hidden // heads)
+    return {"kv_heads": int(kv_heads), "head_dim": int(config.get("head_dim") or hidden // heads)}
+
+
+def _latent_attention(config: Mapping[str, Any], heads: int, hidden: int) -> dict[str, int]:
+    """Multi-head latent attention (DeepSeek-V2, section 2.1): queries and the latent row are projected down and up
+    again, and the row is what a token keeps."""
+    rank, rotary = int(config["kv_lora_rank"]), int(config["qk_rope_head_dim"])
+    plain = int(config.get("qk_nope_head_dim") or 0)
+    value = int(config.get("v_head_dim") or plain or rank)
+    query_rank = int(config.get("q_lora_rank") or 0)
+    queries = heads * (plain + rotary)
+    down_up = query_rank * (hidden + queries) if query_rank else hidden * queries
+    latents = hidden * (rank + rotary) + rank * heads * (plain + value)
+    return {
+        "kv_heads": 1,
+        "head_dim": -(-(plain + rotary + value) // 2),
+        "latent": rank + rotary,
+        "attention_weights": down_up + latents + heads * value * hidden,
+    }
 
 
 def _weight_files(folder: Path) -> list[Path]:

@@ -56,11 +56,20 @@ class ModelShape:
     intermediate: int
     vocab: int
     dtype_bytes: int = 2
+    latent: int = 0
+    """Latent attention: elements that one token keeps per layer, one row instead of K and V of heads (``kv_heads`` is 1
+    then, and ``head_dim`` the mean of a key's and a value's)."""
+    attention_weights: int = 0
+    """Parameters of one layer's attention; 0: those of queries, keys, values and output by the dimensions above."""
 
     @property
     def kv_bytes_per_token(self) -> int:
         """Bytes of K and V of one token over all layers (whole model, all tensor-parallel shards together)."""
-        return 2 * self.layers * self.kv_heads * self.head_dim * self.dtype_bytes
+        return self.layers * (self.latent or 2 * self.kv_heads * self.head_dim) * self.dtype_bytes
+
+    def kv_bytes_per_rank(self, tp: int) -> int:
+        """The same on one of ``tp`` devices: each keeps its share of the heads, and no less than one (or the row)."""
+        return -(-self.kv_bytes_per_token // min(tp, self.kv_heads))
 
 
 @dataclass(frozen=True, slots=True)

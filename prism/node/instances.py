@@ -322,7 +322,7 @@ def _engine_up(instance: LocalInstance, handle: Handle, page_bytes: int) -> Engi
     return EngineUp(
         key=instance.key,
         prefill_tokens_per_s=handle.prefill_tokens_per_s,
-        kv_bytes_per_token=-(-instance.spec.shape.kv_bytes_per_token // instance.spec.tp),
+        kv_bytes_per_token=instance.spec.shape.kv_bytes_per_rank(instance.spec.tp),
         max_running=handle.max_running,
         chunk_tokens=handle.chunk_tokens,
         max_request_tokens=handle.max_request_tokens,
@@ -337,7 +337,7 @@ def _idle_bytes(instance: LocalInstance) -> int:
     load = instance.handle.load if instance.handle else None
     if load is None:
         return 0
-    return load.cached_kv_tokens * -(-instance.spec.shape.kv_bytes_per_token // len(instance.part.devices))
+    return load.cached_kv_tokens * instance.spec.shape.kv_bytes_per_rank(instance.spec.tp)
 
 
 def _why(error: Exception, key: InstanceKey) -> tuple[ActivationError, str]:

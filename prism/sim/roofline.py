@@ -26,7 +26,7 @@ from prism.sim.gpus import GpuKind
 
 def layer_flops_per_token(shape: ModelShape) -> float:
     """Floating-point operations of the layers' linear parts for one token: two per parameter it touches."""
-    attention = shape.hidden * shape.head_dim * (2 * shape.heads + 2 * shape.kv_heads)
+    attention = shape.attention_weights or shape.hidden * shape.head_dim * (2 * shape.heads + 2 * shape.kv_heads)
     mlp = 3 * shape.hidden * shape.intermediate
     return 2.0 * shape.layers * (attention + mlp)
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from prism.config.engine_args import registries
-from prism.config.forecast import KvKind, kv_kind, obstacles
+from prism.config.forecast import POOLS, REFUSED, KvKind, kv_kind, obstacles
 from prism.config.model_kinds import kind_of, pooling_problem
 from prism.core.specs import DeviceKind, ModelKind
 
@@ -45,6 +45,10 @@ def test_what_comes_with_a_pooling_module_embeds() -> None:
         ({"architectures": ["LlamaForCausalLM"]}, KvKind.PLAIN),
         ({"architectures": ["DeepseekV3ForCausalLM"], "kv_lora_rank": 512}, KvKind.LATENT),
         ({"architectures": ["KimiVLForConditionalGeneration"], "text_config": {"kv_lora_rank": 512}}, KvKind.LATENT),
+        ({"architectures": ["DeepseekV32ForCausalLM"], "kv_lora_rank": 512, "index_topk": 2048}, KvKind.SPARSE),
+        ({"architectures": ["GlmMoeDsaForCausalLM"], "kv_lora_rank": 512, "index_topk": 2048}, KvKind.SPARSE),
+        ({"architectures": ["DeepseekV4ForCausalLM"], "sliding_window": 128}, KvKind.SPARSE),
+        ({"architectures": ["MiniMaxM3SparseForConditionalGeneration"], "text_config": {}}, KvKind.SPARSE),
         ({"architectures": ["GptOssForCausalLM"], "sliding_window": 128}, KvKind.WINDOWS),
         ({"architectures": ["LagunaForCausalLM"]}, KvKind.PLAIN),
         ({"architectures": ["Qwen3NextForCausalLM"], "layer_types": ["linear_attention"]}, KvKind.STATES),
@@ -54,6 +58,16 @@ def test_what_comes_with_a_pooling_module_embeds() -> None:
 )
 def test_states_of_attention(config: dict[str, Any], kind: KvKind) -> None:
     assert kv_kind(config) is kind
+
+
+def test_what_is_foretold_is_what_engines_do() -> None:
+    from sglang_patches.kv_guard import MANAGED, WORDS
+
+    assert set(POOLS) == set(KvKind)
+    assert {kind for kind, pools in POOLS.items() if not set(pools) <= MANAGED} == REFUSED
+    for kind in REFUSED:
+        assert set(POOLS[kind]) <= set(WORDS), "the engine has words for what it refuses"
+    assert "sparse" in foretold({"architectures": ["DeepseekV32ForCausalLM"], "index_topk": 2048}, CUDA)
 
 
 def foretold(config: dict[str, Any], devices: tuple[DeviceKind, ...], wanted: Any = None, **args: Any) -> str:

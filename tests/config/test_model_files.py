@@ -195,6 +195,36 @@ def test_shapes_of_other_families(config: dict[str, Any], kv_bytes_per_token: in
     assert facts_from(config, [], "auto", "x").shape.kv_bytes_per_token == kv_bytes_per_token
 
 
+def test_latent_attention_keeps_a_row_and_projects_down_and_up() -> None:
+    """DeepSeek-V3's numbers: 576 elements per token and layer, 187 million parameters of attention per layer (technical
+    report, section 4.2); ranks cannot divide the row."""
+    v3 = {
+        "num_hidden_layers": 61,
+        "hidden_size": 7168,
+        "num_attention_heads": 128,
+        "num_key_value_heads": 128,
+        "q_lora_rank": 1536,
+        "kv_lora_rank": 512,
+        "qk_nope_head_dim": 128,
+        "qk_rope_head_dim": 64,
+        "v_head_dim": 128,
+        "intermediate_size": 18432,
+        "vocab_size": 129280,
+        "dtype": "bfloat16",
+    }
+    shape = facts_from(v3, [], "auto", "x").shape
+    assert shape.kv_bytes_per_token == shape.kv_bytes_per_rank(8) == 61 * 576 * 2
+    by_hand = 7168 * 1536 + 1536 * 128 * 192 + 7168 * 576 + 512 * 128 * 256 + 128 * 128 * 7168
+    assert shape.attention_weights == by_hand == 187_105_280
+    without_q_rank = facts_from({**v3, "q_lora_rank": None}, [], "auto", "x").shape
+    assert without_q_rank.attention_weights == by_hand - 1536 * (7168 + 128 * 192) + 7168 * 128 * 192
+
+
+def test_ranks_divide_heads_and_keep_at_least_one() -> None:
+    shape = facts_from({**CONFIG, "head_dim": 32, "torch_dtype": "bfloat16"}, [], "auto", "x").shape
+    assert [shape.kv_heads * shape.kv_bytes_per_rank(tp) // shape.kv_bytes_per_token for tp in (1, 2, 4)] == [2, 1, 1]
+
+
 def test_quantised_tensors_keep_their_size() -> None:
     facts = facts_from(
         {**CONFIG, "dtype": "bfloat16"}, [("F8_E4M3", [10, 10]), ("BF16", [5]), ("I32", [2])], "auto", "x"
