@@ -52,8 +52,9 @@ def _sound(examined: Examined) -> CatalogFile:
 
 
 def _examine(source: YamlSource) -> Examined:
-    problems = [*source.problems, *_elsewhere(source, schema_problems(source))]
-    if len(problems) > len(source.problems):
+    found = schema_problems(source)
+    problems = [*source.problems, *_elsewhere(source, found)]
+    if len(problems) > len(source.problems) or any(_stays(problem, source) for problem in found):
         return Examined(None, problems)
     try:
         document = msgspec.convert(_with_defaults(source.data), CatalogFile, dec_hook=_convert)
@@ -69,6 +70,12 @@ def _elsewhere(source: YamlSource, found: list[InvalidValue]) -> list[InvalidVal
         if any(_is_about(problem, path) for problem in found):
             _take_out(source.data, path)
     return _about_others(source, found)
+
+
+def _stays(problem: InvalidValue, source: YamlSource) -> bool:
+    """Whether what ``problem`` is about is wrong and still there: an item of a list cannot be taken out, since those
+    behind it would have other places."""
+    return any(isinstance(path[-1], int) and _is_about(problem, path) for path in source.unknown if path)
 
 
 def _take_out(data: Any, path: KeyPath) -> None:

@@ -41,6 +41,8 @@ def problems(text: str | bytes) -> list[str]:
         (OK + "devices: [cuda:0, cuda:0]\n", 2, ["twice"]),
         ("models:\n  - {name: a, path: b}\n  - {name: b, path: b, aliases: [a]}\n", 3, ["aliases[0]", "model a"]),
         ("models: []\n", 1, ["models", "empty"]),
+        ('models: ["${env:X}"]\n', 1, ["X"]),
+        ('devices: ["${env:X}"]\n' + OK, 1, ["X"]),
         ("models: [{name: a, path: b, slo: {ttft: 0s}}]\n", 1, ["slo.ttft", "more than 0"]),
         ("defaults:\n  max_wait: 0\n" + OK, 2, ["defaults.max_wait"]),
         ("models: [{name: a, path: b, engine_args: {tp_size: 2}}]\n", 1, ["engine_args.tp_size", "`tp`"]),
