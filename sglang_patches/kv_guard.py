@@ -57,7 +57,7 @@ def check_settings(server_args: Any) -> None:
     """What would allocate before any pool is made, or make pools that are not KV."""
     kinds = {
         "a memory pool of its own (enable_unified_memory)": server_args.enable_unified_memory,
-        "speculative decoding": server_args.speculative_algorithm is not None,
+        "speculative decoding (docs/models.md)": server_args.speculative_algorithm is not None,
         "KV on the host (enable_hierarchical_cache)": server_args.enable_hierarchical_cache,
         "8-bit copies of states (enable_int8_mamba_checkpoint)": server_args.enable_int8_mamba_checkpoint,
     }

@@ -33,7 +33,10 @@ OWNED: Final = {
     "skip_tokenizer_init": "Prism: the front door tokenises",
     "sampling_backend": "Prism, so that seeds give the same answer everywhere",
     "disable_overlap_schedule": "`engines.overlap`",
-    "speculative_algorithm": "Prism, which has no memory for a draft model",
+    **dict.fromkeys(
+        ("speculative_algorithm", "speculative_draft_model_path", "enable_multi_layer_eagle"),
+        "Prism, whose engines run no speculative decoding (docs/models.md says why); leave all of `speculative_*` out",
+    ),
     "is_embedding": "`kind`",
     **dict.fromkeys(
         ("disaggregation_mode", "encoder_only", "language_only", "dllm_algorithm", "enable_mis"),
