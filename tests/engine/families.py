@@ -88,6 +88,8 @@ class Family:
     engine: dict[str, Any] = field(default_factory=dict)
     wide: dict[str, Any] = field(default_factory=dict)
     """Options that make tokens large, so that few fill a page."""
+    scaled: dict[str, float] = field(default_factory=dict)
+    """Factors of parameters, by a part of their names: with random weights some models say one token only."""
     like_hugging_face: bool = True
     """False: SGLang itself answers otherwise on a CPU; answers are compared with its own first one."""
 
@@ -163,6 +165,9 @@ def make_model(family: Family, folder: Path, like: Path, *, wide: bool = False) 
     for name, parameter in model.named_parameters():
         if parameter.dim() < 2 and "norm" not in name:
             torch.nn.init.uniform_(parameter, 0.1, 0.5)
+        for part, factor in family.scaled.items():
+            if part in name:
+                parameter.data.mul_(factor)
     model.save_pretrained(folder)
     file = folder / "config.json"
     file.write_text(json.dumps(json.loads(file.read_text()) | family.stored))

@@ -1,0 +1,107 @@
+"""Families whose attention keeps K and V per token, as stock SGLang serves them on a CPU: tiny models of each, for
+`test_every_family.py` and `docs/models.md`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any, Final
+
+from tests.engine.families import EXPERTS, FAMILIES, PLAIN, THREE_OF_FOUR, Family
+
+_WIDE: Final[dict[str, Any]] = {"head_dim": 32}
+_QUIET: Final = {"embed_tokens": 0.15, "o_proj": 6.0, "down_proj": 6.0}
+"""What layers add outweighs the token itself, whose embedding is large and is the head, too."""
+
+
+def plain(config: str, serves: str, scaled: dict[str, float] | None = None, **options: Any) -> Family:
+    return Family(config=config, serves=serves, layout=PLAIN, options=options, scaled=scaled or {})
+
+
+EVERYDAY: Final = (
+    plain(
+        "Llama",
+        "Llama-3",
+        rope_parameters={
+            "rope_type": "llama3",
+            "rope_theta": 10000.0,
+            "factor": 8.0,
+            "low_freq_factor": 1.0,
+            "high_freq_factor": 4.0,
+            "original_max_position_embeddings": 64,
+        },
+    ),
+    plain("Mistral", "Mistral", sliding_window=None, **_WIDE),
+    plain("Ministral3", "Ministral-3", sliding_window=None, **_WIDE),
+    plain("Mixtral", "Mixtral", num_local_experts=4, num_experts_per_tok=2, sliding_window=None),
+    plain("Qwen2", "Qwen2 and 2.5"),
+    plain(
+        "Qwen3",
+        "Qwen3, with YaRN",
+        rope_parameters={
+            "rope_type": "yarn",
+            "rope_theta": 10000.0,
+            "factor": 4.0,
+            "original_max_position_embeddings": 256,
+        },
+        **_WIDE,
+    ),
+    plain("Qwen3Moe", "Qwen3-MoE", norm_topk_prob=True, decoder_sparse_step=1, mlp_only_layers=[], **EXPERTS, **_WIDE),
+    plain("Gemma", "Gemma", _QUIET, **_WIDE),
+    replace(
+        plain("Gemma2", "Gemma-2", _QUIET, num_hidden_layers=4, sliding_window=32, query_pre_attn_scalar=32, **_WIDE),
+        stored={"hidden_act": "gelu_pytorch_tanh"},
+    ),
+    plain(
+        "Gemma3Text",
+        "Gemma-3 (text)",
+        _QUIET,
+        num_hidden_layers=4,
+        sliding_window=32,
+        query_pre_attn_scalar=32,
+        layer_types=THREE_OF_FOUR,
+        **_WIDE,
+    ),
+    plain("Phi3", "Phi-3", sliding_window=None),
+    plain("Glm4", "GLM-4", partial_rotary_factor=0.5, **_WIDE),
+    plain(
+        "Glm4Moe",
+        "GLM-4.5 and 4.6",
+        partial_rotary_factor=0.5,
+        n_routed_experts=4,
+        n_shared_experts=1,
+        num_experts_per_tok=2,
+        moe_intermediate_size=64,
+        first_k_dense_replace=1,
+        n_group=1,
+        topk_group=1,
+        norm_topk_prob=True,
+        **_WIDE,
+    ),
+    plain("Olmo", "OLMo", num_key_value_heads=4),
+    plain("Olmo2", "OLMo-2"),
+    plain("Olmoe", "OLMoE", num_key_value_heads=4, num_experts=4, num_experts_per_tok=2),
+    plain(
+        "Granite",
+        "Granite",
+        embedding_multiplier=12.0,
+        logits_scaling=8.0,
+        residual_multiplier=0.22,
+        attention_multiplier=0.1,
+    ),
+    plain(
+        "GraniteMoe",
+        "Granite-MoE",
+        num_local_experts=4,
+        num_experts_per_tok=2,
+        embedding_multiplier=12.0,
+        logits_scaling=8.0,
+        residual_multiplier=0.22,
+        attention_multiplier=0.1,
+    ),
+    plain("Cohere", "Command-R", logit_scale=1.0),
+    plain("Starcoder2", "StarCoder2", sliding_window=None, use_bias=True),
+    plain("StableLm", "StableLM", num_key_value_heads=4),
+    plain("Arcee", "Arcee"),
+)
+EVERY_PLAIN: Final = (*EVERYDAY, *(family for family in FAMILIES if family.layout == PLAIN))
