@@ -26,6 +26,11 @@ def make_pools(original: Callable[..., Any], pool: Any, *args: Any, **kwargs: An
     if not kwargs["full_attention_layer_ids"]:
         raise refuse("attention that sees windows only")
     original(pool, *args, **kwargs)
+    mark_windows(pool)
+
+
+def mark_windows(pool: Any) -> None:
+    """The group of the pool of windows is one of windows."""
     inner = pool.swa_kv_pool
     groups = inner.prism_seat.kv_groups
     index = groups.index(inner.prism_group)
@@ -35,15 +40,41 @@ def make_pools(original: Callable[..., Any], pool: Any, *args: Any, **kwargs: An
 def finish_allocator(original: Callable[..., Any], allocator: Any, *args: Any, **kwargs: Any) -> None:
     """Around ``SWATokenToKVPoolAllocator.__init__``: one lease over both groups, and a table as long as slot
     numbers."""
+    known = getattr(allocator, "full_to_swa_index_mapping", None)
     original(allocator, *args, **kwargs)
     full, window = allocator.full_attn_allocator, allocator.swa_attn_allocator
     allocator.lease = KvLease([full.part, window.part], allocator._kvcache.full_kv_pool.prism_seat)
     allocator.placement = GroupPlacements(full.placement, window.placement)
     rows = full.group.pool.rows + allocator.page_size
-    table = torch.zeros(rows + 1, dtype=torch.int64, device=allocator.device)
-    table[-1] = -1  # so that -1, no slot, stays -1
-    allocator.full_to_swa_index_mapping = table
-    allocator._kvcache.register_mapping(table)
+    if known is None or len(known) != rows + 1:
+        known = torch.empty(rows + 1, dtype=torch.int64, device=allocator.device)
+    allocator.full_to_swa_index_mapping = clear_table(known)
+    allocator._kvcache.register_mapping(known)
+
+
+def clear_table(table: torch.Tensor) -> torch.Tensor:
+    """No slot has one of a window; -1, which is no slot, stays -1."""
+    table.zero_()
+    table[-1] = -1
+    return table
+
+
+def lay_out_again(allocator: Any) -> None:
+    """Pools and allocators of a model that comes back, where captured graphs expect them: in the order in which SGLang
+    makes them, with the table where it was."""
+    pool = allocator.get_kvcache()
+    pool.swa_kv_pool._create_buffers()
+    pool.full_kv_pool._create_buffers()
+    mark_windows(pool)
+    allocator.__init__(
+        allocator.size_full,
+        allocator.size_swa,
+        allocator.page_size,
+        allocator.dtype,
+        allocator.device,
+        pool,
+        allocator.need_sort,
+    )
 
 
 class GroupPlacements:

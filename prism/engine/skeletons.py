@@ -14,17 +14,28 @@ from __future__ import annotations
 import copy
 from collections import OrderedDict, deque
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
 import torch
-from sglang.srt.mem_cache.chunk_cache import ChunkCache
-from sglang.srt.mem_cache.memory_pool import MHATokenToKVPool, ReqToTokenPool
+from sglang.srt.mem_cache.allocator.swa import SWATokenToKVPoolAllocator
+from sglang.srt.mem_cache.chunk_cache import ChunkCache, SWAChunkCache
+from sglang.srt.mem_cache.memory_pool import MHATokenToKVPool, MLATokenToKVPool, ReqToTokenPool
 from sglang.srt.mem_cache.radix_cache import RadixCache
+from sglang.srt.mem_cache.swa_memory_pool import SWAKVPool
+from sglang.srt.mem_cache.unified_radix_cache import UnifiedRadixCache
 from sglang.srt.runtime_context import get_context
 
 from prism.engine.seat import WorkerSeat
 from prism.engine.weight_seat import EngineWeights
 from sglang_patches.kv_allocator import ElasticTokenAllocator
+from sglang_patches.kv_window import lay_out_again
+
+_LAYOUTS: Final = {
+    MHATokenToKVPool: (ElasticTokenAllocator, (RadixCache, ChunkCache)),
+    MLATokenToKVPool: (ElasticTokenAllocator, (RadixCache, ChunkCache)),
+    SWAKVPool: (SWATokenToKVPoolAllocator, (UnifiedRadixCache, SWAChunkCache)),
+}
+"""By pool: the allocator and the prefix caches over it whose state is known here."""
 
 
 @dataclass
@@ -67,16 +78,16 @@ class Skeletons:
 def can_rest(scheduler: Any, weights: EngineWeights) -> bool:
     """Whether all that SGLang keeps for the model is known here, and its weights can come back to their addresses."""
     allocator = scheduler.token_to_kv_pool_allocator
+    allocators, caches = _LAYOUTS.get(type(allocator.get_kvcache()), (None, ()))
     return (
         weights.packed is not None
         and weights.whole
         and scheduler.is_generation
         and scheduler.draft_worker is None
         and not scheduler.enable_lora
-        and type(allocator) is ElasticTokenAllocator
-        and type(allocator.get_kvcache()) is MHATokenToKVPool
+        and type(allocator) is allocators
         and type(scheduler.req_to_token_pool) is ReqToTokenPool
-        and type(scheduler.tree_cache) in (RadixCache, ChunkCache)
+        and type(scheduler.tree_cache) in caches
     )
 
 
@@ -107,6 +118,9 @@ def wake(skeleton: Skeleton, engine: str) -> None:
     scheduler.init_moe_gemm_config()
     skeleton.seat.begin(engine, scheduler)
     allocator = scheduler.token_to_kv_pool_allocator
+    if isinstance(allocator, SWATokenToKVPoolAllocator):
+        lay_out_again(allocator)
+        return
     kv = allocator.get_kvcache()
     kv._create_buffers()
     allocator.__init__(allocator.size, allocator.dtype, allocator.device, kv, allocator.need_sort)

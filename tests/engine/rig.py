@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import functools
 import itertools
+import tempfile
 import warnings
 from array import array
 from collections.abc import AsyncIterator, Sequence
@@ -237,3 +238,15 @@ class Rig:
 async def until_died(handle: EngineHandle) -> list[AnyEvent]:
     """All events of ``handle`` up to its end."""
     return [event async for event in handle.events()]
+
+
+@asynccontextmanager
+async def opened(zygote: Path, models: Path, **options: int) -> AsyncIterator[Rig]:
+    """A rig whose pool has these ``options``."""
+    with tempfile.TemporaryDirectory(prefix="prism-f-") as folder:
+        rig = Rig(Path(folder), models, zygote, **options)
+        await rig.start()
+        try:
+            yield rig
+        finally:
+            await rig.close()

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
-import tempfile
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
@@ -15,7 +13,7 @@ from prism.core.ids import DeviceId
 from prism.engine.commands import build_name
 from prism.engine.link import WorkerLink
 from prism.engine.parking import ParkedTeams
-from tests.engine.rig import DEVICE_BYTES, MODELS, Rig, prompt, tokenized
+from tests.engine.rig import DEVICE_BYTES, MODELS, Rig, opened, prompt, tokenized
 
 NEW = 30
 engine = pytest.mark.engine
@@ -25,17 +23,6 @@ async def check(rig: Rig, handle: object, name: str, seeds: tuple[int, ...]) -> 
     for seed in seeds:
         p = prompt(seed, 60)
         assert await rig.ask(handle, tokenized("", p, NEW)) == rig.reference(name, p, NEW)  # type: ignore[arg-type]
-
-
-@asynccontextmanager
-async def opened(zygote: Path, models: Path, **options: int) -> AsyncIterator[Rig]:
-    with tempfile.TemporaryDirectory(prefix="prism-f-") as folder:
-        rig = Rig(Path(folder), models, zygote, **options)
-        await rig.start()
-        try:
-            yield rig
-        finally:
-            await rig.close()
 
 
 @pytest.fixture
