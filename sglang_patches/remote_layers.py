@@ -16,13 +16,15 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Final
 
+from prism.memory.errors import OutOfMemory
 from prism.remote.hub import LinkHub
 from prism.remote.link import PeerLink
 from prism.remote.messages import FetchKv, PeerHello, RunPieces
-from prism.remote.orders import HoldPieces, Order, RouteStop, ServeLayers, SetRoute
+from prism.remote.orders import GrowRoute, HoldPieces, KvWay, Order, RouteStop, ServeLayers, SetRoute
 from sglang_patches.hooks import Hook, HookKind
 from sglang_patches.kv_guard import refuse
 from sglang_patches.kv_move_in import without
+from sglang_patches.remote_growth import grown, take_kv
 from sglang_patches.remote_lead import RouteLeader, Stop
 from sglang_patches.remote_peer import ForeignWork
 from sglang_patches.remote_pieces import ModelPieces
@@ -51,6 +53,12 @@ class RemoteLayers:
         self._leader.attach()
         self._fallbacks: list[tuple[Stop, ...]] = []
         self._opened: list[PeerLink] = []
+        self.fetched_tokens = 0
+        """Tokens whose KV, or a part of it, was fetched from peers."""
+        self._growing: KvWay | None = None
+        """Set while what peers run is to be taken over."""
+        if self._seat.first_pieces:
+            self._foreign.held = frozenset(self._seat.first_pieces)
         self._stored: Any = None
         """The seat's KV store, while KV of this engine is not all here."""
 
@@ -71,6 +79,8 @@ class RemoteLayers:
             self._carry_out(order)
         if self._leader.lost or any(link.closed for link in self._leader.peers):
             self._go_on_elsewhere()
+        if self._growing is not None and self._leader.remote and not self.stalled:
+            self._grow(self._growing)
         if self._idle or not self._leader.remote:  # otherwise it is done while the own batch waits
             self._foreign.serve(self._foreign.waiting)
 
@@ -107,7 +117,10 @@ class RemoteLayers:
                 case HoldPieces():
                     self._hold(order)
                 case SetRoute():
+                    self._growing = None
                     self._set_route(order)
+                case GrowRoute():
+                    self._growing = order.kv
         except Exception as problem:
             log.exception("an order was not carried out")
             error = f"{type(problem).__name__}: {problem}"
@@ -186,6 +199,28 @@ class RemoteLayers:
         elif not self._leader.remote and self._stored is not None:
             self._seat.kv, self._stored = self._stored, None
 
+    def _grow(self, way: KvWay) -> None:
+        """Take over the next pieces whose weights have arrived."""
+        stop = next(stop for stop in self._leader.route if stop.link is not None)
+        end = stop.first
+        while end < stop.end and self._seat.weights.arrived(lambda name: self._pieces.piece_of(name) == end):  # noqa: B023
+            end += 1
+        if end == stop.first:
+            return
+        wanted = self._foreign.held | frozenset(range(stop.first, end))
+        try:
+            self._seat.weights.hold(self._pieces.model, lambda name: self._pieces.piece_of(name) in wanted)
+        except OutOfMemory as error:
+            log.warning("pieces [%d, %d) have no memory yet: %s", stop.first, end, error)
+            return
+        self._foreign.held = wanted
+        layers = range(max(stop.first - 1, 0), min(end - 1, self._pieces.layers))
+        fetched = take_kv(self._scheduler, self._leader, stop, layers, way)
+        if fetched is None:
+            self._begin_again()
+        self.fetched_tokens += fetched or 0
+        self._use(grown(self._leader.route, end))
+
     def _close_unused(self) -> None:
         """Links of no route any more: what their peers keep for this engine is given back."""
         kept = {id(stop.link) for route in (self._leader.route, *self._fallbacks) for stop in route}
@@ -248,10 +283,12 @@ def before_step(scheduler: Any) -> None:
     seat: Seat = scheduler.server_args.prism_seat
     remote: RemoteLayers | None = getattr(scheduler, "prism_remote", None)
     orders = seat.take_orders()
-    if orders and remote is None:
+    if remote is None and (orders or seat.first_pieces):
         try:
             remote = scheduler.prism_remote = RemoteLayers(scheduler)
         except Exception as error:
+            if seat.first_pieces:
+                raise
             for order in orders:
                 seat.ordered(order.number, f"{type(error).__name__}: {error}")
             return

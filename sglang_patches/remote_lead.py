@@ -34,6 +34,8 @@ from sglang_patches.remote_tensors import pack_tensors, unpack_tensors
 log = logging.getLogger(__name__)
 
 NAP_S: Final = 0.05
+_TIMED_TOKENS: Final = 32
+"""Shorter prefills tell more about a step than about tokens."""
 
 
 class PeerLost(PrismError):
@@ -47,6 +49,16 @@ class Stop:
     link: PeerLink | None
     first: int
     end: int
+
+
+@dataclass
+class Rates:
+    """What this engine has seen of itself, to estimate how long things take."""
+
+    fetch_bytes_s: float = 1e9
+    """KV from a peer; a guess until some was fetched."""
+    prefill_tokens_s: float = 0.0
+    """Over the route as it is; 0: not known."""
 
 
 Pump = Callable[[float], None]
@@ -68,6 +80,7 @@ class RouteLeader:
         """Why the last batch has no result; its outcome must be dropped, and its requests begin again."""
         self._known: WeakKeyDictionary[PeerLink, Any] = WeakKeyDictionary()
         """The request table as each peer has it."""
+        self.rates = Rates()
         self._batch = 0
         self._answers: dict[tuple[PeerLink, int], Received] = {}
         self._asked: tuple[PeerLink, int] | None = None
@@ -112,7 +125,10 @@ class RouteLeader:
         """K and V that a peer keeps for this engine: ``[layers, slots, heads, dim]``. Raises :class:`PeerLost`."""
         self._batch += 1
         wanted = FetchKv(batch=self._batch, first_layer=first_layer, end_layer=end_layer, slots=slots)
+        start_s = time.monotonic()
         received = self._ask(link, wanted, self._batch, (), self.answer_s)
+        nbytes = sum(head.nbytes for head, _ in received.tensors)
+        self.rates.fetch_bytes_s = nbytes / max(time.monotonic() - start_s, 1e-6)
         tensors = unpack_tensors(received, self._runner.device)
         layers = end_layer - first_layer
         if not isinstance(received.message, KvRows) or [tuple(t.shape[:2]) for t in tensors] != 2 * [
@@ -133,11 +149,14 @@ class RouteLeader:
 
     def _follow(self, ids: Any, positions: Any, batch: Any) -> Any:
         state: Any = None
+        start_s = time.monotonic()
         for stop in self.route:
             if stop.link is None:
                 state = self._pieces.run(stop.first, stop.end, state, ids, positions, batch)
             else:
                 state = self._elsewhere(stop, state, ids, positions, batch)
+        if not batch.forward_mode.is_decode() and len(ids) >= _TIMED_TOKENS:
+            self.rates.prefill_tokens_s = len(ids) / max(time.monotonic() - start_s, 1e-6)
         return state
 
     def _elsewhere(self, stop: Stop, state: State | None, ids: Any, positions: Any, batch: Any) -> State:

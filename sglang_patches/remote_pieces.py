@@ -6,13 +6,10 @@ process were the stage that has these pieces.
 
 from __future__ import annotations
 
-import re
-from typing import Any, Final
+from typing import Any
 
+from prism.remote.pieces import piece_of
 from sglang_patches.kv_guard import refuse
-
-_LAYER: Final = re.compile(r"(?:^|\.)layers\.(\d+)\.")
-_EMBEDDING: Final = "embed_tokens."
 
 State = tuple[Any, Any]
 """Hidden states and residual, ``[tokens, hidden]``; the residual is None before the first layer."""
@@ -63,6 +60,4 @@ class ModelPieces:
 
     def piece_of(self, name: str) -> int:
         """The piece that the parameter ``name`` belongs to."""
-        if (layer := _LAYER.search(name)) is not None:
-            return int(layer.group(1)) + 1
-        return 0 if _EMBEDDING in name else self.layers + 1
+        return piece_of(name, self.layers)

@@ -60,6 +60,10 @@ class WeightSeat(TensorMemory, Protocol):
         give back what they were made of."""
         ...
 
+    def arrived(self, wanted: Callable[[str], bool]) -> bool:
+        """Whether :meth:`hold` would not wait for the parameters ``wanted``."""
+        ...
+
     def loaded(self, model: Any) -> None:
         """SGLang's loader has filled ``model``: adopt what it left outside the region and store an image."""
         ...
@@ -136,6 +140,13 @@ class Seat(Protocol):
 
     def ordered(self, number: int, error: str) -> None:
         """An order was carried out, or not (``error``)."""
+        ...
+
+    first_pieces: Sequence[int]
+    """The engine was begun with these pieces of its model; empty: with all."""
+
+    def fetching_pays(self, nbytes: int, bytes_per_s: float, tokens: int, tokens_per_s: float) -> bool:
+        """Whether KV of ``nbytes`` comes sooner than ``tokens`` are computed again."""
         ...
 
     def watch(self, fd: int) -> None:

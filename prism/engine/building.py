@@ -114,4 +114,7 @@ class EngineBuilder:
         stored = sum(file.stat().st_size for file in Path(arguments["model_path"]).glob("*.safetensors"))
         estimate = (stored or command.weight_bytes) // command.world
         platform = platform_of(arguments["device"], self.gpu_index)
-        return EngineWeights(self.owner, store, key, command.model, self.capacity_bytes, estimate, platform)
+        first = command.first_pieces
+        return EngineWeights(
+            self.owner, store, key, command.model, self.capacity_bytes, estimate, platform, first_pieces=first
+        )

@@ -9,7 +9,7 @@ import msgspec
 import xxhash
 
 from prism.engine.events import Accepted, AttemptFinished, AttemptFirstToken, EngineCounters, Lost
-from prism.remote.orders import HoldPieces, OrderDone, ServeLayers, SetRoute
+from prism.remote.orders import GrowRoute, HoldPieces, OrderDone, ServeLayers, SetRoute
 
 
 class _Frame(msgspec.Struct, tag=True, frozen=True, kw_only=True):
@@ -36,6 +36,8 @@ class ActivateModel(_Frame, frozen=True, kw_only=True):
     """The weights' fingerprint, for a folder that has none in it."""
     weight_bytes: int = 0
     """Their size, all ranks together, as the catalog knows it."""
+    first_pieces: list[int] = []
+    """Serve as soon as these pieces of the model are there (:mod:`prism.remote.orders`); empty: all of them."""
     fair: bool = False
     """Its requests take turns."""
 
@@ -93,6 +95,7 @@ Command = (
     | ServeLayers
     | HoldPieces
     | SetRoute
+    | GrowRoute
 )
 
 

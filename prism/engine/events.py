@@ -75,7 +75,7 @@ class EngineCounters(EngineEvent, frozen=True, kw_only=True):
     kv_kept_pieces: int = 0
     """Pieces of KV stored outside of the engine since activation."""
     kv_brought_tokens: int = 0
-    """Tokens whose KV was brought back since activation instead of being computed again."""
+    """Tokens whose KV was brought back, or from a peer, since activation instead of being computed again."""
     adapters: list[str] = []
     """LoRA adapters in device memory, by name."""
 

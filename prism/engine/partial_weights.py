@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+import warnings
+from collections.abc import Callable, Iterable, Set
 
 import torch
 
 from prism import memory
-from prism.memory import stream_copy
+from prism.remote.pieces import layers_of, piece_of
 from prism.weights.packs.format import TensorEntry
 from prism.weights.store.resident import ResidentPack
 
@@ -26,6 +27,28 @@ class HeldTensors:
     @property
     def whole(self) -> bool:
         return not self._absent
+
+    def begin(self, model: torch.nn.Module, pieces: Set[int]) -> None:
+        """Nothing of the image is in the region yet, and ``model`` points there: bring these pieces."""
+        parameters = dict(model.named_parameters(remove_duplicate=False))
+        layers = layers_of(parameters)
+        for entry in self._packed.header.tensors:
+            if entry.name not in parameters:
+                self._bring(entry)
+                continue
+            self._absent[entry.name] = parameters[entry.name].data
+            _point(parameters, entry, torch.empty(0, dtype=parameters[entry.name].dtype))
+        self.hold(model, lambda name: piece_of(name, layers) in pieces)
+
+    def arrived(self, wanted: Callable[[str], bool]) -> bool:
+        """Whether all tensors one of whose names is ``wanted`` are here or in host memory."""
+        cut, first = self._packed.cut, self._first
+        return all(
+            entry.name not in self._absent
+            or not any(map(wanted, (entry.name, *entry.aliases)))
+            or self._packed.has(cut.holding(first[entry.name], first[entry.name] + entry.nbytes))
+            for entry in self._packed.header.tensors
+        )
 
     def hold(self, model: torch.nn.Module, wanted: Callable[[str], bool]) -> None:
         """Have the tensors one of whose names is ``wanted``, and buffers, and no others. Waits for what has not arrived
@@ -50,7 +73,13 @@ class HeldTensors:
     def _bring(self, entry: TensorEntry) -> None:
         first = self._first[entry.name]
         self._region.commit(entry.nbytes, offset_bytes=first, timeout_s=5.0)
-        stream_copy(self._region.address + first, self._packed.address + self._packed.wait_tensor(entry), entry.nbytes)
+        there = self._packed.wait_tensor(entry)
+        if not entry.nbytes:
+            return
+        place = self._region.tensor(first, (entry.nbytes,), torch.uint8)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # the image is read only, and is not written to
+            place.copy_(torch.frombuffer(self._packed.data[there : there + entry.nbytes], dtype=torch.uint8))
 
     def _give_back(self, entries: Iterable[TensorEntry]) -> None:
         """Decommit what lies between tensors that are here."""

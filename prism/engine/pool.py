@@ -66,7 +66,10 @@ class EnginePool:
         kv_limit_bytes: int | None = None,
         timeout_s: float | None = None,
         mark: str = "",
+        first_pieces: Sequence[int] = (),
     ) -> EngineHandle:
+        """``first_pieces``: the engine is there as soon as these pieces are; its requests wait for a route
+        (:class:`prism.engine.remote_orders.RemoteOrders`)."""
         self._check(spec, part)
         names = part.devices
         limit_s = longest_activation_s(spec) if timeout_s is None else timeout_s
@@ -82,7 +85,7 @@ class EnginePool:
         engine = EngineId(f"{key}@{links[0].worker}-{next(self._numbers)}")
         self._nudge(names)
         try:
-            activated = await self._command(engine, spec, links, arguments, kv_limit_bytes, limit_s, mark)
+            activated = await self._command(engine, spec, links, arguments, kv_limit_bytes, limit_s, mark, first_pieces)
         except BaseException:
             self._workers.release(links, reusable=False)
             await until_gone(links)
@@ -135,6 +138,7 @@ class EnginePool:
         kv_limit_bytes: int | None,
         timeout_s: float,
         mark: str,
+        first_pieces: Sequence[int],
     ) -> Activated:
         """Send the ranks their commands and await all answers; the slowest rank's phases count."""
         activating = Activating(spec, links)
@@ -151,6 +155,7 @@ class EnginePool:
                     limit_bytes=kv_limit_bytes,
                     mark=mark,
                     weight_bytes=spec.weight_bytes,
+                    first_pieces=list(first_pieces),
                     fair=spec.scheduling is Scheduling.FAIR,
                 )
             )

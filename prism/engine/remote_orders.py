@@ -9,7 +9,7 @@ from pathlib import Path
 
 from prism.core.errors import PrismError
 from prism.engine.errors import EngineGone
-from prism.remote.orders import HoldPieces, Order, OrderDone, RouteStop, ServeLayers, SetRoute
+from prism.remote.orders import GrowRoute, HoldPieces, KvWay, Order, OrderDone, RouteStop, ServeLayers, SetRoute
 
 
 class OrderRefused(PrismError):
@@ -37,6 +37,10 @@ class RemoteOrders:
         """Lead requests over the first route, and over the next one when a peer is lost."""
         stops = [list(route) for route in routes]
         await self._give(SetRoute(number=next(self._numbers), routes=stops, answer_s=answer_s))
+
+    async def grow_route(self, kv: KvWay = KvWay.AUTO) -> None:
+        """Take over what peers run, as its weights arrive. Returns when it has begun."""
+        await self._give(GrowRoute(number=next(self._numbers), kv=kv))
 
     async def _give(self, order: Order) -> None:
         answer: asyncio.Future[OrderDone] = asyncio.get_running_loop().create_future()

@@ -32,7 +32,8 @@ from prism.engine.sglang_codec import decode_request
 from prism.engine.tracker import Tracker
 from prism.engine.weight_seat import EngineWeights
 from prism.kv.keeper import KvKeeper
-from prism.remote.orders import HoldPieces, Order, OrderDone, ServeLayers, SetRoute
+from prism.policy.moving import Leg, Way, choose_way
+from prism.remote.orders import GrowRoute, HoldPieces, Order, OrderDone, ServeLayers, SetRoute
 
 _LOAD_EVERY_S: Final = 0.05
 _LOAD_IDLE_S: Final = 1.0
@@ -66,6 +67,7 @@ class WorkerSeat:
         self._last_load_s = 0.0
         self._device = device
         self._orders: list[Order] = []
+        self.first_pieces = command.first_pieces
         self._lent = 0
         self.kv: KvKeeper | None = None
         """Of this activation: the worker sets it."""
@@ -108,7 +110,7 @@ class WorkerSeat:
                         self.adapters.forget(name)
                 case Nudge():
                     pass
-                case ServeLayers() | HoldPieces() | SetRoute() as order:
+                case ServeLayers() | HoldPieces() | SetRoute() | GrowRoute() as order:
                     self._orders.append(order)
                 case ActivateModel(model=model):
                     raise RuntimeError(f"asked to activate {model} while a model is active")
@@ -158,6 +160,9 @@ class WorkerSeat:
 
     def ordered(self, number: int, error: str) -> None:
         self.report(OrderDone(number=number, error=error))
+
+    def fetching_pays(self, nbytes: int, bytes_per_s: float, tokens: int, tokens_per_s: float) -> bool:
+        return choose_way([Leg(nbytes, bytes_per_s)], tokens, tokens_per_s).way is Way.MOVE
 
     def watch(self, fd: int) -> None:
         self._poller.register(fd, select.POLLIN)
@@ -219,7 +224,7 @@ class WorkerSeat:
 def measure_load(scheduler: Any, weight_bytes: int, world: int, adapters: list[str]) -> EngineCounters:
     """Where ``scheduler`` stands. Byte counts are over all ranks, which are alike."""
     lease = scheduler.token_to_kv_pool_allocator.lease
-    kv = scheduler.server_args.prism_seat.kv
+    kv, remote = scheduler.server_args.prism_seat.kv, getattr(scheduler, "prism_remote", None)
     cached = int(scheduler.tree_cache.evictable_size())
     in_batch = sum(1 for r in scheduler.running_batch.reqs if not r.finished())
     queued = len(scheduler.waiting_queue) + len(scheduler.grammar_manager)
@@ -233,7 +238,7 @@ def measure_load(scheduler: Any, weight_bytes: int, world: int, adapters: list[s
         weight_bytes=weight_bytes,
         retractions=lease.retractions,
         kv_kept_pieces=0 if kv is None else kv.stored_pieces,
-        kv_brought_tokens=0 if kv is None else kv.fetched_tokens,
+        kv_brought_tokens=(0 if kv is None else kv.fetched_tokens) + (0 if remote is None else remote.fetched_tokens),
         adapters=adapters,
     )
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 import gc
 import logging
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Final
 
 import msgspec
@@ -63,9 +63,12 @@ class EngineWeights:
         virtual_bytes: int,
         estimated_bytes: int,
         platform: str = "cpu",
+        *,
+        first_pieces: Sequence[int] = (),
     ) -> None:
         """``virtual_bytes`` bounds and ``estimated_bytes`` guesses the size of weights no image exists of.
-        ``platform`` names what quantised weights are laid out for."""
+        ``platform`` names what quantised weights are laid out for. ``first_pieces``: :meth:`fill` waits for these
+        only; without an image that raises :class:`WeightsError`."""
         self._store, self._key, self._label, self._platform = store, key, label, platform
         self.beside = GrowingRegion(owner, virtual_bytes)
         self._keeps_image = store is not None
@@ -81,6 +84,10 @@ class EngineWeights:
         self._before: BeforeLoading | None = None
         self._region: memory.WeightRegion | None = None
         self._asked = 0
+        self._first = frozenset(first_pieces)
+        if self._first and self.packed is None:
+            self._close_raw()
+            raise WeightsError(f"{label} has no image yet: it cannot begin with some of its pieces")
         self._resting: PackHeader | None = None
         """Of the image that filled the region last."""
         self.expected_bytes = estimated_bytes
@@ -141,7 +148,8 @@ class EngineWeights:
         if self.packed is None or self._region is None:
             return False
         start_s = time.perf_counter()
-        load(self.packed, self._region)
+        if not self._first:
+            load(self.packed, self._region)
         self.phases["copy"] = time.perf_counter() - start_s
         try:
             take_away(model, self._meta.gone)
@@ -149,7 +157,15 @@ class EngineWeights:
         except (AttributeError, KeyError) as error:
             raise WeightsError(f"the image of {self._label} does not fit the model: {error}") from error
         self._check_filled(model)
+        if self._first:
+            self._held = HeldTensors(self._region, self.packed)
+            self._held.begin(model, self._first)
+            self.phases["copy"] = time.perf_counter() - start_s
         return True
+
+    def arrived(self, wanted: Callable[[str], bool]) -> bool:
+        """See :meth:`sglang_patches.seat.WeightSeat.arrived`."""
+        return self._held is not None and self._held.arrived(wanted)
 
     def hold(self, model: torch.nn.Module, wanted: Callable[[str], bool]) -> None:
         """See :meth:`sglang_patches.seat.WeightSeat.hold`. Raises :class:`WeightsError` when there is no image."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from enum import StrEnum
+
 import msgspec
 
 
@@ -39,7 +41,24 @@ class SetRoute(_Order, frozen=True, kw_only=True):
     """A peer that has not answered after it counts as lost."""
 
 
-Order = ServeLayers | HoldPieces | SetRoute
+class KvWay(StrEnum):
+    """How KV that peers keep comes to an engine that runs their layers itself from now on."""
+
+    AUTO = "auto"
+    """Whichever is estimated shorter."""
+    FETCH = "fetch"
+    RECOMPUTE = "recompute"
+    """Requests begin again from the tokens they have."""
+
+
+class GrowRoute(_Order, frozen=True, kw_only=True):
+    """Bring the weights of what peers run as they arrive in host memory, in the order of the route, and run it here
+    from then on, until no peer is left."""
+
+    kv: KvWay = KvWay.AUTO
+
+
+Order = ServeLayers | HoldPieces | SetRoute | GrowRoute
 
 
 class OrderDone(msgspec.Struct, tag=True, frozen=True, kw_only=True):
