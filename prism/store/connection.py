@@ -18,6 +18,7 @@ from redis.commands.core import AsyncScript
 
 from prism.core.errors import InvalidValue
 from prism.store import scripts
+from prism.store.together import Together
 from prism.store.values import StoreRefused, StoreUnavailable
 from prism.wire.secret import without_password
 
@@ -71,12 +72,13 @@ class Connection:
             for name, text in vars(scripts).items()
             if name.isupper() and not name.startswith("_")
         }
+        self._together = Together(self.client)
         self.losses = 0
         """How often a command found the server gone (a reader compares it to learn that a reply may be missing)."""
 
     async def script(self, name: str, keys: list[str], args: list[str | bytes | int | float]) -> Any:
         """Runs a script of :mod:`prism.store.scripts`."""
-        return await self.run(lambda: self._scripts[name](keys=keys, args=args))
+        return await self.run(lambda: self._together.call(self._scripts[name], keys, args))
 
     async def run(self, command: Callable[[], Awaitable[T]]) -> T:
         """Awaits ``command()``, again and again while the server is away. Raises :class:`StoreUnavailable` after
