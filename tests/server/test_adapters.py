@@ -120,7 +120,7 @@ def test_an_unknown_adapter_is_an_unknown_model(live: LiveFront) -> None:
 
 def test_models_list(live: LiveFront) -> None:
     rows = {row["id"]: row for row in live.http.get("/v1/models").json()["data"]}
-    assert list(rows) == ["base", "style", "steep", "lost", "vectors", "vectors-style"]
+    assert list(rows) == ["base", "vectors", "style", "steep", "lost", "vectors-style"]
     assert (rows["vectors-style"]["parent"], rows["vectors-style"]["kind"]) == ("vectors", "embed")
     assert (rows["style"]["parent"], rows["style"]["root"], rows["base"]["parent"]) == ("base", "base", None)
     assert rows["style"]["state"] == "ready" and rows["style"]["context_length"] == rows["base"]["context_length"]
