@@ -19,7 +19,7 @@ from prism.config.document import CatalogFile
 from prism.config.errors import CatalogError
 from prism.config.load import examine_file, load_file
 from prism.config.model_files import ModelFacts, local_folder, model_facts
-from prism.config.model_kinds import reads_both_ways
+from prism.config.model_kinds import image_arguments, reads_both_ways
 from prism.config.policy import PolicyConfig
 from prism.config.sections import (
     AdapterConfig,
@@ -117,7 +117,15 @@ class Catalog:
         headers of its files, later ones a cache. Raises :class:`InvalidValue` (unknown name) or
         :class:`~prism.config.errors.ModelFilesError`."""
         model = self.model(name)
-        return model_spec(model, self.base, self.adapters_of(model))
+        found = model_spec(model, self.base, self.adapters_of(model))
+        added = image_arguments((model_facts_of(model, self.base).architecture,), self.takes_images)
+        known = dict(found.engine_args)
+        return replace(found, engine_args=tuple(sorted((added | known).items()))) if added.keys() - known else found
+
+    @property
+    def takes_images(self) -> bool:
+        """Whether requests may have images (``server.images.max_count``)."""
+        return self.server.images.max_count > 0
 
     def describe(self, name: str) -> dict[str, Any]:
         """The model or adapter called ``name`` as a catalog would have it, with every option. Raises
@@ -200,13 +208,18 @@ def _adapter(entry: ModelConfig, names: Mapping[str, str]) -> AdapterConfig:
 def model_spec(model: ModelConfig, base: Path, adapters: Sequence[AdapterConfig] = ()) -> ModelSpec:
     """``model`` with its sizes, read from its files (relative to ``base``), and room for ``adapters``. Raises
     ``ModelFilesError``."""
-    facts = model_facts(model.path, base, model.revision, wanted_dtype(model))
+    facts = model_facts_of(model, base)
     folder = local_folder(model.path, base)
     spec = spec_with(model, facts, model.path if folder is None else str(folder))
     room = lora_room(model.lora, adapters, base)
     if room is None or spec.kind is ModelKind.RERANK or reads_both_ways((facts.architecture,)):
         return spec
     return replace(spec, lora=room, weight_bytes=spec.weight_bytes + pool_bytes(room, spec.shape, spec.tp))
+
+
+def model_facts_of(model: ModelConfig, base: Path) -> ModelFacts:
+    """What its files say. Raises ``ModelFilesError``."""
+    return model_facts(model.path, base, model.revision, wanted_dtype(model))
 
 
 def wanted_dtype(model: ModelConfig) -> str:

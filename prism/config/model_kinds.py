@@ -52,6 +52,22 @@ def architectures(config: Mapping[str, Any]) -> tuple[str, ...]:
     return tuple(map(str, found)) if isinstance(found, list) else ()
 
 
+TEXT_ONLY_UNASKED: Final = frozenset(
+    (
+        "Gemma3ForConditionalGeneration",
+        "Llama4ForConditionalGeneration",
+        "Step3VLForConditionalGeneration",
+        "InklingForConditionalGeneration",
+    )
+)
+"""Architectures that take images and of which SGLang serves the text alone unless it is told otherwise."""
+
+
+def image_arguments(names: Iterable[str], wanted: bool) -> dict[str, Any]:
+    """Engine arguments with which a model with these ``architectures`` takes images where they are ``wanted``."""
+    return {"enable_multimodal": True} if wanted and not TEXT_ONLY_UNASKED.isdisjoint(names) else {}
+
+
 def text_config(config: Mapping[str, Any]) -> Mapping[str, Any]:
     """The language model's part of a multimodal model's configuration; else all of it."""
     return next((config[key] for key in _TEXT_CONFIGS if isinstance(config.get(key), dict)), config)

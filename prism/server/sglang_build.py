@@ -13,7 +13,7 @@ from sglang.srt.server_args import PortArgs, ServerArgs
 from prism.config.catalog import Catalog
 from prism.config.errors import ModelFilesError
 from prism.config.model_files import announced, model_config, model_folder
-from prism.config.model_kinds import architectures, pooling_problem
+from prism.config.model_kinds import architectures, image_arguments, pooling_problem
 from prism.config.sections import ModelConfig
 from prism.core.ids import ModelName
 from prism.core.specs import ModelKind
@@ -51,7 +51,10 @@ def builder(broker: Broker) -> Callable[[Catalog, ModelConfig], ServedModel]:
         folder = model_folder(model.path, catalog.base, model.revision)
         kind = model.kind or announced(model.path, catalog.base, model.revision)[1]
         _check(folder, kind)
-        args = ServerArgs(**server_args(model, folder, catalog.base), is_embedding=kind is not ModelKind.GENERATE)
+        args = ServerArgs(
+            **server_args(model, folder, catalog.base, catalog.takes_images),
+            is_embedding=kind is not ModelKind.GENERATE,
+        )
         ports = PortArgs(**dict.fromkeys(PortArgs.__dataclass_fields__))
         manager = FrontManager(ModelName(model.name), args, ports, broker)
         templates = TemplateManager()
@@ -94,8 +97,9 @@ def _endpoints(manager: FrontManager, templates: TemplateManager, kind: ModelKin
     return {route: made[route]() for route in ROUTES[kind]}
 
 
-def server_args(model: ModelConfig, folder: Path, base: Path) -> dict[str, Any]:
-    """Arguments of SGLang's ``ServerArgs`` for the front side of ``model``."""
+def server_args(model: ModelConfig, folder: Path, base: Path, images: bool = False) -> dict[str, Any]:
+    """Arguments of SGLang's ``ServerArgs`` for the front side of ``model``; ``images``: whether requests may have
+    them."""
     args: dict[str, Any] = {
         "model_path": str(folder),
         "served_model_name": model.name,
@@ -108,6 +112,7 @@ def server_args(model: ModelConfig, folder: Path, base: Path) -> dict[str, Any]:
         "mem_fraction_static": 0.5,
         "random_seed": 1,
     }
+    args |= image_arguments(architectures(model_config(folder)), images)
     args |= {name: value for name, value in model.engine_args.items() if name in FRONT_ARGS}
     if model.context_tokens is not None:
         args["context_length"] = model.context_tokens

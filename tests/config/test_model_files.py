@@ -55,6 +55,26 @@ def catalog_of(folder: Path, more: str = "") -> Catalog:
     return load_catalog(file)
 
 
+@pytest.mark.parametrize(
+    ("architecture", "count", "arguments"),
+    [
+        ("Gemma3ForConditionalGeneration", 2, {"enable_multimodal": True}),
+        ("Gemma3ForConditionalGeneration", 0, {}),
+        ("LlamaForCausalLM", 2, {}),
+    ],
+)
+def test_where_images_are_on_models_take_them(
+    model: Path, architecture: str, count: int, arguments: dict[str, Any]
+) -> None:
+    (model / "config.json").write_text(json.dumps({"architectures": [architecture], "text_config": CONFIG}))
+    file = model.parent / "c.yaml"
+    asked = "models: [{name: a, path: m}, {name: b, path: m, engine_args: {enable_multimodal: false}}]"
+    file.write_text(f"{asked}\nserver: {{images: {{max_count: {count}}}}}")
+    catalog = load_catalog(file)
+    assert dict(catalog.spec("a").engine_args) == arguments
+    assert dict(catalog.spec("b").engine_args) == {"enable_multimodal": False}
+
+
 def test_spec(model: Path) -> None:
     spec = catalog_of(model, ", tp: 2, engine_args: {dtype: float32}").spec("a")
     assert spec.weight_bytes == 4 * (6400 + 21)

@@ -21,9 +21,6 @@ from prism.server.kinds import CHAT
 from tests.engine.rig import Rig, codec
 from tests.server.live import import_sglang
 
-UNPROVEN = pytest.mark.skip(reason="no engine was seen to answer an image here yet: images are off until one is")
-
-
 pytestmark = pytest.mark.engine
 TOKENIZER = ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json")
 NEW = 12
@@ -79,6 +76,7 @@ def make_model(folder: Path, like: Path) -> Path:
             "num_attention_heads": 2,
             "image_size": 56,
             "patch_size": 14,
+            "vision_use_head": False,
         },
         mm_tokens_per_image=PER_IMAGE,
         image_token_index=ids["image_token"],
@@ -163,9 +161,10 @@ class FrontSide:
         from prism.server.sglang_build import builder
 
         (path.parent / "c.yaml").write_text(
-            f"models: [{{name: m, path: {path.name}, engine_args: {{enable_multimodal: true}}}}]"
+            f"models: [{{name: m, path: {path.name}}}]\nserver: {{images: {{max_count: 2}}}}"
         )
         catalog = load_catalog(path.parent / "c.yaml")
+        self.engine_args = dict(catalog.spec("m").engine_args)
         broker: Any = SimpleNamespace()
         self.served = builder(broker)(catalog, catalog.model("m"))
 
@@ -174,7 +173,7 @@ class FrontSide:
 
         from prism.server.sglang_manager import new_call
 
-        asked = {"model": "m", "messages": messages(text, *images), "max_tokens": NEW, "temperature": 0}
+        asked = {"model": "m", "messages": messages(text, *images), "max_completion_tokens": NEW, "temperature": 0}
         request = ChatCompletionRequest.model_validate({**asked, "ignore_eos": True})
         adapted = self.served.endpoints[CHAT].convert(request)
         adapted.normalize_batch_and_arguments()
@@ -185,14 +184,13 @@ class FrontSide:
         return found
 
 
-@UNPROVEN
 @pytest.mark.slow
 async def test_answers_to_images_are_those_of_hugging_face(rig: Rig, tmp_path: Path) -> None:
     path = make_model(tmp_path / "vl", rig.models / "demo-llama")
     front = FrontSide(path)
     asked = [("what is this", picture(1)), ("compare", picture(2), picture(3, 60, 120)), ("no picture",)]
     for from_image in (False, True):
-        handle = await rig.activate(rig.spec_at(path, enable_multimodal=True), [rig.devices[0]])
+        handle = await rig.activate(rig.spec_at(path, **front.engine_args), [rig.devices[0]])
         try:
             assert handle.info.from_image is from_image
             rids = [rig.submit(handle, await front.tokenized(text, *images)) for text, *images in asked]
@@ -202,13 +200,13 @@ async def test_answers_to_images_are_those_of_hugging_face(rig: Rig, tmp_path: P
         assert answers == [reference(path, text, *images) for text, *images in asked]
 
 
-@UNPROVEN
 @pytest.mark.slow
 async def test_an_answer_to_an_image_goes_on_in_another_engine(rig: Rig, tmp_path: Path) -> None:
     path = make_model(tmp_path / "vl", rig.models / "demo-llama")
-    request = await FrontSide(path).tokenized("what is this", picture(1))
+    front = FrontSide(path)
+    request = await front.tokenized("what is this", picture(1))
     whole = reference(path, "what is this", picture(1))
-    handle = await rig.activate(rig.spec_at(path, enable_multimodal=True), [rig.devices[0]])
+    handle = await rig.activate(rig.spec_at(path, **front.engine_args), [rig.devices[0]])
     try:
         assert await rig.ask(handle, request, attempt=2, resumed=whole[:5]) == whole
     finally:
