@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import shutil
-from collections.abc import Iterator
 from pathlib import Path
 
 import httpx
@@ -14,31 +12,15 @@ import pytest
 
 from tests.patience import PATIENCE_S
 
-from .server import DEMOS, Server, catalog, complete, greedy, start, stream, until
+from .server import DEMOS, Server, complete, greedy, stream, until
 
 pytestmark = pytest.mark.engine
 JSON = {"Content-Type": "application/json"}
 
 
-@pytest.fixture(scope="module")
-def server(demo_models: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    """The demo models, and models that are corrupt, incomplete, or too large for any device."""
-    folder = tmp_path_factory.mktemp("f")
-    corrupt, missing, large = folder / "corrupt", folder / "missing", folder / "large"
-    for broken in (corrupt, missing):
-        shutil.copytree(demo_models / DEMOS[0], broken)
-    weights = corrupt / "model.safetensors"
-    weights.write_bytes(weights.read_bytes()[: weights.stat().st_size // 2])
-    (missing / "model.safetensors").unlink()
-    large.mkdir()
-    shutil.copytree(demo_models / DEMOS[0], large, dirs_exist_ok=True)
-    config = catalog(demo_models)
-    config["models"] += [{"name": f.name, "path": str(f)} for f in (corrupt, missing)]
-    config["models"].append({"name": "large", "path": str(large), "min_kv_memory": "1GiB"})
-    config["models"].append({"name": "nowhere", "path": str(folder / "nowhere")})
-    server = start(folder / "run", config)
-    yield server
-    server.stop()
+@pytest.fixture
+def server(peculiar: Server) -> Server:
+    return peculiar
 
 
 def other_models_serve(server: Server, demo_models: Path) -> None:

@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import httpx
 import psutil
@@ -20,48 +21,50 @@ from .server import DEMOS, REPO, Server, catalog, complete, greedy, start, until
 pytestmark = pytest.mark.engine
 
 
-def test_stop_leaves_nothing_and_a_restart_serves_from_the_store(demo_models: Path, tmp_path: Path) -> None:
-    first = start(tmp_path, catalog(demo_models))
+def test_a_life_of_a_server(demo_models: Path, tmp_path: Path) -> None:
+    """One server and the one that follows it: each start costs SGLang's import."""
+    config = catalog(demo_models)
+    first = start(tmp_path, config)
     prompt, path = "once more", str(demo_models / DEMOS[0])
     assert complete(first.client, DEMOS[0], prompt, 12) == greedy(path, prompt, 12)
-    second = [sys.executable, "-m", "prism.cli.main", "serve", str(tmp_path / "catalog.yaml")]
-    second += ["--state-dir", str(first.state), "--port", str(free_port())]
-    refused = subprocess.run(second, cwd=REPO, capture_output=True, text=True, timeout=PATIENCE_S, check=False)
-    assert refused.returncode != 0 and "state directory" in refused.stderr + refused.stdout
+    models_come_and_go_without_a_restart(first, tmp_path / "catalog.yaml", config, demo_models)
+    a_second_one_is_refused(first, tmp_path / "catalog.yaml")
     copies = default_host_directory(first.state / "store")
     assert copies.is_dir()
-    first.stop()
+    first.stop()  # nothing is left behind
     assert not copies.exists(), "host memory goes back to the machine"
-    again = start(tmp_path, catalog(demo_models), state=first.state)
-    assert complete(again.client, DEMOS[0], prompt, 12) == greedy(path, prompt, 12)
-    again.stop()
+    again = start(tmp_path, config, state=first.state)
+    assert complete(again.client, DEMOS[0], prompt, 12) == greedy(path, prompt, 12), "from the store"
+    a_dead_supervisor_takes_everything_along(again)
 
 
-def test_a_dead_supervisor_takes_everything_along(demo_models: Path, tmp_path: Path) -> None:
-    server = start(tmp_path, catalog(demo_models))
-    complete(server.client, DEMOS[0], "warm", 2)
+def models_come_and_go_without_a_restart(server: Server, file: Path, config: dict[str, Any], models: Path) -> None:
+    extra = {"name": "extra", "path": str(models / DEMOS[2]), "aliases": ["more"]}
+    changed = {**config, "models": [*config["models"][1:], extra]}
+    file.write_text(json.dumps(changed))
+    server.admin("reload", {})
+    assert complete(server.client, "more", "new", 8) == greedy(str(models / DEMOS[2]), "new", 8)
+    until(lambda: listed(server) == {*DEMOS[1:], "extra"}, "the change in every worker")
+    file.write_text(json.dumps(config))
+    server.process.send_signal(signal.SIGHUP)
+    until(lambda: listed(server) == set(DEMOS), "the old catalog again")
+    assert complete(server.client, DEMOS[0], "back", 8) == greedy(str(models / DEMOS[0]), "back", 8)
+
+
+def a_second_one_is_refused(server: Server, file: Path) -> None:
+    command = [sys.executable, "-m", "prism.cli.main", "serve", str(file), "--state-dir", str(server.state)]
+    command += ["--port", str(free_port())]
+    refused = subprocess.run(command, cwd=REPO, capture_output=True, text=True, timeout=PATIENCE_S, check=False)
+    assert refused.returncode != 0 and "state directory" in refused.stderr + refused.stdout
+
+
+def a_dead_supervisor_takes_everything_along(server: Server) -> None:
     family = server.family()
     server.kill(server.process.pid)
     server.process.wait(PATIENCE_S)
     _, alive = psutil.wait_procs(family, timeout=PATIENCE_S)
     assert not alive
-
-
-def test_editing_the_catalog_adds_and_removes_models_without_a_restart(demo_models: Path, tmp_path: Path) -> None:
-    config = catalog(demo_models)
-    server = start(tmp_path, config)
-    complete(server.client, DEMOS[0], "warm", 2)
-    extra = {"name": "extra", "path": str(demo_models / DEMOS[2]), "aliases": ["more"]}
-    changed = {**config, "models": [*config["models"][1:], extra]}
-    (tmp_path / "catalog.yaml").write_text(json.dumps(changed))
-    server.admin("reload", {})
-    assert complete(server.client, "more", "new", 8) == greedy(str(demo_models / DEMOS[2]), "new", 8)
-    until(lambda: listed(server) == {*DEMOS[1:], "extra"}, "the change in every worker")
-    (tmp_path / "catalog.yaml").write_text(json.dumps(config))
-    server.process.send_signal(signal.SIGHUP)
-    until(lambda: listed(server) == set(DEMOS), "the old catalog again")
-    assert complete(server.client, DEMOS[0], "back", 8) == greedy(str(demo_models / DEMOS[0]), "back", 8)
-    server.stop()
+    server.client.close()
 
 
 def listed(server: Server) -> set[str]:
