@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from prism.core.effects import Activate
-from prism.core.events import CatalogChanged, DeviceReport, InstanceLoad
+from prism.core.events import CatalogChanged, DeviceReport, InstanceLoad, OperatorLoad
 from prism.core.ids import DeviceId, ModelName
 from prism.core.reasons import ReasonCode
 from prism.core.settings import ClusterSettings, Placement
@@ -121,3 +121,17 @@ def test_plan_shows_the_moves_that_would_be_made() -> None:
     planned = {d.model: d.action for d in plan(gpus.w.scheduler, gpus.w.now)}
     assert sorted(planned.values()) == ["move", "stay"]
     assert len(gpus.w.log) == before
+
+
+def test_models_begin_where_the_map_of_what_is_expected_has_them() -> None:
+    """The two busy ones apart, whatever the order in which they are asked for; memory alone would put them together."""
+    rates = (("a", 5.0), ("b", 5.0), ("c", 0.01), ("d", 0.01))
+    expecting = replace(SETTINGS, expected_rates=rates)
+    w = World(expecting, [model("a", 16.0), model("b", 16.0), model("c", 30.0), model("d", 30.0)])
+    for device in (HERE, THERE):
+        w.join(gpu(device))
+    for name in "cabd":
+        w.send(OperatorLoad(ModelName(name)))
+    on = {str(k.model): i.devices[0] for k, i in w.live.items()}
+    assert {on["a"], on["b"]} == {HERE, THERE}
+    assert set(on) == set("abcd")

@@ -54,6 +54,11 @@ def test_a_place_where_others_are_late_will_do_if_it_is_less_crowded_than_here()
     assert decide_scaling(replace(CROWDED, hot=False), iter([place])) == NOTHING
 
 
+def test_a_place_where_neighbours_lose_more_than_is_gained_is_none_even_when_requests_wait() -> None:
+    (place,) = places(1.0)
+    assert decide_scaling(CROWDED, iter([replace(place, pays=False)])) == NOTHING
+
+
 def test_a_place_that_is_no_good_does_not_stop_the_search() -> None:
     bad, good = places(1.0, pressed=True), places(1.1)
     assert decide_scaling(CROWDED, iter([*bad, *good])).add == tuple(good)
