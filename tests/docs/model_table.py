@@ -46,6 +46,13 @@ with `torch.rand`, by no request's seed: an answer would neither follow its seed
 request and gives most of them back: the lease must cover them (`sglang_patches/kv_demand.py` counts one per step). The
 draft model's weights and its KV need a region and a group of their own in the account.
 """
+IMAGES: Final = """
+Models that take images take them here when `server.images.max_count` allows some ([api.md](api.md#images)). A tiny
+Gemma-3 is compared with Hugging Face: requests with one image, with two and with none, together, from its files and
+from its image of weights, and one that goes on in another engine (`tests/engine/test_images.py`). Others have not
+been tried. SGLang's SigLIP encoder uses QuickGELU whatever a config says: on published Gemma-3 models its
+log-probabilities are off Hugging Face's by that (0.002 with the tiny one), and Prism changes nothing about it.
+"""
 BY_NAME: Final = """
 Pools are allowed by name (`sglang_patches/kv_guard.py`); any other, one that is not listed here too, is refused when
 the model is activated, with its name and before it takes memory.
@@ -85,6 +92,10 @@ def families() -> str:
     return f"## Families\n\n{table(head, rows)}\n\n{paragraph(FULL_KV)}\n\n{paragraph(UNSEEN)}"
 
 
+def images() -> str:
+    return f"## Images\n\n{paragraph(IMAGES)}"
+
+
 def refused() -> str:
     head = ("class of SGLang", "what it is for")
     rows = sorted((f"`{name}`", words) for name, words in WORDS.items())
@@ -117,6 +128,7 @@ SECTIONS: Final[list[Callable[[], str]]] = [
     adapt_tables.quantised,
     adapt_tables.adapters,
     adapt_tables.vectors,
+    images,
     refused,
 ]
 
