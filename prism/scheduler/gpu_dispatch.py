@@ -1,0 +1,136 @@
+"""Handing a device's waiting requests to its engines: in rank order, what can start now (Prism, section 6.3)."""
+
+from __future__ import annotations
+
+from heapq import heapify, heappop, heappush
+
+from prism.core.effects import Dispatch, GpuEffect, Refuse
+from prism.core.ids import ModelName
+from prism.core.reasons import ReasonCode, because
+from prism.core.request import Request
+from prism.core.settings import Admission, GpuSettings
+from prism.policy.latency_model import retry_after_s
+from prism.scheduler.gpu_engine import EngineState
+from prism.scheduler.gpu_engines import DeviceEngines
+from prism.scheduler.gpu_memory import MemoryBudget
+from prism.scheduler.gpu_queue import WaitingQueue
+
+
+class Dispatcher:
+    """Owned by one :class:`prism.scheduler.gpu.GpuScheduler`; moves requests from its queue into its engines."""
+
+    def __init__(
+        self, settings: GpuSettings, queue: WaitingQueue, engines: DeviceEngines, memory: MemoryBudget
+    ) -> None:
+        self._settings, self._queue, self._engines, self._memory = settings, queue, engines, memory
+        self.wake_s: float | None = None
+        """Dispatch again at this time at the latest; None: nothing changes before the next event."""
+
+    def dispatch(self, now_s: float, effects: list[GpuEffect]) -> None:
+        """Hand out, in rank order, what can start now. A request that lacks memory holds back those behind it, so that
+        smaller ones cannot starve it; they may only use what their own engine has free anyway."""
+        self.wake_s = None
+        if not self._queue:
+            self._memory.none_blocked()
+            return
+        if self._settings.admission is Admission.GREEDY:
+            self._dispatch_all(now_s, effects)
+            return
+        ready = [m for m in self._queue.models() if self._engines.of(m).can_start()]
+        if not ready and not self._queue.wants_plan_for_refusals:
+            return
+        self.wake_s = self._queue.plan_held_until_s(now_s)
+        for request in self._queue.plan(now_s, self._engines.accepted_s(), self._engines.prefill_s):
+            self._refuse_late(request, now_s, effects)
+        for request in self._hand_out(ready, now_s, effects):
+            if request.must_run_s > now_s:
+                self.wake_s = min(self.wake_s or request.must_run_s, request.must_run_s)
+
+    def _hand_out(self, ready: list[ModelName], now_s: float, effects: list[GpuEffect]) -> list[Request]:
+        """Dispatch in rank order from the lines of the ``ready`` models; returns the heads that lack memory. For the
+        head of the best rank:
+
+        1. Its engine cannot start anything now: its model's line waits.
+        2. There is memory for it: it is handed over, and the next of its line is a head.
+        3. It would not fit an empty device: refused, and the next of its line is a head.
+        4. It lacks memory: its line waits. It is not overtaken: nobody behind it gets memory from now on,
+        5. unless it is late already (beyond its bound): then only from twice its bound on, so that it does not make
+           others late too.
+        """
+        heads = [(head[0], model) for model in ready if (head := self._queue.head(model)) is not None]
+        heapify(heads)
+        free_bytes = self._memory.spendable_bytes()
+        if ready:
+            self._memory.none_blocked()
+        blocked: list[Request] = []
+        while heads:
+            model = heappop(heads)[1]
+            head, engine = self._queue.head(model), self._engines.of(model)
+            if head is None or not engine.can_start():  # 1
+                continue
+            _, request, code = head
+            cost_bytes = engine.need_bytes(self._claim_tokens(request))
+            if cost_bytes is not None and cost_bytes <= free_bytes:  # 2
+                free_bytes -= cost_bytes
+                self._hand_over(engine, request, code, now_s, effects)
+            elif not self._refused_for_size(request, now_s, effects):  # 3, 4
+                blocked.append(request)
+                if cost_bytes is not None:
+                    self._memory.note_blocked(request.slo_ttft_s)
+                patient = code is ReasonCode.OVERDUE and now_s < request.must_run_s + request.max_wait_s
+                if cost_bytes is not None and not patient:  # 5
+                    free_bytes = 0
+                continue
+            if (head := self._queue.head(model)) is not None:
+                heappush(heads, (head[0], model))
+        return blocked
+
+    def _dispatch_all(self, now_s: float, effects: list[GpuEffect]) -> None:
+        for model in list(self._queue.models()):
+            engine = self._engines.of(model)
+            while (head := self._queue.head(model)) is not None:
+                self._hand_over(engine, head[1], ReasonCode.GREEDY, now_s, effects)
+
+    def _hand_over(
+        self, engine: EngineState, request: Request, code: ReasonCode, now_s: float, effects: list[GpuEffect]
+    ) -> None:
+        self._queue.remove(request.id)
+        prefill_s = engine.speed.seconds(request.prefill_tokens)
+        self._queue.dispatched(code, prefill_s)
+        self._engines.dispatched(engine, request, self._claim_tokens(request), now_s)
+        reason = because(
+            code,
+            waited_s=now_s - request.arrival_s,
+            slack_s=request.deadline_s - now_s,
+            prefill_s=prefill_s,
+            queued=len(self._queue),
+        )
+        effects.append(Dispatch(request.id, engine.up.key, reason))
+
+    def _claim_tokens(self, request: Request) -> int:
+        return request.prefill_tokens + min(self._settings.decode_reserve_tokens, request.max_new_tokens or 1 << 30)
+
+    def _refused_for_size(self, request: Request, now_s: float, effects: list[GpuEffect]) -> bool:
+        """Refuse a request that waited for its starvation bound and does not fit although nothing runs here."""
+        if not self._engines.run_nothing or now_s < request.must_run_s:
+            return False
+        self._queue.remove(request.id)
+        effects.append(too_large(request, self._memory.room_tokens(self._engines.of(request.model))))
+        return True
+
+    def _refuse_late(self, request: Request, now_s: float, effects: list[GpuEffect]) -> None:
+        self._queue.remove(request.id)
+        work_s = self._engines.work_s(self._queue.tokens())
+        reason = because(
+            ReasonCode.LATE_REJECTED,
+            slack_s=request.deadline_s - now_s,
+            prefill_s=self._engines.prefill_s(request),
+            work_s=work_s,
+        )
+        effects.append(Refuse(request.id, request.model, reason, retry_after_s(work_s, request.slo_ttft_s)))
+
+
+def too_large(request: Request, room_tokens: int) -> Refuse:
+    """The refusal of a request that never fits: its engine has room for ``room_tokens`` at the most."""
+    reason = because(ReasonCode.PROMPT_TOO_LARGE, tokens=request.kv_tokens, room_tokens=room_tokens)
+    return Refuse(request.id, request.model, reason, None)
