@@ -12,12 +12,12 @@ from prism.core.ids import DeviceId, ModelName
 from prism.core.reasons import Reason, ReasonCode, because
 from prism.core.specs import DeviceSpec, ModelSpec
 from prism.policy.fixed_map import FixedPlace, Loads, muxserve_map, planned_loads, static_map
-from prism.policy.virtual_queue import choose_seat
+from prism.policy.virtual_queue import QueueSeat, choose_seat
 from prism.scheduler.books import Books
 from prism.scheduler.cluster_policy import ClusterPolicy
 from prism.scheduler.decisions import Decision, NoRoom, Room, StopInstance, WantModel, wait_or_refuse
 from prism.scheduler.records import ModelRecord
-from prism.scheduler.seats import Seats
+from prism.scheduler.seats import SeatPolicy
 from prism.scheduler.survey import Survey
 
 _MAP_AFTER_S = 1.0
@@ -129,20 +129,10 @@ class MuxServePolicy(FixedMapPolicy):
         return muxserve_map(models, devices, self.loads(models), self.books.settings.min_kv_tokens)
 
 
-class QlmPolicy(ClusterPolicy):
+class QlmPolicy(SeatPolicy):
     """``qlm``: one model per device at a time, swapped in the order of the groups' deadlines."""
 
-    def __init__(self, books: Books) -> None:
-        super().__init__(books)
-        self._seats = Seats(books)
-
-    def find_room(self, model: ModelRecord, now_s: float, survey: Survey) -> Room | NoRoom:
+    def choose(self, seats: list[QueueSeat], model: ModelRecord, now_s: float) -> QueueSeat | None:
         """A free device, else the device of a finished group, else that of one that had its quantum."""
-        seats = self._seats.for_model(model)
-        if not seats:
-            return self._seats.none_for(model)
         swap_s = self.books.activation_s(model)
-        seat = choose_seat(seats, model.tightest_deadline_s, swap_s, _QUANTUM_ACTIVATIONS * swap_s, now_s)
-        if seat is None:
-            return wait_or_refuse(model, because(ReasonCode.NO_ROOM, waiting=model.waiting), swap_s, now_s)
-        return self._seats.room_on(seat.devices, model, now_s)
+        return choose_seat(seats, model.tightest_deadline_s, swap_s, _QUANTUM_ACTIVATIONS * swap_s, now_s)

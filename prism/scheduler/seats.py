@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from abc import abstractmethod
+
 from prism.core.ids import DeviceId
 from prism.core.reasons import Reason, ReasonCode, because
 from prism.core.views import InstanceState
 from prism.policy.virtual_queue import QueueSeat
 from prism.scheduler.books import Books
-from prism.scheduler.decisions import NoRoom, Room
+from prism.scheduler.cluster_policy import ClusterPolicy
+from prism.scheduler.decisions import NoRoom, Room, wait_or_refuse
 from prism.scheduler.records import InstanceRecord, ModelRecord
+from prism.scheduler.survey import Survey
 
 
 class Seats:
@@ -62,3 +66,26 @@ class Seats:
             busy=any(i.idle_since_s is None for i in there),
             since_s=max((i.since_s for i in there), default=0.0),
         )
+
+
+class SeatPolicy(ClusterPolicy):
+    """A wanted model takes a seat, and whoever has it leaves. Which one is taken is what such policies differ in."""
+
+    def __init__(self, books: Books) -> None:
+        super().__init__(books)
+        self._seats = Seats(books)
+
+    @abstractmethod
+    def choose(self, seats: list[QueueSeat], model: ModelRecord, now_s: float) -> QueueSeat | None:
+        """The seat that ``model`` gets of ``seats``, which are all that are large enough; None: it waits."""
+
+    def find_room(self, model: ModelRecord, now_s: float, survey: Survey) -> Room | NoRoom:
+        """The seat that is chosen, once it is left."""
+        seats = self._seats.for_model(model)
+        if not seats:
+            return self._seats.none_for(model)
+        seat = self.choose(seats, model, now_s)
+        if seat is None:
+            reason = because(ReasonCode.NO_ROOM, waiting=model.waiting)
+            return wait_or_refuse(model, reason, self.books.activation_s(model), now_s)
+        return self._seats.room_on(seat.devices, model, now_s)

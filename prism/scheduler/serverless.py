@@ -17,31 +17,21 @@ from prism.core.events import DeviceReport
 from prism.core.reasons import ReasonCode, because
 from prism.core.views import InstanceState
 from prism.policy.virtual_queue import QueueSeat
-from prism.scheduler.books import Books
-from prism.scheduler.cluster_policy import ClusterPolicy
-from prism.scheduler.decisions import Decision, NoRoom, Room, StartInstance, wait_or_refuse
+from prism.scheduler.decisions import Decision, StartInstance
 from prism.scheduler.records import ModelRecord
-from prism.scheduler.seats import Seats
-from prism.scheduler.survey import Survey
+from prism.scheduler.seats import SeatPolicy
 
 
-class ServerlessPolicy(ClusterPolicy):
+class ServerlessPolicy(SeatPolicy):
     """See the module."""
 
-    def __init__(self, books: Books) -> None:
-        super().__init__(books)
-        self._seats = Seats(books)
-
-    def find_room(self, model: ModelRecord, now_s: float, survey: Survey) -> Room | NoRoom:
+    def choose(self, seats: list[QueueSeat], model: ModelRecord, now_s: float) -> QueueSeat | None:
         """A free seat, else that of a model without requests."""
-        seats = self._seats.for_model(model)
-        if not seats:
-            return self._seats.none_for(model)
-        seat = self._choose(seats, model)
-        if seat is None:
-            reason = because(ReasonCode.NO_ROOM, waiting=model.waiting)
-            return wait_or_refuse(model, reason, self.books.activation_s(model), now_s)
-        return self._seats.room_on(seat.devices, model, now_s)
+        empty = [s for s in seats if not s.models]
+        if empty:
+            return min(empty, key=lambda s: s.devices)
+        idle = [s for s in seats if s.may_leave and not s.busy and model.name not in s.models]
+        return min(idle, key=lambda s: (self._is_needed(s), self._idle_since_s(s), s.devices), default=None)
 
     def on_report(self, report: DeviceReport, now_s: float) -> Iterator[Decision]:
         """Further instances for the models that the device has, as many as their requests ask for."""
@@ -53,7 +43,7 @@ class ServerlessPolicy(ClusterPolicy):
     def _scale_out(self, model: ModelRecord, now_s: float) -> Iterator[Decision]:
         have, wanted = _instances(model), self._wanted(model)
         for instances in range(have, wanted):
-            seat = self._choose(self._seats.for_model(model), model)
+            seat = self.choose(self._seats.for_model(model), model, now_s)
             if seat is None:
                 return
             counts = {"instances": instances, "wanted": wanted, "waiting": _requests(model)}
@@ -63,13 +53,6 @@ class ServerlessPolicy(ClusterPolicy):
     def _wanted(self, model: ModelRecord) -> int:
         settings = self.books.settings
         return min(settings.max_replicas, math.ceil(_requests(model) / settings.concurrency_target))
-
-    def _choose(self, seats: list[QueueSeat], model: ModelRecord) -> QueueSeat | None:
-        empty = [s for s in seats if not s.models]
-        if empty:
-            return min(empty, key=lambda s: s.devices)
-        idle = [s for s in seats if s.may_leave and not s.busy and model.name not in s.models]
-        return min(idle, key=lambda s: (self._is_needed(s), self._idle_since_s(s), s.devices), default=None)
 
     def _idle_since_s(self, seat: QueueSeat) -> float:
         return max(i.idle_since_s or 0.0 for i in self._seats.there(seat.devices))
