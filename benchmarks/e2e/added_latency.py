@@ -26,10 +26,11 @@ from statistics import median
 import httpx
 import openai
 
+from benchmarks.demo_models import kept_models
 from prism.engine import cuda_stub
 from prism.engine.boot import HOST_ENVIRONMENT
 from prism.engine.sglang_args import HOST
-from tests.e2e.server import DEMOS, REPO, catalog, start
+from tests.e2e.server import DEMOS, catalog, start
 from tests.patience import free_port
 
 TOKENS = 64
@@ -129,9 +130,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--requests", type=int, default=60)
     options = parser.parse_args()
-    models = REPO / "demo-models"
-    if not (models / ".complete").exists():
-        subprocess.run([sys.executable, "scripts/make_demo_models.py", str(models)], cwd=REPO, check=True)
+    models = kept_models()
     config = catalog(models, memory="256MiB", count=1)
     config["models"] = [{"name": "demo", "path": str(models / DEMOS[1]), "pin": True}]
     config["server"] = {"front_workers": 1}

@@ -21,6 +21,7 @@ from itertools import cycle
 from pathlib import Path
 from typing import Any
 
+from benchmarks.demo_models import kept_models
 from prism.trace.files import open_trace
 from prism.trace.report import Report, read_report
 from prism.trace.steps import count_models
@@ -35,9 +36,7 @@ CONTEXT_TOKENS = 1000
 
 def fleet(trace: Path) -> dict[str, Any]:
     """The trace's models, which are the three demo models in turn, on two devices that hold four."""
-    models = REPO / "demo-models"
-    if not (models / ".complete").exists():
-        subprocess.run([sys.executable, "scripts/make_demo_models.py", str(models)], cwd=REPO, check=True)
+    models = kept_models()
     names = sorted(count_models(open_trace(trace).rows()))
     config = catalog(models, memory=f"{MEMORY_MIB}MiB")
     config["models"] = [{"name": name, "path": str(models / demo)} for name, demo in zip(names, cycle(DEMOS))]

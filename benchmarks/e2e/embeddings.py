@@ -16,8 +16,6 @@ import asyncio
 import json
 import random
 import shutil
-import subprocess
-import sys
 import tempfile
 import time
 from collections import Counter
@@ -30,8 +28,9 @@ import numpy as np
 import openai
 import psutil
 
+from benchmarks.demo_models import kept_models
 from benchmarks.e2e.added_latency import start_sglang, wait_for
-from tests.e2e.server import DEMOS, REPO, catalog, start
+from tests.e2e.server import DEMOS, catalog, start
 from tests.patience import free_port
 
 CLIENTS = 4
@@ -156,9 +155,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=8)
     parser.add_argument("--requests", type=int, default=12, help="of a round")
     options = parser.parse_args()
-    demos = REPO / "demo-models"
-    if not (demos / ".complete").exists():
-        subprocess.run([sys.executable, "scripts/make_demo_models.py", str(demos)], cwd=REPO, check=True)
+    demos = kept_models()
     config = catalog(demos, memory="512MiB", count=1)
     config["server"] = {"front_workers": 1}
     with tempfile.TemporaryDirectory(prefix="prism-emb-") as name:

@@ -17,7 +17,6 @@ import asyncio
 import json
 import random
 import shutil
-import subprocess
 import sys
 import tempfile
 import time
@@ -31,8 +30,9 @@ from typing import Any
 import httpx
 import openai
 
+from benchmarks.demo_models import kept_models
 from benchmarks.e2e.soak_summary import spread, summary
-from tests.e2e.server import DEMOS, REPO, Server, catalog, start, stream
+from tests.e2e.server import DEMOS, Server, catalog, start, stream
 
 MOVE_EVERY_S = 3.0
 KILL_EVERY_S = 20.0
@@ -200,9 +200,7 @@ def main() -> None:
     parser.add_argument("--kill", action="store_true")
     parser.add_argument("--keep", type=Path, help="leave the server's logs in this folder")
     options = parser.parse_args()
-    models = REPO / "demo-models"
-    if not (models / ".complete").exists():
-        subprocess.run([sys.executable, "scripts/make_demo_models.py", str(models)], cwd=REPO, check=True)
+    models = kept_models()
     config = soak_catalog(models)
     names = [str(m["name"]) for m in config["models"]]
     with tempfile.TemporaryDirectory(prefix="prism-soak-") as folder:

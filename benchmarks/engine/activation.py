@@ -26,9 +26,10 @@ from pathlib import Path
 import numpy as np
 import psutil
 
+from benchmarks.demo_models import given_models, pool_spec
 from prism.core.ids import DeviceId, Generation, ModelName, NodeId
 from prism.core.instances import InstanceKey, whole_model
-from prism.core.specs import DeviceKind, DeviceSpec, ModelShape, ModelSpec
+from prism.core.specs import DeviceKind, DeviceSpec
 from prism.engine.options import PoolOptions
 from prism.engine.pool import EnginePool
 
@@ -36,12 +37,6 @@ ROOT = Path(__file__).resolve().parents[2]
 
 DEVICE = DeviceId("local/host:0")
 MODELS = ("demo-llama", "demo-qwen3", "demo-stablelm")
-
-
-def spec(folder: Path) -> ModelSpec:
-    shape = ModelShape(layers=1, hidden=1, heads=1, kv_heads=1, head_dim=1, intermediate=1, vocab=1)
-    nbytes = sum(f.stat().st_size for f in folder.glob("*.safetensors"))
-    return ModelSpec(ModelName(folder.name), str(folder), 1.0, 0.1, nbytes, shape, 0)
 
 
 def copy_seconds(nbytes: int) -> float:
@@ -71,7 +66,7 @@ class Side:
     async def turn(self, name: str, models: Path, turn: int) -> None:
         key, (part,) = InstanceKey(ModelName(name), Generation(turn)), whole_model([DEVICE])
         start_s = time.perf_counter()
-        handle = await self.pool.activate(key, spec(models / name), part)
+        handle = await self.pool.activate(key, pool_spec(models / name), part)
         seconds = time.perf_counter() - start_s
         if turn == 0:
             self.cold[name] = seconds
@@ -88,7 +83,7 @@ class Side:
     def show(self, models: Path) -> float:
         print(f"{self.name}\n{'model':16}{'weights':>10}{'cold':>9}{'p50':>9}{'p95':>9}{'copy floor':>12}")
         for name in MODELS:
-            size = spec(models / name).weight_bytes
+            size = pool_spec(models / name).weight_bytes
             ordered = sorted(self.warm[name])
             p50, p95 = statistics.median(ordered), ordered[int(0.95 * (len(ordered) - 1))]
             columns = (self.cold[name], p50, p95, copy_seconds(size))
@@ -150,11 +145,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=20)
     parser.add_argument("--models", type=Path)
     options = parser.parse_args()
-    models = options.models
-    if models is None:
-        models = Path(tempfile.mkdtemp(prefix="prism-models-"))
-        subprocess.run([sys.executable, str(ROOT / "scripts/make_demo_models.py"), str(models)], check=True)
-    run(models, options.rounds)
+    run(given_models(options.models), options.rounds)
 
 
 if __name__ == "__main__":

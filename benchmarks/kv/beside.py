@@ -17,12 +17,12 @@ from __future__ import annotations
 import argparse
 import asyncio
 import statistics
-import tempfile
 import time
 from pathlib import Path
 from typing import Final
 
-from benchmarks.kv.burst import DEVICE_BYTES, BurstBed, demo_models
+from benchmarks.demo_models import given_models
+from benchmarks.kv.burst import DEVICE_BYTES, BurstBed, burst_bed
 from prism.engine.handle import EngineHandle
 from prism.kv.host_pool import drop_host_pool
 from prism.kv.settings import KvSettings, write_kv_settings
@@ -49,32 +49,23 @@ async def window(bed: BurstBed, handle: EngineHandle, conversations: int, seed: 
 
 
 async def run(models: Path, rounds: int) -> None:
-    with tempfile.TemporaryDirectory(prefix="prism-b-") as folder:
-        bed = BurstBed(Path(folder), models)
-        await bed.pool.start()
-        reader = asyncio.create_task(bed.read())
-        found: dict[str, list[float]] = {"cached": [], "moved": [], "computed": []}
-        try:
-            for number in range(rounds + 1):
-                for way, times in found.items():
-                    keep = KvSettings(host_bytes=0 if way == "computed" else DEVICE_BYTES)
-                    write_kv_settings(bed.accounts, keep)
-                    handle = await bed.serve(bed.spec)
-                    handle.set_kv_limit(3 * bed.pool.memory[bed.devices[0]].page_bytes)
-                    for warm in range(4):
-                        await bed.ask(handle, 50 + warm, 120, 5)
-                    times.append(await window(bed, handle, 1 if way == "cached" else 2, 1000 * number))
-                    await handle.deactivate()
-                    drop_host_pool(bed.accounts)
-            print("| turns beside it | time per token, ms | times cached |\n|---|---|---|")
+    found: dict[str, list[float]] = {"cached": [], "moved": [], "computed": []}
+    async with burst_bed(models) as bed:
+        for number in range(rounds + 1):
             for way, times in found.items():
-                ratio = statistics.median(t / c for t, c in zip(times[1:], found["cached"][1:], strict=True))
-                print(f"| {way} | {1000 * statistics.median(times[1:]):.2f} | {ratio:.2f} |", flush=True)
-        finally:
-            reader.cancel()
-            await bed.pool.close()
-            bed.inbox.close()
-            drop_host_pool(bed.accounts)
+                keep = KvSettings(host_bytes=0 if way == "computed" else DEVICE_BYTES)
+                write_kv_settings(bed.accounts, keep)
+                handle = await bed.serve(bed.spec)
+                handle.set_kv_limit(3 * bed.pool.memory[bed.devices[0]].page_bytes)
+                for warm in range(4):
+                    await bed.ask(handle, 50 + warm, 120, 5)
+                times.append(await window(bed, handle, 1 if way == "cached" else 2, 1000 * number))
+                await handle.deactivate()
+                drop_host_pool(bed.accounts)
+        print("| turns beside it | time per token, ms | times cached |\n|---|---|---|")
+        for way, times in found.items():
+            ratio = statistics.median(t / c for t, c in zip(times[1:], found["cached"][1:], strict=True))
+            print(f"| {way} | {1000 * statistics.median(times[1:]):.2f} | {ratio:.2f} |", flush=True)
 
 
 def main() -> None:
@@ -82,7 +73,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=9)
     parser.add_argument("--models", type=Path)
     options = parser.parse_args()
-    asyncio.run(run(demo_models(options.models), options.rounds))
+    asyncio.run(run(given_models(options.models), options.rounds))
 
 
 if __name__ == "__main__":

@@ -20,17 +20,18 @@ import argparse
 import asyncio
 import random
 import statistics
-import subprocess
-import sys
 import tempfile
 import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Final
 
-from prism.core.ids import DeviceId, Generation, ModelName, NodeId
+from benchmarks.demo_models import given_models, pool_spec
+from prism.core.ids import DeviceId, Generation, NodeId
 from prism.core.instances import InstanceKey, whole_model
-from prism.core.specs import DeviceKind, DeviceSpec, ModelShape, ModelSpec, Scheduling
+from prism.core.specs import DeviceKind, DeviceSpec, ModelSpec, Scheduling
 from prism.engine.api import Work
 from prism.engine.handle import EngineHandle
 from prism.engine.options import PoolOptions
@@ -41,7 +42,6 @@ from prism.wire.mailbox import Inbox
 from prism.wire.messages import Tokens
 from tests.engine.rig import codec, tokenized
 
-ROOT = Path(__file__).resolve().parents[2]
 NAME = "demo-llama"
 HOST_BYTES_S: Final = 160e6
 PEER_TIMES: Final = 10
@@ -79,10 +79,7 @@ class BurstBed:
         specs = [DeviceSpec(d, NodeId("local"), DeviceKind.HOST, DEVICE_BYTES) for d in self.devices]
         self.pool = EnginePool(specs, options)
         self.inbox = Inbox(f"ipc://{folder}/front")
-        path = models / NAME
-        nbytes = sum(f.stat().st_size for f in path.glob("*.safetensors"))
-        shape = ModelShape(layers=1, hidden=1, heads=1, kv_heads=1, head_dim=1, intermediate=1, vocab=1)
-        self.spec = ModelSpec(ModelName(NAME), str(path), 1.0, 0.1, nbytes, shape, 0)
+        self.spec = pool_spec(models / NAME)
         self.number = 0
         self.asked: dict[str, BurstRequest] = {}
 
@@ -140,6 +137,22 @@ class BurstBed:
         return await asyncio.gather(*(one(i, at_s) for i, at_s in enumerate(times_s)))
 
 
+@asynccontextmanager
+async def burst_bed(models: Path) -> AsyncIterator[BurstBed]:
+    """A bed in a folder of its own that reads what its engines say; at the end all of it is gone."""
+    with tempfile.TemporaryDirectory(prefix="prism-b-") as folder:
+        bed = BurstBed(Path(folder), models)
+        await bed.pool.start()
+        reader = asyncio.create_task(bed.read())
+        try:
+            yield bed
+        finally:
+            reader.cancel()
+            await bed.pool.close()
+            bed.inbox.close()
+            drop_host_pool(bed.accounts)
+
+
 async def stable_rate(bed: BurstBed, seconds: float) -> float:
     """Requests a second at which a request waits a second on average, first come first served."""
     handle = await bed.activate("first come")
@@ -159,32 +172,19 @@ def arrivals(rate: float, before: int, burst_s: float) -> list[float]:
 
 
 async def run(models: Path, rate: float, before: int, burst_s: float) -> None:
-    with tempfile.TemporaryDirectory(prefix="prism-b-") as folder:
-        bed = BurstBed(Path(folder), models)
-        await bed.pool.start()
-        reader = asyncio.create_task(bed.read())
-        try:
-            rate = rate or await stable_rate(bed, 15.0)
-            times_s = arrivals(rate, before, burst_s)
-            print(
-                f"{rate:.2f} requests/s, then {2 * rate:.2f} for {burst_s:.0f} s: {len(times_s)} requests", flush=True
-            )
-            print(
-                "| way | highest first token, s | 90% | median | time per token, median, ms | mean | paged in, tokens |"
-            )
-            print("|---|---|---|---|---|---|---|")
-            for way in WAYS:
-                handle = await bed.activate(way)
-                found = await bed.play(handle, times_s, 77)
-                brought = 0 if handle.load is None else handle.load.kv_brought_tokens
-                await handle.deactivate()
-                drop_host_pool(bed.accounts)
-                print(row(way, found, brought), flush=True)
-        finally:
-            reader.cancel()
-            await bed.pool.close()
-            bed.inbox.close()
+    async with burst_bed(models) as bed:
+        rate = rate or await stable_rate(bed, 15.0)
+        times_s = arrivals(rate, before, burst_s)
+        print(f"{rate:.2f} requests/s, then {2 * rate:.2f} for {burst_s:.0f} s: {len(times_s)} requests", flush=True)
+        print("| way | highest first token, s | 90% | median | time per token, median, ms | mean | paged in, tokens |")
+        print("|---|---|---|---|---|---|---|")
+        for way in WAYS:
+            handle = await bed.activate(way)
+            found = await bed.play(handle, times_s, 77)
+            brought = 0 if handle.load is None else handle.load.kv_brought_tokens
+            await handle.deactivate()
             drop_host_pool(bed.accounts)
+            print(row(way, found, brought), flush=True)
 
 
 def row(way: str, found: list[BurstRequest], brought: int) -> str:
@@ -195,13 +195,6 @@ def row(way: str, found: list[BurstRequest], brought: int) -> str:
     return f"| {way} | {times} | {statistics.median(each):.1f} | {statistics.mean(each):.1f} | {brought} |"
 
 
-def demo_models(given: Path | None) -> Path:
-    if given is None:
-        given = Path(tempfile.mkdtemp(prefix="prism-models-"))
-        subprocess.run([sys.executable, str(ROOT / "scripts/make_demo_models.py"), str(given)], check=True)
-    return given
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description="First tokens in a burst, by scheduling and link.")
     parser.add_argument("--rate", type=float, default=0.0)
@@ -209,7 +202,7 @@ def main() -> None:
     parser.add_argument("--burst-s", type=float, default=60.0)
     parser.add_argument("--models", type=Path)
     options = parser.parse_args()
-    asyncio.run(run(demo_models(options.models), options.rate, options.before, options.burst_s))
+    asyncio.run(run(given_models(options.models), options.rate, options.before, options.burst_s))
 
 
 if __name__ == "__main__":

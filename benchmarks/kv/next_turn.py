@@ -16,16 +16,15 @@ from __future__ import annotations
 import argparse
 import asyncio
 import statistics
-import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from prism.core.ids import DeviceId, Generation, ModelName, NodeId
+from benchmarks.demo_models import given_models, pool_spec
+from prism.core.ids import DeviceId, Generation, NodeId
 from prism.core.instances import InstanceKey, whole_model
-from prism.core.specs import DeviceKind, DeviceSpec, ModelShape, ModelSpec
+from prism.core.specs import DeviceKind, DeviceSpec
 from prism.engine.api import Work
 from prism.engine.handle import EngineHandle
 from prism.engine.options import PoolOptions
@@ -36,7 +35,6 @@ from prism.wire.mailbox import Inbox
 from prism.wire.messages import Tokens
 from tests.engine.rig import codec, tokenized
 
-ROOT = Path(__file__).resolve().parents[2]
 DEVICE = DeviceId("local/host:0")
 NAME = "demo-llama"
 ANSWER = 16
@@ -52,10 +50,7 @@ class Chat:
         self.pool = EnginePool([DeviceSpec(DEVICE, NodeId("local"), DeviceKind.HOST, 256 << 20)], options)
         self.inbox = Inbox(f"ipc://{folder}/front")
         self._messages = aiter(self.inbox)
-        path = models / NAME
-        nbytes = sum(f.stat().st_size for f in path.glob("*.safetensors"))
-        shape = ModelShape(layers=1, hidden=1, heads=1, kv_heads=1, head_dim=1, intermediate=1, vocab=1)
-        self.spec = ModelSpec(ModelName(NAME), str(path), 1.0, 0.1, nbytes, shape, 0)
+        self.spec = pool_spec(models / NAME)
         self.number = 0
 
     async def activate(self) -> EngineHandle:
@@ -132,11 +127,7 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, nargs="+", default=[600, 1500])
     parser.add_argument("--models", type=Path)
     options = parser.parse_args()
-    models = options.models
-    if models is None:
-        models = Path(tempfile.mkdtemp(prefix="prism-models-"))
-        subprocess.run([sys.executable, str(ROOT / "scripts/make_demo_models.py"), str(models)], check=True)
-    asyncio.run(run(models, options.rounds, options.tokens))
+    asyncio.run(run(given_models(options.models), options.rounds, options.tokens))
 
 
 if __name__ == "__main__":
