@@ -103,6 +103,17 @@ def begin_resumed(scheduler: Any, req: Any) -> None:
         req.input_logprob_sent = True
     for token in tokens:
         req.update_reasoning_tokens(token, scheduler.model_config.think_end_id)
+    extend_positions(req.multimodal_inputs, count)
+
+
+def extend_positions(media: Any, count: int) -> None:
+    """M-RoPE's positions for ``count`` generated tokens behind the prompt's, as SGLang has it after a retraction: those
+    of all that is prefilled are taken from there."""
+    if media is None or media.mrope_positions is None:
+        return
+    from sglang.srt.managers.mm_utils import extend_mrope_positions_for_retracted_request
+
+    media.mrope_positions = extend_mrope_positions_for_retracted_request(media.mrope_positions, count)
 
 
 def enqueue(original: Callable[..., Any], scheduler: Any, req: Any, is_retracted: bool = False) -> None:

@@ -7,7 +7,7 @@ import os
 from importlib.metadata import entry_points
 from typing import Final
 
-from prism.engine import cuda_stub
+from prism.engine import cpu_operators, cuda_stub
 from prism.engine.errors import EngineSetupError
 from prism.engine.gpu import cuda_home
 from prism.engine.kernels import keep_kernels
@@ -80,6 +80,8 @@ def boot(kind: str) -> None:
             importlib.import_module(module)
         except ImportError as error:
             raise EngineSetupError(f"{module} cannot be imported: {error}") from error
+    if kind == "host":
+        cpu_operators.declare_missing()
     apply_patches()
 
 

@@ -48,9 +48,14 @@ draft model's weights and its KV need a region and a group of their own in the a
 """
 IMAGES: Final = """
 Models that take images take them here when `server.images.max_count` allows some ([api.md](api.md#images)). A tiny
-Gemma-3 is compared with Hugging Face: requests with one image, with two and with none, together, from its files and
-from its image of weights, and one that goes on in another engine (`tests/engine/test_images.py`). Others have not
-been tried. SGLang's SigLIP encoder uses QuickGELU whatever a config says: on published Gemma-3 models its
+Gemma-3, a Qwen2-VL (positions in three dimensions) and a LLaVA with Pixtral's encoder are compared with Hugging Face:
+requests with one image, with two and with none, together, from files and from the image of weights, and going on in
+another engine (`tests/engine/test_images.py`, `tests/engine/test_image_families.py`). Others have not been tried. On a
+CPU SGLang 0.5.16 cannot import the processors of Qwen-VL and MiniCPM-V for want of operators that only Qwen-3.5 calls;
+Prism declares these (`prism/engine/cpu_operators.py`). LLaVA with CLIP's encoder (1.5) has no case here: SGLang lists
+no `CLIPVisionModel`, which `LlavaForConditionalGeneration` looks for, and `LlavaLlamaForCausalLM` puts its encoder on a
+GPU while it loads. SGLang's Pixtral encoder uses SiLU whatever a config says.
+SGLang's SigLIP encoder uses QuickGELU whatever a config says: on published Gemma-3 models its
 log-probabilities are off Hugging Face's by that (0.002 with the tiny one), and Prism changes nothing about it.
 """
 BY_NAME: Final = """

@@ -16,7 +16,7 @@ import openai
 import uvicorn
 
 from prism.config.catalog import Catalog
-from prism.engine import cuda_stub
+from prism.engine import cpu_operators, cuda_stub
 from prism.engine.boot import prepare_environment
 from prism.engine.fake import FakeSpeed
 from prism.engine.fake_node import FakeNode
@@ -38,6 +38,8 @@ def import_sglang() -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         import prism.server.sglang_build  # noqa: F401
+
+        cpu_operators.declare_missing()
     asyncio.set_event_loop_policy(None)  # SGLang installs its own
 
 
