@@ -103,5 +103,6 @@ EVERYDAY: Final = (
     plain("Starcoder2", "StarCoder2", sliding_window=None, use_bias=True),
     plain("StableLm", "StableLM", num_key_value_heads=4),
     plain("Arcee", "Arcee"),
+    plain("OPT", "OPT", num_key_value_heads=4, ffn_dim=256, word_embed_proj_dim=128),
 )
 EVERY_PLAIN: Final = (*EVERYDAY, *(family for family in FAMILIES if family.layout == PLAIN))
