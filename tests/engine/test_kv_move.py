@@ -17,7 +17,7 @@ from prism.kv.settings import DeclaredLinks, KvSettings, write_kv_settings
 from tests.engine.families import FAMILIES, make_model
 from tests.engine.rig import DEVICE_BYTES, Rig, prompt, reference, tokenized
 from tests.kv.nodes import KvNode
-from tests.patience import PATIENCE_S
+from tests.patience import PATIENCE_S, happens
 
 pytestmark = pytest.mark.engine
 NAME, NEW = "demo-llama", 20
@@ -123,9 +123,9 @@ async def test_requests_without_memory_are_paged_out_and_in(rig: Rig, kept: Host
         handle.set_kv_limit(12 * page_bytes)
         await asyncio.gather(*(rig.answer(rid) for rid in rids))
         assert [rig.tokens[rid] for rid in rids] == [reference(wide_model, p, 60) for p in prompts]
-        await until_counted(handle)
-        assert handle.load is not None
-        assert handle.load.retractions > 0 and handle.load.kv_brought_tokens > 25
+        await happens(
+            lambda: (load := handle.load) and load.retractions and load.kv_brought_tokens > 25, "both are told"
+        )
     finally:
         await handle.deactivate()
     assert rig.free_bytes(0) == DEVICE_BYTES

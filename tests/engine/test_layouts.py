@@ -149,7 +149,7 @@ async def test_under_pressure_running_requests_are_retracted(rig: Rig, tmp_path:
     handle.set_kv_limit(groups * PAGE_BYTES)
     assert [await rig.answer(rid) for rid in rids] == alone
     await rig.ask(handle, tokenized("", prompt(1), 1))
-    assert handle.load is not None and handle.load.retractions > 0
+    await happens(lambda: handle.load and handle.load.retractions > 0, "a retraction that is told")
     held = rig.pool.memory[rig.devices[0]].stats()
     assert sum(owner.kv_bytes for owner in held.owners) <= groups * PAGE_BYTES
     await handle.deactivate()

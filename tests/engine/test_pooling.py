@@ -22,6 +22,7 @@ from prism.wire.adapters import AdapterRef
 from scripts.make_demo_adapter import make_adapter
 from tests.engine.adapters import merged
 from tests.engine.rig import Rig, codec, prompt, tokenized
+from tests.patience import happens
 
 pytestmark = pytest.mark.engine
 TOKENIZER = ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json")
@@ -176,7 +177,7 @@ async def test_a_batch_of_inputs_dimensions_and_what_no_engine_may_die_of(rig: R
         await rig.answer(rid)
         assert (rig.finish[rid]["type"], rig.finish[rid]["status_code"]) == ("abort", 400)
     assert handle.alive
-    assert handle.load is not None and handle.load.cached_kv_tokens == 0
+    assert (await happens(lambda: handle.load, "what the engine holds is told")).cached_kv_tokens == 0
     await handle.deactivate()
 
 
