@@ -19,6 +19,7 @@ import pytest
 from prism.engine.handle import EngineHandle
 from tests.engine.families import FAMILIES, LATENT_ROWS, PLAIN, REPRESENTS, WINDOWS, Family, make_model, named
 from tests.engine.rig import DEVICE_BYTES, Rig, prompt, reference, tokenized, until_died
+from tests.patience import happens
 
 pytestmark = pytest.mark.engine
 NEW = 12
