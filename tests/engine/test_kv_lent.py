@@ -18,8 +18,8 @@ from tests.patience import happens
 pytestmark = [pytest.mark.engine, pytest.mark.slow]
 NAME, OTHER, NEW = "demo-llama", "demo-qwen3", 20
 BOUND = 64 << 20
-HOST_BYTES_S, PEER_BYTES_S = 4e6, 4e7
-"""Slow enough that a kill meets copies, and faster than computing is taken to be before it was timed."""
+HOST_BYTES_S, PEER_BYTES_S = 4e6, 1e9
+"""Host memory so slow that a kill meets copies, the lender so fast that bringing is shorter than computing anywhere."""
 CONVERSATIONS = [[*prompt(10 + i, 280)] for i in range(4)]
 
 
