@@ -8,6 +8,7 @@ from pathlib import Path
 import click
 
 from prism.cli import output
+from prism.cli.client import AdminClient, server_options
 from prism.cli.errors import CliError
 from prism.config.state import DEFAULT_STATE_DIR, StateDir
 from prism.weights.errors import BadPack
@@ -49,6 +50,37 @@ def list_packs(state_dir: str, as_json: bool) -> None:
         for r in rows
     )
     output.print_table(columns, cells, f"no packs in {store.directory}")
+
+
+@command.command("pool")
+@output.json_option
+@server_options
+def show_pool(client: AdminClient, as_json: bool) -> None:
+    """Show the fleet's parameter pool: which machine answers for each pack, who has copies, and what that takes."""
+    pool = client.get("pool")
+    if as_json:
+        output.print_json(pool)
+        return
+    rows = [
+        (
+            entry["model"],
+            entry["fingerprint"][:12],
+            entry["layout"],
+            output.size(entry["bytes"]),
+            entry["home"] or "no room",
+            str(len(entry["copies"])),
+            ", ".join(entry["copies"]) or "none",
+        )
+        for entry in pool["entries"]
+    ]
+    columns = ("MODEL", "FINGERPRINT", "LAYOUT?2", "SIZE>", "HOME", "COPIES>", "IN MEMORY OF")
+    output.print_table(columns, rows, "no machine of the fleet has packed weights")
+    for machine in pool["machines"]:
+        kept, held = output.size(machine["pool_bytes"]), output.size(machine["host_bytes"])
+        click.echo(f"{machine['node']}: {held} of weights in memory, {kept} kept for the fleet")
+    once, held_bytes = sum(e["bytes"] for e in pool["entries"]), sum(m["host_bytes"] for m in pool["machines"])
+    if once:
+        click.echo(f"fleet: {output.size(held_bytes)} in memory, {held_bytes / once:.2f} copies per byte of weights")
 
 
 @command.command("verify")

@@ -263,6 +263,12 @@ class WeightConfig(Section, frozen=True, kw_only=True):
     host_memory_fraction: Annotated[
         Fraction, Meta(description="Share of a machine's memory for weights ready to be loaded, one copy per model.")
     ] = 0.5
+    parameter_pool: Annotated[
+        bool,
+        Meta(
+            description="In a fleet of several machines every packed model keeps a copy in some machine's host memory."
+        ),
+    ] = True
     disk_bytes: Annotated[
         Bytes | None, Meta(description="Disk for packed weights. Default: as much as the file system has.")
     ] = field(name="disk", default=None)

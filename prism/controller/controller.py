@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 import logging
 import time
 from typing import Final
@@ -11,6 +12,7 @@ from typing import Final
 import msgspec
 
 from prism.controller.admin import Admin
+from prism.controller.catalog_marks import CatalogMarks
 from prism.controller.distribution import Supplies, WeightDistribution
 from prism.controller.health import CatalogHealth
 from prism.controller.inactive import InactiveQueue, Refusal
@@ -18,6 +20,7 @@ from prism.controller.joint import Conclusion
 from prism.controller.models import KnownModels
 from prism.controller.nodes import FleetNodes
 from prism.controller.orders import Orders
+from prism.controller.parameter_pool import FleetPool
 from prism.controller.placement import PlacementBook
 from prism.controller.rescue import Rescue
 from prism.controller.transfers import Transfers
@@ -93,6 +96,7 @@ class Controller:
         self.rescue = Rescue(store, self.consumer)
         self.distribution = WeightDistribution(self.nodes)
         self.transfers = Transfers(metrics)
+        self.marks, self.pool = CatalogMarks(models), FleetPool(self.nodes, metrics)
         self.health = CatalogHealth()
         self.versions = Versions()
         self._decisions, self._metrics = decisions, metrics
@@ -354,6 +358,7 @@ class Controller:
             for key, nodes in self.nodes.strays(time.time()):
                 log.warning("what is left of %s on %s leaves: its other parts are gone", key, ", ".join(nodes))
                 self.orders.withdraw(key, nodes, time.time())
+            await self._keep_copies()
             if self.models.file_changed():
                 with contextlib.suppress(PrismError):  # logged there; the old catalog stays
                     await self.admin.reload()
@@ -364,6 +369,18 @@ class Controller:
                 await self.rescue.look(self.nodes, self.versions, time.monotonic())
             except StoreUnavailable as error:
                 log.warning("the store is away: %s", error)
+
+    async def _keep_copies(self) -> None:
+        """The parameter pool: every packed model has a copy in some machine's memory."""
+        if not self.models.catalog.weights.parameter_pool:
+            return
+        await self.marks.look(self.pool.packed)
+        for mailbox, order in self.pool.look(self.marks.names(), time.time()):
+            self.outbox.send(mailbox, order)
+        if not self.pool.shown:
+            with contextlib.suppress(StoreUnavailable):  # written again in a second
+                await self.store.put_doc("pool", json.dumps(self.pool.view()))
+                self.pool.shown = True
 
     async def _show(self) -> None:
         """Operators see what came and went at once; the view is written every second anyway."""

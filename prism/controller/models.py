@@ -42,6 +42,11 @@ class KnownModels:
         """The fingerprint of its weights; "" when it is not known."""
         return self.images(model).mark
 
+    @property
+    def known_marks(self) -> int:
+        """How many models have been looked at: what :meth:`mark` says changes with it, and with the catalog."""
+        return len(self._images)
+
     def images(self, model: ModelName) -> ModelImages:
         """What its engines will look for; nothing for a model that is not known."""
         return self._images.get(model, ModelImages())

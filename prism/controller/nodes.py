@@ -53,6 +53,7 @@ class Node:
     packs: list[PackReport] = field(default_factory=list)
     deaths: list[EngineDeath] = field(default_factory=list)
     arriving: list[ArrivalReport] = field(default_factory=list)
+    host_bytes: int = 0
     disk_bytes_s: float = 0.0
     link_bytes_s: float = 0.0
     links: list[LinkReport] = field(default_factory=list)
@@ -98,7 +99,7 @@ class FleetNodes:
             events.append(NodeJoined(node.id, node.devices))
         node.seen_s = now_s
         node.weights, node.packs, node.arriving = report.weights, report.packs, report.arriving
-        node.deaths = report.deaths
+        node.deaths, node.host_bytes = report.deaths, report.host_bytes
         node.disk_bytes_s, node.link_bytes_s, node.links = report.disk_bytes_s, report.link_bytes_s, report.links
         events += self._instances(node, report)
         events += [_device_report(report, spec) for spec in node.devices]

@@ -41,6 +41,7 @@ from prism.wire.messages import (
     DeviceStatus,
     Distribute,
     ForgetAdapter,
+    KeepCopies,
     ResumeReply,
     ShareQueue,
 )
@@ -194,6 +195,8 @@ class NodeAgent:
                         shell.desk.cancel(request_id)
                 case Distribute(part=part) if self.weights is not None:
                     self.weights.send_part(part)
+                case KeepCopies() if self.weights is not None:
+                    self.weights.keep_copies(message)
                 case ForgetAdapter(model=model, adapter=adapter):
                     self.instances.forget_adapter(ModelName(model), adapter)
                 case ShareQueue(key=key, device=device, kept_share=kept_share):
@@ -303,6 +306,7 @@ class NodeAgent:
             weights="" if weights is None else weights.server.address,
             packs=[] if weights is None else weights.packs,
             arriving=[] if weights is None else weights.arriving(),
+            host_bytes=0 if weights is None else weights.copies.host_bytes,
             disk_bytes_s=0.0 if weights is None else weights.disk_bytes_s,
             link_bytes_s=0.0 if weights is None else weights.link_bytes_s,
             links=[] if weights is None else weights.links(),

@@ -20,6 +20,7 @@ import msgspec
 from prism.kv.exchange import KvOffers, fetch_kv
 from prism.kv.host_pool import HostPool
 from prism.node.held_packs import HeldPacks
+from prism.node.kept_copies import KeptCopies
 from prism.transfer.errors import SourceLost, TransferError
 from prism.transfer.link_rates import LinkRates
 from prism.transfer.one_sided_networks import find_networks
@@ -34,7 +35,7 @@ from prism.weights.packs.format import PackKey
 from prism.weights.store.disk_rate import read_rate
 from prism.weights.store.weight_store import WeightStore
 from prism.weights.store.whereabouts import Tier
-from prism.wire.messages import ActivateCommand, ArrivalReport, LinkReport, PackReport
+from prism.wire.messages import ActivateCommand, ArrivalReport, KeepCopies, LinkReport, PackReport
 
 log = logging.getLogger(__name__)
 
@@ -116,12 +117,14 @@ class NodeWeights:
         self._link_rates = LinkRates()
         self._arriving: dict[str, _Arriving] = {}
         self._held = HeldPacks(store)
+        self.copies = KeptCopies(node, store, self.fetch)
         self._tasks: set[asyncio.Task[None]] = set()
 
     async def run(self) -> None:
         """Keeps :attr:`packs` up to date, until cancelled."""
         self.disk_bytes_s = await asyncio.to_thread(read_rate, self._store.directory)
         while True:
+            await asyncio.to_thread(self.copies.tidy)
             packs = await asyncio.to_thread(self._held.reports)
             if packs != self.packs:
                 self.packs = packs
@@ -155,6 +158,11 @@ class NodeWeights:
         plan = msgspec.msgpack.decode(part, type=NodePlan)
         self._start(self._join(plan))
 
+    def keep_copies(self, order: KeepCopies) -> None:
+        """Take part in the fleet's parameter pool."""
+        for work in self.copies.obey(order, self.server.address):
+            self._start(work)
+
     async def prepare(self, order: ActivateCommand) -> PreparedWeights:
         """Weights and files of an activation: here, or on their way, when this returns. Raises
         :class:`WeightsError` when they can be had nowhere; an order with a folder that is here never fails."""
@@ -163,7 +171,7 @@ class NodeWeights:
         path = order.spec.path
         here = not Path(path).is_absolute() or (Path(path) / "config.json").is_file()
         plans = [msgspec.msgpack.decode(part, type=NodePlan) for part in order.plans]
-        fetched = [await self._fetch(order.key.model, plan) for plan in plans]
+        fetched = [await self.fetch(order.key.model, plan) for plan in plans]
         if here:
             return PreparedWeights(path, remote=any(fetched))
         if not order.mark:
@@ -211,9 +219,9 @@ class NodeWeights:
             sources=(source,),
             pieces=min(JOINED_PIECES, header.leaves),
         )
-        return await self._fetch(order.key.model, plan)
+        return await self.fetch(order.key.model, plan)
 
-    async def _fetch(self, model: str, plan: NodePlan) -> bool:
+    async def fetch(self, model: str, plan: NodePlan) -> bool:
         """Begins to receive; False when that is not possible (the engine then looks for itself)."""
         if plan.session in self._arriving:
             return True

@@ -255,6 +255,25 @@ WEIGHT_ARRIVALS: Final = counter(
     "outcome",
     promql='sum by (node) (increase(prism_weight_arrivals_total{outcome="failed"}[1h]))',
 )
+POOL_PACKS: Final = gauge(
+    "prism_pool_packs",
+    "Packs of weights that must have a copy in the fleet's host memory. `state`: home (it is where it belongs), "
+    "coming, no_room.",
+    "state",
+    promql='prism_pool_packs{state!="home"}',
+)
+POOL_BYTES: Final = gauge(
+    "prism_pool_bytes",
+    "Host memory that a machine keeps for weights on behalf of the fleet.",
+    "node",
+    promql="sum by (node) (prism_pool_bytes)",
+)
+HOST_WEIGHT_BYTES: Final = gauge(
+    "prism_host_weight_bytes",
+    "Weights in a machine's host memory, further copies included.",
+    "node",
+    promql="sum(prism_host_weight_bytes) / sum(prism_pool_bytes)",
+)
 
 # --- decisions ---
 

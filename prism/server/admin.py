@@ -73,6 +73,12 @@ def _reading(router: APIRouter, front: Front) -> None:
         """The state that the scheduler decides on, for a dry run of another policy (`prism sim --dry-run`)."""
         return {"devices": [], "models": [], **await document(front, "cluster")}
 
+    @router.get("/pool")
+    async def pool() -> dict[str, Any]:
+        """Which machine's memory has which packs of weights (the parameter pool)."""
+        found: dict[str, Any] = {"entries": [], "machines": [], **await document(front, "pool")}
+        return found
+
     @router.get("/decisions")
     async def decisions(last: Annotated[int, Query(ge=1, le=10_000)] = 100) -> dict[str, Any]:
         return {"decisions": await _decisions(front, last)}

@@ -7,7 +7,7 @@ Who talks to whom (mailboxes are ZeroMQ PULL sockets whose addresses stand in Re
     node agent --ResumeQuery, Finish, Failed--> front door
     engine worker --Tokens--> front door                 (straight: no hop on the token path)
     front door --(Redis stream entry: AdminCommand)--> controller
-    controller --ActivateCommand, DeactivateCommand, Distribute, ShareQueue--> node agent
+    controller --ActivateCommand, DeactivateCommand, Distribute, KeepCopies, ShareQueue--> node agent
     node agent --CommandResult, AgentReport--> controller
     controller --CommandResult--> front door             (answer to an AdminCommand)
 
@@ -210,6 +210,32 @@ class Distribute(Message, frozen=True, kw_only=True):
     part: bytes
 
 
+class CopyOrder(msgspec.Struct, frozen=True, kw_only=True):
+    """A pack that is to come into the node's host memory, in a :class:`KeepCopies`."""
+
+    mark: str
+    layout: str
+    nbytes: int
+    model: str
+    """The catalog's name."""
+    source: str = ""
+    """The node that sends it; "": it is on the node's own disk."""
+    address: str = ""
+    """``HOST:PORT`` of the source's weight server."""
+
+
+class KeepCopies(Message, frozen=True, kw_only=True):
+    """Controller to node agent: the node's part of the fleet's parameter pool. Sent again now and then; the newest
+    counts, and one that was lost delays a repair."""
+
+    keep: list[tuple[str, str]]
+    """Fingerprints and layouts of copies in host memory that leave last."""
+    fetch: list[CopyOrder] = []
+    """What is to come; an order that is being carried out is not begun again."""
+    spare_s: float
+    """Other copies leave when nobody has used them for so long."""
+
+
 # --- to the controller ---
 
 
@@ -378,6 +404,8 @@ class AgentReport(Message, frozen=True, kw_only=True):
     """``HOST:PORT`` of the node's weight server; "": it has none."""
     packs: list[PackReport] = []
     arriving: list[ArrivalReport] = []
+    host_bytes: int = 0
+    """Host memory that may be used for weights; 0: it keeps none for others."""
     disk_bytes_s: float = 0.0
     """Rate of the disk under the node's store; 0: not measured."""
     link_bytes_s: float = 0.0
@@ -412,6 +440,7 @@ AnyMessage = (
     | ForgetAdapter
     | ShareQueue
     | Distribute
+    | KeepCopies
     | CommandResult
     | AgentReport
     | AdminCommand

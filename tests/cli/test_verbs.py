@@ -51,6 +51,26 @@ def test_ps(server: FakeServer, prism: Run) -> None:
     assert "n/cuda:1 is out of service: Xid 79" in prism("show", "cold").output
 
 
+def test_store_pool(server: FakeServer, prism: Run) -> None:
+    entry = {
+        "model": "a",
+        "fingerprint": "0" * 32,
+        "layout": "raw",
+        "bytes": 1 << 20,
+        "home": "x",
+        "copies": ["x", "y"],
+    }
+    lost = {**entry, "model": "b", "home": None, "copies": []}
+    machine = {"node": "x", "pool_bytes": 1 << 20, "host_bytes": 3 << 20}
+    server.answers["GET /admin/pool"] = {"entries": [entry, lost], "machines": [machine]}
+    shown = prism("store", "pool").output
+    for part in ("x, y", "no room", "x: 3.0 MiB of weights in memory, 1.0 MiB kept", "1.50 copies per byte"):
+        assert part in shown
+    assert json.loads(prism("store", "pool", "--json").output)["machines"] == [machine]
+    server.answers["GET /admin/pool"] = {"entries": [], "machines": []}
+    assert "no machine of the fleet has packed weights" in prism("store", "pool").output
+
+
 def test_show(server: FakeServer, prism: Run) -> None:
     decision = {"at_s": 1.0, "do": "Activate", "devices": ["local/host:0"], "reason": {"code": "demand", "waiting": 3}}
     server.answers["GET /admin/models/org/chat"] = {**MODEL, "decisions": [decision]}

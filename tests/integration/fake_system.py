@@ -12,6 +12,7 @@ from pathlib import Path
 
 import msgspec
 
+from prism.config.sections import WeightConfig
 from prism.controller.controller import Controller
 from prism.controller.models import KnownModels
 from prism.core.ids import DeviceId, ModelName, NodeId
@@ -19,6 +20,7 @@ from prism.core.settings import ClusterSettings, GpuSettings
 from prism.core.specs import DeviceKind, DeviceSpec, ModelShape, ModelSpec
 from prism.engine.fake import FakeHandle, FakePool, FakeSpeed, fake_tokens
 from prism.node.agent import AgentMachine, NodeAgent
+from prism.node.weights import NodeWeights
 from prism.obs.decisions import DecisionLog
 from prism.obs.metrics import Metrics
 from prism.scheduler import cluster_scheduler
@@ -148,6 +150,7 @@ class Catalog:
         self.models: list[object] = []
         self.entries: list[object] = []
         self.file = file
+        self.weights = WeightConfig()
 
     def spec(self, name: str) -> ModelSpec:
         return self.specs[ModelName(name)]
@@ -201,13 +204,14 @@ def start_agent(
     serial: int,
     node_name: str = "local",
     keys: MailKeys | None = None,
+    weights: NodeWeights | None = None,
 ) -> NodeAgent:
     node = NodeId(node_name)
     devices = [DeviceSpec(DeviceId(f"{node}/host:{i}"), node, DeviceKind.HOST, 100 * MIB) for i in range(2)]
     inbox = Inbox(address(folder, f"{name}{serial}", keys), keys=keys)
     accounts = {d.id: _Untouched() for d in devices}
     machine = AgentMachine(node, tuple(devices), accounts)
-    return NodeAgent(machine, GpuSettings(), pool, system_store, inbox, Metrics())
+    return NodeAgent(machine, GpuSettings(), pool, system_store, inbox, Metrics(), weights)
 
 
 class _Untouched:

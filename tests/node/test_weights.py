@@ -26,8 +26,9 @@ from prism.weights.exchange.pack_windows import window_name
 from prism.weights.folders.fingerprint import fingerprint
 from prism.weights.packs.blocks import TensorPlan, plan_blocks
 from prism.weights.packs.format import PackKey
+from prism.weights.store.kept import read_kept
 from prism.weights.store.weight_store import WeightStore
-from prism.wire.messages import ActivateCommand
+from prism.wire.messages import ActivateCommand, CopyOrder, KeepCopies
 from tests.patience import happens
 
 SECRET = b"secret"
@@ -162,3 +163,44 @@ def test_an_activation_without_weights_says_so(error: Exception) -> None:
     """Whether the machines or the pack are the reason: the scheduler does not take it for a broken engine."""
     cause, detail = _why(error, InstanceKey(ModelName("m"), Generation(1)))
     assert cause is ActivationError.WEIGHTS_MISSING and detail == str(error)
+
+
+# --- the parameter pool ---
+
+
+def pool_order(**more: object) -> KeepCopies:
+    return KeepCopies(**{"keep": [], "spare_s": 1e9, **more})  # type: ignore[arg-type]
+
+
+async def test_a_copy_comes_from_the_own_disk_or_from_another_machine(pair: Pair) -> None:
+    pair.image()
+    copy = CopyOrder(mark=pair.mark, layout=pair.key.layout, nbytes=1 << 20, model="m")
+    pair.sides["a"].keep_copies(pool_order(fetch=[copy, copy]))
+    whole = asyncio.create_task(pair.sides["a"].run())
+    try:
+        await happens(lambda: any(p.in_memory for p in pair.sides["a"].packs), "the copy in a's memory")
+        sent = msgspec.structs.replace(copy, source="a", address=pair.addresses["a"])
+        pair.sides["b"].keep_copies(pool_order(fetch=[sent]))
+        await happens(lambda: pair.sides["b"].packs, "the copy in b's memory")
+        await pair.arrived(pair.key)
+    finally:
+        whole.cancel()
+
+
+async def test_what_the_fleet_keeps_leaves_last_and_spare_copies_leave(pair: Pair) -> None:
+    pair.image()
+    kept, store = pair.sides["a"].copies, pair.stores["a"]
+    opened = store.get(pair.key)
+    assert opened is not None and kept.host_bytes > 0
+    kept.tidy()  # no controller has said anything
+    pair.sides["a"].keep_copies(pool_order(keep=[(pair.mark, pair.key.layout)], spare_s=-1.0))
+    assert read_kept(store.host_directory) == {pair.key}
+    opened.close()
+    kept.tidy()
+    assert store.where(pair.mark).host, "it is the fleet's"
+    with store.get(pair.key) as _:  # type: ignore[union-attr]
+        pair.sides["a"].keep_copies(pool_order(spare_s=-1.0))
+        kept.tidy()
+        assert store.where(pair.mark).host, "somebody uses it"
+    kept.tidy()
+    assert not store.where(pair.mark).host and store.where(pair.mark).disk

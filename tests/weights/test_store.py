@@ -17,6 +17,7 @@ from prism.weights.packs.format import PackHeader, PackKey
 from prism.weights.packs.pack_files import pack_name
 from prism.weights.store.disk_fill import FillLock
 from prism.weights.store.host_copy import open_copy
+from prism.weights.store.kept import read_kept, write_kept
 from prism.weights.store.reclaim import ReclaimCandidate, choose_victims
 from prism.weights.store.weight_store import WeightStore
 from prism.weights.store.whereabouts import SourceRates, StartKind, Tier
@@ -286,6 +287,7 @@ candidates = st.lists(
         nbytes=st.integers(1, 100),
         used_s=st.floats(0, 10),
         in_use=st.booleans(),
+        kept=st.booleans(),
     ),
     max_size=12,
     unique_by=lambda c: c.key,
@@ -307,8 +309,27 @@ def test_reclaim_frees_enough_and_not_more(packs: list[ReclaimCandidate], needed
     assert not any(sizes[key].in_use for key in victims)
     if victims:
         assert total - sum(freed[:-1]) > budget, "one victim too many"
-        oldest_kept = min((p.used_s for p in packs if p.key not in victims and not p.in_use), default=11)
-        assert max(sizes[key].used_s for key in victims) <= oldest_kept
+        stays = min(((p.kept, p.used_s) for p in packs if p.key not in victims and not p.in_use), default=(True, 11))
+        assert max((sizes[key].kept, sizes[key].used_s) for key in victims) <= stays
+
+
+def test_the_fleets_copies_leave_last(store: WeightStore) -> None:
+    keys = [PackKey(KEY.model, f"layout {i}") for i in range(3)]
+    for i, key in enumerate(keys):
+        write_pack(store, contents_of(), key)
+        with store.get(key) as _:  # type: ignore[union-attr]
+            pass
+        os.utime(store.host_directory / pack_name(key), (i, i))
+    assert read_kept(store.host_directory) == frozenset()
+    write_kept(store.host_directory, [keys[0]])
+    sizes = [info.nbytes for info in store.ls() if info.tier is Tier.HOST]
+    store.host_budget_bytes = sum(sizes)
+    new = PackKey(KEY.model, "new")
+    write_pack(store, contents_of(), new)
+    with store.get(new) as _:  # type: ignore[union-attr]
+        pass
+    here = {info.key for info in store.ls() if info.tier is Tier.HOST}
+    assert keys[0] in here and keys[1] not in here and new in here
 
 
 # --- whereabouts ---

@@ -28,6 +28,7 @@ from prism.weights.packs.verify import verify_file
 from prism.weights.packs.writer import PackWriter, publish, write_copy
 from prism.weights.store import host_copy
 from prism.weights.store.budget import read_budget
+from prism.weights.store.kept import read_kept
 from prism.weights.store.locks import locked, try_lock
 from prism.weights.store.reclaim import ReclaimCandidate, choose_victims
 from prism.weights.store.resident import Elsewhere, ResidentPack
@@ -230,9 +231,9 @@ class WeightStore:
             return
         tier = Tier.HOST if folder == self.host_directory else Tier.DISK
         packs = list(self._scan(tier))
-        victims = choose_victims(
-            [ReclaimCandidate(i.key, i.nbytes, i.used_s, i.in_use) for i in packs], needed_bytes, budget_bytes
-        )
+        kept = read_kept(folder) if tier is Tier.HOST else frozenset()
+        candidates = [ReclaimCandidate(i.key, i.nbytes, i.used_s, i.in_use, i.key in kept) for i in packs]
+        victims = choose_victims(candidates, needed_bytes, budget_bytes)
         if victims is None:
             held = sum(i.nbytes for i in packs if i.in_use)
             raise StoreFull(folder, needed_bytes, budget_bytes, held)
