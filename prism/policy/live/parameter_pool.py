@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 
 
 @dataclass(slots=True)
-class _Machine:
+class PoolHost:
     name: str
     capacity_bytes: int
     load_bytes: int = 0
@@ -31,9 +31,9 @@ class _Machine:
 
 
 @dataclass(slots=True)
-class _Entry:
+class PoolEntry:
     nbytes: int
-    home: _Machine | None = None
+    home: PoolHost | None = None
     holders: set[str] = field(default_factory=set)
 
 
@@ -44,8 +44,8 @@ class ParameterPool:
     """
 
     def __init__(self) -> None:
-        self._machines: dict[str, _Machine] = {}
-        self._entries: dict[str, _Entry] = {}
+        self._machines: dict[str, PoolHost] = {}
+        self._entries: dict[str, PoolEntry] = {}
         self._held: dict[str, set[str]] = {}
         """Entry -> machines with a copy, for entries that nobody needs (yet), too."""
         self._homeless: dict[str, None] = {}
@@ -59,7 +59,7 @@ class ParameterPool:
         """The machine is there, with so much host memory for weights; what does not fit there any more goes."""
         machine = self._machines.get(name)
         if machine is None:
-            machine = self._machines[name] = _Machine(name, capacity_bytes)
+            machine = self._machines[name] = PoolHost(name, capacity_bytes)
         elif machine.capacity_bytes == capacity_bytes:
             return
         machine.capacity_bytes = capacity_bytes
@@ -95,7 +95,7 @@ class ParameterPool:
             if self._entries[entry].nbytes == nbytes:
                 return
             self.forget(entry)
-        self._entries[entry] = _Entry(nbytes, holders=self._held.setdefault(entry, set()))
+        self._entries[entry] = PoolEntry(nbytes, holders=self._held.setdefault(entry, set()))
         self._homeless[entry] = None
         self._sizes[nbytes] += 1
         self._dirty = True
@@ -168,13 +168,13 @@ class ParameterPool:
             return entry.home.name
         return min(entry.holders, default=None)
 
-    def _place(self, name: str, among: Iterable[_Machine]) -> None:
+    def _place(self, name: str, among: Iterable[PoolHost]) -> None:
         nbytes = self._entries[name].nbytes
         fitting = [m for m in among if m.room_bytes >= nbytes]
         if fitting:
             self._settle_at(name, min(fitting, key=lambda m: (m.load_bytes, m.name)))
 
-    def _settle_at(self, name: str, machine: _Machine) -> None:
+    def _settle_at(self, name: str, machine: PoolHost) -> None:
         entry = self._entries[name]
         self._send_away(name)
         del self._homeless[name]
@@ -197,7 +197,7 @@ class ParameterPool:
         while (move := self._next_move(smallest, largest)) is not None:
             self._settle_at(*move)
 
-    def _next_move(self, smallest: int, largest: int) -> tuple[str, _Machine] | None:
+    def _next_move(self, smallest: int, largest: int) -> tuple[str, PoolHost] | None:
         by_load = sorted(self._machines.values(), key=lambda m: (m.load_bytes, m.name))
         lower = [m for m in by_load if m.room_bytes >= smallest]
         for top in reversed(by_load):
@@ -208,7 +208,7 @@ class ParameterPool:
                     return name, low
         return None
 
-    def _mover(self, top: _Machine, low: _Machine) -> str | None:
+    def _mover(self, top: PoolHost, low: PoolHost) -> str | None:
         """What changes its home from ``top`` to ``low``, which answers for less by more than any entry."""
         fits = [e for e in top.homes if self._entries[e].nbytes <= low.room_bytes]
         half = (top.load_bytes - low.load_bytes) / 2
