@@ -21,7 +21,16 @@ from typing import Any, Final
 
 from sglang.srt.managers import schedule_policy
 
-from prism.policy.fair import ROUND_STEPS, FairRequest, FairRoom, ServiceBook, Switch, paging_pays, plan_round
+from prism.policy.fair import (
+    ROUND_STEPS,
+    FairRequest,
+    FairRoom,
+    ServiceBook,
+    Switch,
+    paging_pays,
+    plan_round,
+    turn_tokens,
+)
 from sglang_patches.kv_demand import LOOKAHEAD_STEPS
 from sglang_patches.kv_move_in import KvMoves, without
 from sglang_patches.kv_placement import own_blocks
@@ -137,7 +146,12 @@ class FairRounds:
         tokens = self._moves.agree(lease.used_tokens() + lease.available_tokens() - coming)
         chunk = scheduler.chunked_prefill_size or scheduler.max_prefill_tokens
         most = min(int(scheduler.max_running_requests), scheduler.prism_room.width.rows)
-        return FairRoom(tokens, int(chunk), most)
+        return FairRoom(tokens, int(chunk), most, self._turn_tokens())
+
+    def _turn_tokens(self) -> int:
+        held = [len(req.origin_input_ids) + len(req.output_ids) for req in self._present.values()]
+        trip_s = self._store.trip_s(sum(held) // len(held)) if held else 0.0
+        return self._moves.agree(turn_tokens(self._answer_tokens, trip_s, self._step_s))
 
     def _worth(self, batch: Any, leaving: Sequence[Any], entering: int) -> bool:
         copy_s = sum(self._store.trip_s(len(req.origin_input_ids) + len(req.output_ids)) for req in leaving)

@@ -7,7 +7,8 @@ is decided by the code that runs in engines (:mod:`prism.policy.fair`), lengths 
 and decoding share a step (chunks of 512, as in the paper). First come first served lets a request in when its prompt
 fits, and retracts the newest when memory ends; by turns, KV that leaves and enters holds up the step, each shard over
 its own link (NVLink between devices, or PCIe to host memory), and what was copied out before and has not changed is not
-copied again. The stable rate is the largest, by halving, at which first come first served costs requests a second each
+copied again. Turns are of a usual answer, as in engines.
+The stable rate is the largest, by halving, at which first come first served costs requests a second each
 on average beyond what they take alone; then 25 requests at that rate and a minute at ``burst`` times.
 
 Goal: highest first-token time over the peer 1/20 of first come's at 1.2 times the time per token. Result:
@@ -23,7 +24,16 @@ from typing import Final
 
 import numpy as np
 
-from prism.policy.fair import ROUND_STEPS, FairRequest, FairRoom, ServiceBook, Switch, paging_pays, plan_round
+from prism.policy.fair import (
+    ROUND_STEPS,
+    FairRequest,
+    FairRoom,
+    ServiceBook,
+    Switch,
+    paging_pays,
+    plan_round,
+    turn_tokens,
+)
 from prism.sim.gpus import gpu
 from prism.sim.machines import USABLE
 from prism.sim.models import known_spec
@@ -75,6 +85,7 @@ class BurstEngine:
         self._step_s = 0.03
         self._turns = False
         self._ended = False
+        self._answers: list[int] = []
         self.paged_s = 0.0
 
     def run(self, coming: Sequence[BurstJob]) -> list[BurstJob]:
@@ -92,6 +103,7 @@ class BurstEngine:
             for job in over:
                 job.end_s = now_s
             self._ended = bool(over)
+            self._answers += [job.generated for job in over]
             done += over
             jobs = [job for job in jobs if job.generated < job.answer]
         return done
@@ -109,7 +121,7 @@ class BurstEngine:
         self._round = ROUND_STEPS
         self._book.enter([(j.id, j.decodes, j.generated if j.decodes else j.prefilled) for j in jobs])
         views = [self._view(job) for job in jobs]
-        batch = plan_round(views, FairRoom(self._memory, BATCH_TOKENS, 256))
+        batch = plan_round(views, FairRoom(self._memory, BATCH_TOKENS, 256, self._turn_tokens(jobs)))
         leaving = [j for j in jobs if j.inside and j.id not in batch.members]
         entering = [j for j in jobs if not j.inside and j.id in batch.members]
         moved = sum(j.kv_tokens - j.clean for j in leaving) + sum(j.kv_tokens for j in entering)
@@ -127,6 +139,12 @@ class BurstEngine:
         self._turns = any(not job.inside for job in jobs)
         self.paged_s += moved * self._copy_s
         return moved * self._copy_s
+
+    def _turn_tokens(self, jobs: Sequence[BurstJob]) -> int:
+        assert self._copy_s is not None
+        usual = statistics.mean(self._answers) if self._answers else 0.0
+        trip_s = 2 * self._copy_s * statistics.mean(job.kv_tokens for job in jobs)
+        return turn_tokens(usual, trip_s, self._step_s)
 
     def _view(self, job: BurstJob) -> FairRequest:
         service = self._book.service(job.id, job.decodes, job.generated if job.decodes else job.prefilled)

@@ -9,7 +9,18 @@ import click
 from prism.cli import output
 from prism.cli.client import AdminClient, server_options
 
-COLUMNS = ("MODEL", "DEVICE", "STATE", "WEIGHTS>", "KV>?2", "RUN>", "WAIT>", "TTFT MET>?3", "LAST USED>?1")
+COLUMNS = (
+    "MODEL",
+    "DEVICE",
+    "STATE",
+    "WEIGHTS>",
+    "KV>?3",
+    "BORROWED>?1",
+    "RUN>",
+    "WAIT>",
+    "TTFT MET>?4",
+    "LAST USED>?2",
+)
 
 
 @click.command()
@@ -62,7 +73,7 @@ def model_rows(model: dict[str, Any]) -> list[tuple[str, ...]]:
     common = (output.share(model.get("ttft_attainment")), last_used(model))
     if not model.get("replicas"):
         waiting = str(model.get("waiting", 0))
-        return [(model["name"], "-", model["state"], "-", "-", "0", waiting, *common)]
+        return [(model["name"], "-", model["state"], "-", "-", "-", "0", waiting, *common)]
     return [
         (
             model["name"],
@@ -70,6 +81,7 @@ def model_rows(model: dict[str, Any]) -> list[tuple[str, ...]]:
             replica["state"],
             weights(replica),
             output.size(replica.get("kv_bytes")),
+            output.size(replica.get("borrowed_bytes")),
             str(replica.get("running", 0)),
             str(replica.get("waiting", 0)),
             *common,

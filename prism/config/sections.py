@@ -13,7 +13,7 @@ from msgspec import Meta, field
 from prism.config.section import Section
 from prism.config.units import Bytes, Seconds
 from prism.core.ids import kind_and_index
-from prism.core.specs import LatePolicy, ModelKind, Scheduling
+from prism.core.specs import LatePolicy, LendingRole, ModelKind, Scheduling
 
 MODEL_NAME_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9._:/@+-]{0,199}$"
 DEVICE_PATTERN = r"^(cuda|host):(0|[1-9][0-9]{0,3})$"
@@ -117,6 +117,13 @@ class ModelOptions(Section, frozen=True, kw_only=True):
             "take turns in it, least served first, with the KV of the others kept outside (fair; needs `kv.keep`)."
         ),
     ] = Scheduling.DEADLINE
+    lending: Annotated[
+        LendingRole,
+        Meta(
+            description="Where `kv.lend` is on: devices it is on lend what it leaves free (lend), its own KV may go to "
+            "other devices (borrow), both, or neither (none)."
+        ),
+    ] = LendingRole.BOTH
     max_wait_s: Annotated[
         Seconds, Meta(description="Starvation bound: after this wait a request goes ahead of every deadline.")
     ] = field(name="max_wait", default_factory=lambda: Seconds(60.0))

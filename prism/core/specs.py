@@ -26,6 +26,25 @@ class Scheduling(StrEnum):
     """By turns, least served first (:mod:`prism.policy.fair`); those whose turn it is not are paged out."""
 
 
+class LendingRole(StrEnum):
+    """A model's part where devices lend memory for KV to each other (:mod:`prism.kv.lent_shelf`)."""
+
+    BOTH = "both"
+    LENDER = "lend"
+    """Devices it is on lend what it leaves free; its own KV stays on its device or in host memory."""
+    BORROWER = "borrow"
+    """Its KV may go to other devices; those it is on lend nothing."""
+    NONE = "none"
+
+    @property
+    def lends(self) -> bool:
+        return self in (LendingRole.BOTH, LendingRole.LENDER)
+
+    @property
+    def borrows(self) -> bool:
+        return self in (LendingRole.BOTH, LendingRole.BORROWER)
+
+
 class ModelKind(StrEnum):
     """What a model answers with."""
 
@@ -110,6 +129,7 @@ class ModelSpec:
     """Passed to the engine as they are (name, value)."""
     kind: ModelKind = ModelKind.GENERATE
     scheduling: Scheduling = Scheduling.DEADLINE
+    lending: LendingRole = LendingRole.BOTH
     lora: LoraRoom | None = None
     """None: its engines take no adapters. The memory for them is part of ``weight_bytes``."""
 

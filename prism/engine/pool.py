@@ -157,6 +157,7 @@ class EnginePool:
                     weight_bytes=spec.weight_bytes,
                     first_pieces=list(first_pieces),
                     fair=spec.scheduling is Scheduling.FAIR,
+                    borrows=spec.lending.borrows,
                 )
             )
         return await activating.done(timeout_s)

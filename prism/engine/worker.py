@@ -55,6 +55,7 @@ from prism.engine.sglang_process import (
 from prism.engine.skeletons import Skeleton, Skeletons, all_ranks, can_rest, rest, wake
 from prism.engine.weight_seat import EngineWeights
 from prism.kv.keeper import KvKeeper
+from prism.kv.lent_shelf import borrower_name
 from prism.kv.opening import open_keeper
 from prism.memory.errors import is_out_of_memory
 from prism.memory.gpus import numa_node_of
@@ -196,17 +197,20 @@ class Worker:
         else:
             active = self._wake(skeleton, command, mark, clock)
         active.seat.apply_limit(command.limit_bytes)
-        active.seat.kv, active.seat.fair = self._keeper(active.weights), command.fair
+        active.seat.kv, active.seat.fair = self._keeper(active.weights, command), command.fair
         weights = active.weights
         info = describe(active.scheduler, weights.held_bytes, weights.from_image)
         phases = {**clock.phases, **{f"weights.{k}": v for k, v in weights.phases.items()}}
         self._channel.send(encode(Activated(phases=phases, info=info)))
         return active
 
-    def _keeper(self, weights: EngineWeights) -> KvKeeper | None:
+    def _keeper(self, weights: EngineWeights, command: ActivateModel) -> KvKeeper | None:
         """Where this activation's KV outlives it."""
-        args = self._args
-        return open_keeper(Path(args.account_dir), args.device, args.worker, weights.identity, weights.expected_bytes)
+        accounts, device = Path(self._args.account_dir), self._args.device
+        borrower = borrower_name(self._args.worker, command.model)
+        return open_keeper(
+            accounts, device, borrower, weights.identity, weights.expected_bytes, borrows=command.borrows
+        )
 
     def _find_skeleton(self, command: ActivateModel, mark: str) -> Skeleton | None:
         """What this worker keeps of the model, if it can be woken on all ranks."""

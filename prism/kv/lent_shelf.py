@@ -32,6 +32,20 @@ Key = tuple[str, str]
 """Space and file name of a piece."""
 
 
+_NAME_BYTES: Final = 63
+"""Of an owner's name in an account."""
+
+
+def borrower_name(worker: str, model: str) -> str:
+    """The owner in a lender's account that holds KV of ``model`` for the engine ``worker``."""
+    return f"{worker}/{model}".encode()[:_NAME_BYTES].decode(errors="ignore")
+
+
+def borrower_of(owner: str) -> str:
+    """Whose KV such an owner holds: the model (of a very long name, its beginning)."""
+    return owner.partition("/")[2] or owner
+
+
 class FreeRanges:
     """Which bytes of a range are free: first fit, neighbours joined."""
 
@@ -64,6 +78,8 @@ class _Lent:
     aligned_bytes: int
     nbytes: int
     readers: int = 0
+    leaves: bool = False
+    """It is somewhere else by now: the last reader drops it."""
 
 
 class Lender:
@@ -162,7 +178,7 @@ class LentShelf:
     def opened(self, key: Key) -> Iterator[tuple[MemoryBytes, LinkPace] | None]:
         """The piece, which stays while it is open and counts as used now; None if it is not here."""
         with self._lock:
-            lender = next((x for x in self._lenders if key in x.pieces), None)
+            lender = next((x for x in self._lenders if key in x.pieces and not x.pieces[key].leaves), None)
             if lender is not None:
                 lender.pieces.move_to_end(key)
                 lender.pieces[key].readers += 1
@@ -173,7 +189,13 @@ class LentShelf:
             yield lender.place(key), lender.pace
         finally:
             with self._lock:
-                lender.pieces[key].readers -= 1
+                self._close(lender, key)
+
+    def _close(self, lender: Lender, key: Key) -> None:
+        lent = lender.pieces[key]
+        lent.readers -= 1
+        if lent.leaves and not lent.readers:
+            lender.drop(key)
 
     def drop(self, key: Key) -> None:
         with self._lock:
@@ -196,7 +218,8 @@ class LentShelf:
                 place = lender.place(key)
             elsewhere(key, place.memory)
             with self._lock:
-                lender.drop(key)
+                lender.pieces[key].leaves = True
+                self._close(lender, key)  # who has begun to read it meanwhile goes on
         return before - lender.lent_bytes
 
     def empty(self, elsewhere: Elsewhere) -> None:

@@ -22,23 +22,26 @@ def open_host_pool(account_dir: Path) -> HostPool | None:
     return HostPool(claim_host_pool(account_dir), settings.host_bytes) if settings.host_bytes > 0 else None
 
 
-def open_keeper(account_dir: Path, device: str, worker: str, weights: str, weight_bytes: int) -> KvKeeper | None:
-    """The keeper of the engine ``worker`` on ``device`` (``host:0``) for these weights, as the machine's settings say;
-    None when nothing is kept, or when it is not known whose the weights are."""
+def open_keeper(
+    account_dir: Path, device: str, borrower: str, weights: str, weight_bytes: int, borrows: bool = True
+) -> KvKeeper | None:
+    """The keeper of an engine on ``device`` (``host:0``) for these weights, as the machine's settings say; ``borrower``
+    is its name with those who lend (:func:`~prism.kv.lent_shelf.borrower_name`). None when nothing is kept, or when it
+    is not known whose the weights are."""
     pool = open_host_pool(account_dir)
     if pool is None or not weights:
         return None
     settings = read_kv_settings(account_dir)
     links = settings.links.get(device, DeclaredLinks())
     guess = _FLOPS[device.partition(":")[0]] / (2 * max(1, weight_bytes // _PARAMETER_BYTES))
-    lends = settings.lend_keep_fraction is not None and 0 < links.host < links.peer
-    lent = LentShelf(_lenders(account_dir, device, worker, links.peer)) if lends else None
+    lends = borrows and settings.lend_keep_fraction is not None and 0 < links.host < links.peer
+    lent = LentShelf(_lenders(account_dir, device, borrower, links.peer)) if lends else None
     return KvKeeper(pool, weights, guess, links.host, lent)
 
 
-def _lenders(account_dir: Path, device: str, worker: str, bytes_per_s: float) -> list[Lender]:
+def _lenders(account_dir: Path, device: str, borrower: str, bytes_per_s: float) -> list[Lender]:
     """The other devices of the machine of this kind."""
     kind = device.partition(":")[0]
     names = sorted(f.name.removesuffix(".account").replace("-", ":") for f in account_dir.glob(f"{kind}-*.account"))
     others = [memory.open_device(name, account_dir=account_dir) for name in names if name != device]
-    return [Lender(other, worker, bytes_per_s) for other in others]
+    return [Lender(other, borrower, bytes_per_s) for other in others]

@@ -22,6 +22,7 @@ from prism.core.specs import DeviceSpec
 from prism.engine.api import Engines
 from prism.node.device import DeviceShell
 from prism.node.instances import Instances
+from prism.node.lending import DeviceLending
 from prism.node.live import Live
 from prism.node.measures import NodeMeasures
 from prism.node.services import NodeServices
@@ -94,6 +95,8 @@ class AgentMachine:
     """Of each device, for its parked workers: no instance can have it."""
     watches: Mapping[DeviceId, Watch] = field(default_factory=dict)
     """By device; those without one are no GPUs."""
+    lending: DeviceLending | None = None
+    """None: its devices lend each other nothing."""
 
 
 class NodeAgent:
@@ -132,7 +135,9 @@ class NodeAgent:
         )
         self.shells = {d.id: DeviceShell(d, settings, self._memory(d.id), services) for d in self.devices}
         self.weights = weights
-        self.instances = Instances(self.node, pool, self.shells, self._changed.set, self.measures, weights)
+        self.lending = machine.lending
+        borrowed = None if self.lending is None else self.lending.borrowed_bytes
+        self.instances = Instances(self.node, pool, self.shells, self._changed.set, self.measures, weights, borrowed)
         self._commands: set[asyncio.Task[None]] = set()
         self._leaving = self._left = False
 
@@ -269,6 +274,8 @@ class NodeAgent:
     async def _measure(self) -> None:
         self.measures.state(self.instances.reports(), self._accounts)
         self.measures.workers(self.pool.counts())
+        if self.lending is not None:
+            self.measures.lent(self.lending.lent())
         self.measures.faults(self.pool.faults())
         lengths = await self.store.lengths([keys.device_queue(d) for d in self.shells])
         for device, length in zip(self.shells, lengths, strict=True):
@@ -279,6 +286,8 @@ class NodeAgent:
         become short: it is decided on what the report says, so that neither its hour nor other machines' clocks
         matter."""
         while True:
+            if self.lending is not None:
+                self.lending.settle((x.spec, x.part.devices) for x in self.instances.all())
             try:
                 controller = await self.store.controller()
             except StoreUnavailable:

@@ -96,10 +96,12 @@ class Instances:
         changed: Callable[[], None],
         measures: NodeMeasures,
         weights: NodeWeights | None = None,
+        borrowed_bytes: Callable[[ModelName], int] | None = None,
     ) -> None:
-        """``weights`` brings what is not on this machine; None: there are no other machines."""
+        """``weights`` brings what is not on this machine; None: there are no other machines. ``borrowed_bytes`` tells
+        what a model has of other devices' memory."""
         self._node, self._pool, self._shells, self._changed, self._measures = node, pool, shells, changed, measures
-        self._weights = weights
+        self._weights, self._borrowed_bytes = weights, borrowed_bytes or (lambda model: 0)
         self._instances: dict[InstanceKey, LocalInstance] = {}
         self._running_commands: dict[str, asyncio.Task[CommandResult]] = {}
         self._endings: set[asyncio.Task[None]] = set()
@@ -305,6 +307,7 @@ class Instances:
             weight_bytes=load.weight_bytes // ranks if load else instance.spec.shard_weight_bytes,
             kv_bytes=load.kv_mapped_bytes // ranks if load else 0,
             kv_idle_bytes=_idle_bytes(instance),
+            borrowed_bytes=self._borrowed_bytes(instance.key.model),
             running=counts.running,
             waiting=counts.waiting,
             served=counts.served,

@@ -23,6 +23,7 @@ from prism.kv.settings import read_kv_settings
 from prism.memory.gpus import read_gpus
 from prism.memory.region import GPU_REGION_PAGE_BYTES
 from prism.node.agent import AgentMachine, NodeAgent
+from prism.node.lending import DeviceLending
 from prism.node.weights import NodeWeights
 from prism.obs.logs import setup_logging
 from prism.obs.metrics import Metrics
@@ -75,9 +76,7 @@ async def serve(config: NodeConfig) -> None:
     """Runs the agent until SIGTERM or SIGINT."""
     accounts = Path(config.run_dir) / "accounts"
     devices = {d.id: memory.open_device(local_name(d.id), d.memory_bytes, account_dir=accounts) for d in config.devices}
-    keep = read_kv_settings(accounts).lend_keep_fraction
-    for device in devices.values():
-        device.offer(None if keep is None else int(keep * device.capacity_bytes))
+    lending = DeviceLending(devices, read_kv_settings(accounts).lend_keep_fraction)
     on_gpus = any(d.kind is DeviceKind.CUDA for d in config.devices)
     options = PoolOptions(
         run_dir=Path(config.run_dir),
@@ -103,7 +102,7 @@ async def serve(config: NodeConfig) -> None:
         kept_bytes = options.parked_per_device * options.parked_bytes
         watches = {d.id: watch for d in config.devices if (watch := _watch(d, devices[d.id])) is not None}
         machine = AgentMachine(
-            NodeId(config.node), specs, devices, {"state_dir": config.state_dir}, kept_bytes, watches
+            NodeId(config.node), specs, devices, {"state_dir": config.state_dir}, kept_bytes, watches, lending
         )
         weights = None if secret is None else _weights(config, secret)
         agent = NodeAgent(machine, config.settings, pool, store, inbox, Metrics(), weights)

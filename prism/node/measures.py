@@ -31,6 +31,7 @@ class NodeMeasures:
     def __init__(self, metrics: Metrics, devices: Sequence[DeviceSpec]) -> None:
         self._metrics, self._devices = metrics, tuple(devices)
         self._shown: set[tuple[ModelName, DeviceId]] = set()
+        self._lent: set[tuple[DeviceId, str]] = set()
 
     def decision(self, effect: GpuEffect) -> None:
         """A device's scheduler decided ``effect`` and it was carried out."""
@@ -86,6 +87,14 @@ class NodeMeasures:
         for model, gone in self._shown - now:
             self._model(model, gone, [])
         self._shown = now
+
+    def lent(self, lent: Mapping[DeviceId, Mapping[str, int]]) -> None:
+        """Bytes by lender and borrowing model; pairs that are gone are set to zero."""
+        now = {(lender, borrower): nbytes for lender, of in lent.items() for borrower, nbytes in of.items()}
+        for lender, borrower in self._lent | now.keys():
+            nbytes = now.get((lender, borrower), 0)
+            self._metrics.set(names.LENT_BYTES, nbytes, lender=lender, borrower=borrower)
+        self._lent = set(now)
 
     def workers(self, counts: Mapping[DeviceId, Mapping[str, int]]) -> None:
         """Engine workers by device and state."""

@@ -167,6 +167,13 @@ MODEL_BYTES: Final = gauge(
     "use",
     promql="sum by (device, model) (prism_model_mapped_bytes)",
 )
+LENT_BYTES: Final = gauge(
+    "prism_lent_bytes",
+    "Memory that a device (`lender`) lends for the KV of a model on another device (`borrower`).",
+    "lender",
+    "borrower",
+    promql="sum by (lender, borrower) (prism_lent_bytes)",
+)
 MODEL_ACTIVE: Final = gauge(
     "prism_model_active",
     "1 while the model is ready on the device, else 0.",

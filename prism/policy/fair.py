@@ -13,18 +13,27 @@ requests that fit into memory together, and ``p = b - d`` tokens of prompts::
 Service is what a request was given *while others were there*: one that begins (to prefill, to decode) starts at the
 least service of those present, so that it neither waits for them to finish nor is served alone until it has as much.
 
+Among those who decode, who is in keeps its place for a *turn*: until it was given so much more than who waits for it
+(:func:`turn_tokens`). Of two with answers alike, changing places in the middle ends neither sooner and one later.
+Prompts take places at every round, so that first tokens do not wait for turns; whose turn began last makes room.
+
 The paper's order alone can starve: prompts go before decoding, and newcomers at the least service before whoever has
 more. So a request that was left out for as many rounds as there are requests, its share, goes before all of this.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
 ROUND_STEPS: Final = 5
 """A round: after so many steps, or when a request ends, the batch is chosen anew (the paper's ``k``)."""
+MOST_TURN_TOKENS: Final = 256
+"""Whoever is out has none of its answer meanwhile."""
+_PAGED_SHARE: Final = 0.1
+"""Of a turn, the time its copies may take."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +79,8 @@ class FairRoom:
     batch_tokens: int
     """``b``."""
     most_requests: int
+    turn_tokens: int = 0
+    """What who decodes is given more than who waits before it makes room."""
 
 
 class _Filling:
@@ -98,7 +109,8 @@ def plan_round(requests: Sequence[FairRequest], room: FairRoom) -> FairBatch:
     filling = _Filling(room)
     overdue = sorted((r for r in requests if r.left_out >= len(requests)), key=lambda r: -r.left_out)
     chosen = {r.id for r in overdue if filling.take(r)}
-    others = sorted((r for r in requests if r.id not in chosen), key=_least_service)
+    least = _least_waiting(requests)
+    others = sorted((r for r in requests if r.id not in chosen), key=lambda r: _standing(r, least + room.turn_tokens))
     slots = _decode_slots(requests, room)
     prompts = [r for r in others if not r.decodes]
     waiting = _fill_prompts(filling, prompts, room.batch_tokens - slots)
@@ -109,8 +121,25 @@ def plan_round(requests: Sequence[FairRequest], room: FairRoom) -> FairBatch:
     return FairBatch(tuple(filling.decoding), tuple(filling.prefilling))
 
 
-def _least_service(request: FairRequest) -> tuple[int, bool]:
-    return request.service_tokens, not request.resident
+def _least_waiting(requests: Sequence[FairRequest]) -> int:
+    """The least service of those who decode and are out, or of all who decode if none is out."""
+    decoding = [r for r in requests if r.decodes]
+    out = [r for r in decoding if not r.resident]
+    return min((r.service_tokens for r in out or decoding), default=0)
+
+
+def _standing(request: FairRequest, turn_ends: int) -> tuple[int, int, bool]:
+    """Sorts: those whose turn it is, who are furthest in theirs first; then by service, and who is in before others."""
+    if request.decodes and request.resident and request.service_tokens <= turn_ends:
+        return 0, -request.service_tokens, False
+    return 1, request.service_tokens, not request.resident
+
+
+def turn_tokens(usual_answer_tokens: float, trip_s: float, step_s: float) -> int:
+    """How long a turn is: a usual answer is not cut up, and paging a request out and in (``trip_s``) is a small part of
+    the steps (``step_s`` each) that it is given for it."""
+    paid_steps = trip_s / (_PAGED_SHARE * step_s) if step_s > 0 else 0.0
+    return min(MOST_TURN_TOKENS, max(ROUND_STEPS, math.ceil(max(usual_answer_tokens, paid_steps))))
 
 
 def _decode_slots(requests: Iterable[FairRequest], room: FairRoom) -> int:

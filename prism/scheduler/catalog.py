@@ -69,12 +69,9 @@ class CatalogEntries:
 
 def _loads_differently(old: ModelSpec, new: ModelSpec) -> bool:
     """Whether what is loaded for ``old`` cannot serve as ``new``."""
-    return (old.path, old.tp, old.weight_bytes, old.shape, old.context_tokens, old.engine_args, old.scheduling) != (
-        new.path,
-        new.tp,
-        new.weight_bytes,
-        new.shape,
-        new.context_tokens,
-        new.engine_args,
-        new.scheduling,
-    )
+    return _loaded_for(old) != _loaded_for(new)
+
+
+def _loaded_for(spec: ModelSpec) -> tuple[object, ...]:
+    dimensions = (spec.path, spec.tp, spec.weight_bytes, spec.shape, spec.context_tokens)
+    return (*dimensions, spec.engine_args, spec.scheduling, spec.lending)

@@ -274,6 +274,8 @@ class InstanceReport(msgspec.Struct, frozen=True, kw_only=True):
     """On each device."""
     kv_bytes: int = 0
     kv_idle_bytes: int = 0
+    borrowed_bytes: int = 0
+    """KV of the model in memory that devices of the node lend, all together."""
     running: int = 0
     waiting: int = 0
     served: int = 0

@@ -83,6 +83,7 @@ MODEL: dict[str, Any] = {
             "since_s": 1.0,
             "weight_bytes": 3 << 30,
             "kv_bytes": 256 << 20,
+            "borrowed_bytes": 48 << 20,
             "running": 2,
             "waiting": 1,
         }

@@ -40,6 +40,7 @@ def test_ps(server: FakeServer, prism: Run) -> None:
     assert lines["org/chat"].endswith("now"), "a request of it runs"
     assert lines["wanted"].endswith("ago")
     assert "cold" not in shown
+    assert "48.0 MiB" in lines["org/chat"], "what it has borrowed"
     assert len(json.loads(prism("ps", "--json").output)) == 2
     server.answers["GET /admin/models"] = {"models": [COLD]}
     assert "no model is loaded" in prism("ps").output

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import itertools
 import multiprocessing
 import os
 import signal
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from pathlib import Path
 
 import numpy as np
@@ -13,9 +17,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from prism import memory
-from prism.kv.host_pool import HostPool
+from prism.kv.host_pool import HostPool, drop_host_pool
 from prism.kv.keeper import KvKeeper
-from prism.kv.lent_shelf import FreeRanges, Lender, LentShelf
+from prism.kv.lent_shelf import FreeRanges, Key, Lender, LentShelf, borrower_name, borrower_of
+from prism.kv.opening import open_keeper
+from prism.kv.settings import DeclaredLinks, KvSettings, write_kv_settings
+from prism.memory.rows import Packed, RowNumbers
 from tests.kv.rows import ArrayRows
 
 PAGE, PAGES = 64 << 10, 32
@@ -141,6 +148,80 @@ def test_a_piece_that_is_being_read_stays(tmp_path: Path) -> None:
         assert found[0].memory.tobytes() == content and lent(lender) > 0
     kept.step()
     assert lent(lender) == 0
+
+
+def test_a_lender_that_reclaims_while_a_page_in_is_half_done_gets_all_and_the_page_in_ends_whole(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The fourth piece is being read when its lender wants everything back."""
+    lender = open_lender(tmp_path)
+    kept, rows = keeper(tmp_path, lender)
+    kept.keep(TOKENS, ROWS, "", 0, 60.0)
+    before, scatter, half, on = rows.at(ROWS), rows.scatter, threading.Event(), threading.Event()
+    count = itertools.count(1)
+
+    def slow(column: int, where: RowNumbers, packed: Packed) -> None:
+        if next(count) == 7:  # of two columns each
+            half.set()
+            assert on.wait(60)
+        scatter(column, where, packed)
+
+    for data in rows.data:
+        data[:] = 0
+    rows.scatter = slow  # type: ignore[method-assign]
+    with ThreadPoolExecutor(1) as thread:
+        come = thread.submit(kept.fetch, TOKENS, "", 0, 640, ROWS)
+        assert half.wait(60)
+        lender.offer(None)
+        kept.step()
+        assert 0 < lent(lender) <= 4 * PAGE, "the piece that is being read"
+        on.set()
+        assert come.result(60) == 640
+    assert rows.at(ROWS) == before and kept.corrupt_pieces == 0
+    kept.step()
+    assert lent(lender) == 0
+
+
+def test_a_piece_that_goes_while_somebody_begins_to_read_it_stays_until_he_has(tmp_path: Path) -> None:
+    lender = open_lender(tmp_path)
+    kept, _ = keeper(tmp_path, lender)
+    kept.keep(TOKENS[:64], ROWS[:64], "", 0, 60.0)
+    shelf = kept._lent
+    assert shelf is not None
+    (key,) = shelf._lenders[0].pieces
+    with ExitStack() as reading:
+
+        def elsewhere(key: Key, memory: Packed) -> None:
+            found = reading.enter_context(shelf.opened(key))
+            assert found is not None and (found[0].memory == memory).all()
+            contents.append((found[0].memory, memory.tobytes()))
+
+        contents: list[tuple[Packed, bytes]] = []
+        lender.offer(None)
+        shelf.answer(elsewhere)
+        assert lent(lender) > 0 and contents[0][0].tobytes() == contents[0][1]
+        with shelf.opened(key) as late:
+            assert late is None, "whoever comes now finds it where it went"
+    assert lent(lender) == 0
+
+
+def test_a_model_that_is_not_to_borrow_has_no_lenders(tmp_path: Path) -> None:
+    accounts = tmp_path / "accounts"
+    lender = open_lender(tmp_path)
+    memory.open_device("host:0", PAGES * PAGE, account_dir=accounts, page_bytes=PAGE)
+    links = {"host:0": DeclaredLinks(host=1e9, peer=1e10)}
+    write_kv_settings(accounts, KvSettings(host_bytes=1 << 24, lend_keep_fraction=0.0, links=links))
+    try:
+        for borrows in (False, True):
+            kept = open_keeper(accounts, "host:0", borrower_name("w-1", "m/7b"), "weights", 1 << 20, borrows)
+            assert kept is not None
+            owners = [owner.name for owner in lender.stats().owners]
+            assert owners == (["w-1/m/7b"] if borrows else [])
+            kept.close()
+    finally:
+        drop_host_pool(accounts)
+    assert borrower_of("w-1/m/7b") == "m/7b" and borrower_of("somebody") == "somebody"
+    assert len(borrower_name("w" * 30, "ä" * 30).encode()) <= 63
 
 
 def borrow_and_die(folder: Path) -> None:

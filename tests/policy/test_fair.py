@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from prism.policy.fair import (
+    MOST_TURN_TOKENS,
     ROUND_STEPS,
     FairBatch,
     FairRequest,
@@ -16,6 +18,7 @@ from prism.policy.fair import (
     Switch,
     paging_pays,
     plan_round,
+    turn_tokens,
 )
 
 
@@ -35,7 +38,23 @@ def test_the_papers_example_takes_turns() -> None:
     batch = plan_round([*running, prompt("D", 0, 80)], room)
     assert batch == FairBatch(("C", "B"), ("D",))
     away = decoding("A", 30, resident=False)
-    assert plan_round([away, decoding("B", 31), decoding("C", 21), decoding("D", 10)], room).decoding == ("D", "C", "A")
+    assert plan_round([away, decoding("B", 31), decoding("C", 21), decoding("D", 10)], room).decoding == ("C", "D", "A")
+
+
+def test_a_turn_is_not_cut_short_but_for_first_tokens() -> None:
+    room = FairRoom(memory_tokens=200, batch_tokens=64, most_requests=100, turn_tokens=50)
+    waits = decoding("w", 100, resident=False)
+    assert plan_round([waits, decoding("a", 150), decoding("b", 110)], room).decoding == ("a", "b")
+    assert plan_round([waits, decoding("a", 151), decoding("b", 111)], room).decoding == ("b", "w"), "a had its turn"
+    batch = plan_round([waits, decoding("a", 150), decoding("b", 110), prompt("p", 0, 40)], room)
+    assert batch == FairBatch(("a",), ("p",)), "whose turn began last makes room"
+
+
+def test_a_turn_is_a_usual_answer_or_what_its_copies_are_worth() -> None:
+    assert turn_tokens(0.0, 0.0, 0.01) == turn_tokens(3.0, 0.004, 0.01) == turn_tokens(0.0, 1.0, 0.0) == ROUND_STEPS
+    assert turn_tokens(80.4, 0.004, 0.01) == 81
+    assert turn_tokens(80.4, 0.1, 0.01) == 100, "a tenth of them"
+    assert turn_tokens(4000.0, 0.1, 0.01) == MOST_TURN_TOKENS
 
 
 def test_prompts_fill_what_decoding_leaves_of_the_batch() -> None:
@@ -89,7 +108,8 @@ request_lists = st.lists(
     max_size=12,
     unique_by=lambda r: r.id,
 )
-rooms = st.builds(FairRoom, st.integers(100, 400), st.sampled_from([8, 64, 512]), st.integers(1, 8))
+turns = st.sampled_from([0, 12, 60])
+rooms = st.builds(FairRoom, st.integers(100, 400), st.sampled_from([8, 64, 512]), st.integers(1, 8), turns)
 
 
 @given(requests=request_lists, room=rooms)
@@ -169,7 +189,10 @@ arrivals = st.lists(
 
 
 @settings(deadline=None)
-@given(coming=arrivals, room=st.builds(FairRoom, st.integers(160, 400), st.sampled_from([8, 64]), st.integers(1, 6)))
+@given(
+    coming=arrivals,
+    room=st.builds(FairRoom, st.integers(160, 400), st.sampled_from([8, 64]), st.integers(1, 6), turns),
+)
 def test_nobody_starves(coming: list[tuple[int, int, int]], room: FairRoom) -> None:
     engine = Engine(room)
     for number, (rounds, prompt_tokens, answer) in enumerate(coming):
@@ -184,14 +207,15 @@ def test_nobody_starves(coming: list[tuple[int, int, int]], room: FairRoom) -> N
     raise AssertionError(f"{len(engine.requests)} requests never ended")
 
 
-def test_those_who_began_together_get_alike() -> None:
-    """Six of one length, room for two: at any time nobody has more than two rounds more than anybody else."""
-    engine = Engine(FairRoom(memory_tokens=130, batch_tokens=64, most_requests=8))
+@pytest.mark.parametrize("turn", [0, 15])
+def test_those_who_began_together_get_alike(turn: int) -> None:
+    """Six of one length, room for two: nobody ever has more than a turn and two rounds more than anybody else."""
+    engine = Engine(FairRoom(memory_tokens=130, batch_tokens=64, most_requests=8, turn_tokens=turn))
     engine.requests = {str(i): Served(prompt=20, answer=40, prefilled=20) for i in range(6)}
     for _ in range(18):
         engine.round()
         generated = [r.generated for r in engine.requests.values()]
-        assert not generated or max(generated) - min(generated) <= 2 * ROUND_STEPS
+        assert not generated or max(generated) - min(generated) <= 2 * ROUND_STEPS + turn
 
 
 def test_a_stream_of_newcomers_does_not_hold_up_who_decodes() -> None:
