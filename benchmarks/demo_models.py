@@ -30,10 +30,12 @@ def given_models(given: Path | None) -> Path:
     return given
 
 
-def pool_spec(folder: Path) -> ModelSpec:
+def pool_spec(folder: Path, **engine_args: str) -> ModelSpec:
     """The model in ``folder`` for an engine pool alone: what only schedulers go by is made up."""
     nbytes = sum(f.stat().st_size for f in folder.glob("*.safetensors"))
-    return ModelSpec(ModelName(folder.name), str(folder), 1.0, 0.1, nbytes, _SHAPE, 0)
+    return ModelSpec(
+        ModelName(folder.name), str(folder), 1.0, 0.1, nbytes, _SHAPE, 0, engine_args=tuple(engine_args.items())
+    )
 
 
 def _make(folder: Path) -> None:

@@ -20,6 +20,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -27,9 +28,9 @@ import numpy as np
 import psutil
 
 from benchmarks.demo_models import given_models, pool_spec
-from prism.core.ids import DeviceId, Generation, ModelName, NodeId
+from prism.core.ids import DeviceId, Generation, NodeId
 from prism.core.instances import InstanceKey, whole_model
-from prism.core.specs import DeviceKind, DeviceSpec
+from prism.core.specs import DeviceKind, DeviceSpec, ModelSpec
 from prism.engine.options import PoolOptions
 from prism.engine.pool import EnginePool
 
@@ -56,23 +57,25 @@ class Side:
 
     name: str
     pool: EnginePool
+    models: Sequence[ModelSpec]
     cold: dict[str, float] = field(default_factory=dict)
-    warm: dict[str, list[float]] = field(default_factory=lambda: {name: [] for name in MODELS})
+    warm: dict[str, list[float]] = field(default_factory=dict)
     down: list[float] = field(default_factory=list)
     phases: dict[str, list[float]] = field(default_factory=dict)
     own_bytes: int = 0
     """Memory of the worker that no other process shares, after its last model has left."""
 
-    async def turn(self, name: str, models: Path, turn: int) -> None:
-        key, (part,) = InstanceKey(ModelName(name), Generation(turn)), whole_model([DEVICE])
+    async def turn(self, model: ModelSpec, turn: int) -> None:
+        name = model.name
+        key, (part,) = InstanceKey(name, Generation(turn)), whole_model([DEVICE])
         start_s = time.perf_counter()
-        handle = await self.pool.activate(key, pool_spec(models / name), part)
+        handle = await self.pool.activate(key, model, part)
         seconds = time.perf_counter() - start_s
         if turn == 0:
             self.cold[name] = seconds
         elif turn > 1:
             assert handle.info.from_image
-            self.warm[name].append(seconds)
+            self.warm.setdefault(name, []).append(seconds)
             for phase, value in handle.phases.items():
                 self.phases.setdefault(phase, []).append(value)
         start_s = time.perf_counter()
@@ -80,10 +83,10 @@ class Side:
         self.down.append(time.perf_counter() - start_s)
         self.own_bytes = psutil.Process(handle.pids[0]).memory_full_info().uss
 
-    def show(self, models: Path) -> float:
+    def show(self) -> float:
         print(f"{self.name}\n{'model':16}{'weights':>10}{'cold':>9}{'p50':>9}{'p95':>9}{'copy floor':>12}")
-        for name in MODELS:
-            size = pool_spec(models / name).weight_bytes
+        for model in self.models:
+            name, size = model.name, model.weight_bytes
             ordered = sorted(self.warm[name])
             p50, p95 = statistics.median(ordered), ordered[int(0.95 * (len(ordered) - 1))]
             columns = (self.cold[name], p50, p95, copy_seconds(size))
@@ -98,33 +101,36 @@ class Side:
         return middle
 
 
-def run(models: Path, rounds: int) -> None:
+def run(models: Sequence[ModelSpec], rounds: int) -> list[Side]:
+    """Activates all ``models`` in turn, in two pools: one that keeps none built, one that keeps all."""
     with tempfile.TemporaryDirectory(prefix="prism-b-") as folder:
         zygote = Path(folder) / "zygote.sock"
         command = [sys.executable, "-m", "prism.engine.zygote", "--socket", str(zygote)]
         with subprocess.Popen([*command, "--parent-pid", str(os.getpid())], cwd=ROOT) as process:
             try:
-                asyncio.run(compare(Path(folder), zygote, models, rounds))
+                return asyncio.run(compare(Path(folder), zygote, models, rounds))
             finally:
                 process.kill()
 
 
-async def compare(folder: Path, zygote: Path, models: Path, rounds: int) -> None:
+async def compare(folder: Path, zygote: Path, models: Sequence[ModelSpec], rounds: int) -> list[Side]:
     sides = [
-        Side(f"keeps {kept} models built", make_pool(folder / str(kept), zygote, kept)) for kept in (0, len(MODELS))
+        Side(f"keeps {kept} models built", make_pool(folder / str(kept), zygote, kept), models)
+        for kept in (0, len(models))
     ]
     try:
         for side in sides:
             await side.pool.start()
         for turn in range(rounds + 2):
-            for name in MODELS:
+            for model in models:
                 for side in sides if turn % 2 else reversed(sides):
-                    await side.turn(name, models, turn)
+                    await side.turn(model, turn)
     finally:
         for side in sides:
             await side.pool.close()
-    built, kept = (side.show(models) for side in sides)
+    built, kept = (side.show() for side in sides)
     print(f"p50 of built anew over kept: {built / kept:.2f}")
+    return sides
 
 
 def make_pool(folder: Path, zygote: Path, kept: int) -> EnginePool:
@@ -145,7 +151,8 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=20)
     parser.add_argument("--models", type=Path)
     options = parser.parse_args()
-    run(given_models(options.models), options.rounds)
+    folder = given_models(options.models)
+    run([pool_spec(folder / name) for name in MODELS], options.rounds)
 
 
 if __name__ == "__main__":

@@ -8,7 +8,7 @@ from pathlib import Path
 import click
 
 from prism.cli import output
-from prism.config.model_files import model_folder
+from prism.config.model_files import model_facts, model_folder
 from prism.config.state import DEFAULT_STATE_DIR, StateDir
 from prism.config.units import parse_size_bytes
 from prism.weights.folders.pack_folder import pack_folder
@@ -39,6 +39,8 @@ def command(
     for model in models:
         start_s = time.monotonic()
         folder = model_folder(model, Path.cwd())
+        if (folder / "config.json").exists():
+            model_facts(str(folder), folder)
         with output.progress(f"packing {model}") as report:
             header = pack_folder(store, folder, label=model, block_bytes=block_bytes, copy=copy, on_progress=report)
         rows.append(

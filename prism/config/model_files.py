@@ -16,6 +16,7 @@ from typing import Annotated, Any, Final
 
 import msgspec
 
+from prism.config.dimensions import WHOLE, check_dimensions
 from prism.config.errors import ModelFilesError
 from prism.config.model_kinds import is_sentence_encoder, kind_of, text_config
 from prism.core.specs import ModelKind, ModelShape
@@ -121,10 +122,10 @@ def _stamp(folder: Path) -> tuple[tuple[str, int, int], ...]:
 
 @lru_cache(maxsize=4096)
 def _local_facts(folder: Path, _stamp: tuple[tuple[str, int, int], ...], dtype: str) -> ModelFacts:
-    config = read_json(folder / "config.json")
+    config, where = read_json(folder / "config.json"), str(folder / "config.json")
     headers = [safetensors_header(file) for file in _weight_files(folder)]
-    tensors = [(entry.dtype, entry.shape) for header in headers for entry in header.values()]
-    return facts_from(config, tensors, dtype, str(folder / "config.json"), is_sentence_encoder(folder))
+    tensors = {name: (entry.dtype, entry.shape) for header in headers for name, entry in header.items()}
+    return _checked_facts(config, tensors, dtype, where, is_sentence_encoder(folder))
 
 
 @lru_cache(maxsize=4096)
@@ -138,8 +139,22 @@ def _hub_facts(repo: str, revision: str | None, dtype: str) -> ModelFacts:
         raise ModelFilesError(
             f"model {repo}: its sizes cannot be read from Hugging Face: {type(error).__name__}: {error}"
         ) from error
-    tensors = [(info.dtype, info.shape) for file in metadata.files_metadata.values() for info in file.tensors.values()]
-    return facts_from(config, tensors, dtype, f"{repo}/config.json")
+    files = metadata.files_metadata.values()
+    tensors = {name: (info.dtype, info.shape) for file in files for name, info in file.tensors.items()}
+    return _checked_facts(config, tensors, dtype, f"{repo}/config.json")
+
+
+def _checked_facts(
+    config: dict[str, Any],
+    tensors: Mapping[str, tuple[str, Sequence[int]]],
+    dtype: str,
+    where: str,
+    sentence_encoder: bool = False,
+) -> ModelFacts:
+    facts = facts_from(config, list(tensors.values()), dtype, where, sentence_encoder)
+    whole = {name: dims for name, (stored, dims) in tensors.items() if stored in WHOLE}
+    check_dimensions(text_config(config), facts.shape, whole, where)
+    return facts
 
 
 def facts_from(

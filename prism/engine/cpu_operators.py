@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import importlib
 from functools import cache
-from typing import Any, Final
+from typing import Final
 
 NAMESPACE: Final = "sgl_kernel"
 NAMED: Final = (
@@ -22,14 +22,13 @@ NAMED: Final = (
 
 
 @cache
-def declare_missing() -> Any:
+def declare_missing() -> None:
     """Once per process, after SGLang's list of models was made (``sglang.srt.models.registry``) and before its
-    processors are imported. The declarations last as long as the result, which the cache keeps."""
+    processors are imported."""
     import torch
 
     importlib.import_module(NAMESPACE)
-    library, known = torch.library.Library(NAMESPACE, "FRAGMENT"), getattr(torch.ops, NAMESPACE)
+    known = getattr(torch.ops, NAMESPACE)
     for name in NAMED:
         if not hasattr(known, name):
-            library.define(f"{name}(Tensor any) -> Tensor")
-    return library
+            torch.library.define(f"{NAMESPACE}::{name}", "(Tensor any) -> Tensor")

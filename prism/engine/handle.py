@@ -96,6 +96,11 @@ class EngineHandle:
         return not self._over
 
     @property
+    def ended(self) -> str:
+        """How it ended, for people: the words of its first worker that is gone; empty while none is."""
+        return next((link.describe_end() for link in self._links if link.gone.is_set()), "")
+
+    @property
     def source(self) -> str:
         return "host" if self.info.from_image else "disk"
 

@@ -28,8 +28,10 @@ from tests.patience import PATIENCE_S
 
 MODELS = ("demo-llama", "demo-qwen3", "demo-stablelm")
 DEVICE_BYTES = 128 << 20
-_UNDER_WAY_S = 10.0
+_UNDER_WAY_S = 5.0
 """What an engine sent before its end is here after this."""
+_LOOK_S = 0.2
+"""How often it is looked whether an engine that says nothing is still there."""
 _SHAPE = ModelShape(layers=1, hidden=1, heads=1, kv_heads=1, head_dim=1, intermediate=1, vocab=1)
 
 
@@ -200,21 +202,22 @@ class Rig:
         return rid
 
     async def wait_tokens(self, rid: str, count: int, timeout_s: float = PATIENCE_S) -> list[int]:
-        """The request's tokens as soon as there are ``count``. Fails when the engine that has it is over and no more
-        comes from it."""
+        """The request's tokens as soon as there are ``count``. Fails, with the engine's words, when the engine that
+        has it is over and no more comes from it."""
         async with asyncio.timeout(timeout_s):
             while len(self.tokens.get(rid, ())) < count and rid not in self.finish:
                 await self._next_message(rid)
         return list(self.tokens.get(rid, ()))
 
     async def _next_message(self, rid: str) -> None:
-        alive = self._engines[rid].alive
+        engine = self._engines[rid]
+        alive = engine.alive
         self._changed.clear()
         try:
-            async with asyncio.timeout(_UNDER_WAY_S):
+            async with asyncio.timeout(_LOOK_S if alive else _UNDER_WAY_S):
                 await self._changed.wait()
         except TimeoutError:
-            assert alive, f"engine {self._engines[rid].id} ended before it had answered {rid}"
+            assert alive, f"engine {engine.id} ended before it had answered {rid}: {engine.ended}"
 
     async def answer(self, rid: str, timeout_s: float = PATIENCE_S) -> list[int]:
         """All tokens of the request, once it is finished."""
