@@ -38,11 +38,24 @@ class UnsupportedModel(PrismError):
     """The model's attention state has a layout that Prism's memory does not manage."""
 
 
-def refuse(what: str) -> UnsupportedModel:
-    """The error for a layout, in words or as SGLang's class."""
+_OTHER_MODEL: Final = "a model with plain, latent or windowed attention (docs/models.md)"
+_OTHER_FORMAT: Final = "kv_cache_dtype auto, bfloat16, fp8_e4m3 or fp8_e5m2"
+INSTEAD: Final = {
+    "MHATokenToKVPoolFP4": _OTHER_FORMAT,
+    "MHATokenToKVPoolMXFP8": _OTHER_FORMAT,
+    "MLATokenToKVPoolFP4": _OTHER_FORMAT,
+    "NoOpMHATokenToKVPool": "the model without prefill_only_disable_kv_cache",
+}
+"""What would be served in place of a pool that is refused, where that is not another model."""
+
+
+def refuse(what: str, instead: str = "") -> UnsupportedModel:
+    """The error for a layout, in words or as SGLang's class. ``instead``: what would be served in its
+    place."""
     known = f"{WORDS[what]} ({what})" if what in WORDS else what
     return UnsupportedModel(
-        f"the engine does not manage the memory of {known}; managed are {', '.join(sorted(MANAGED))}"
+        f"the engine does not manage the memory of {known}; managed are {', '.join(sorted(MANAGED))}; "
+        f"what would be served: {instead or INSTEAD.get(what, _OTHER_MODEL)}"
     )
 
 
@@ -63,7 +76,7 @@ def check_settings(server_args: Any) -> None:
     }
     for kind, present in kinds.items():
         if present:
-            raise refuse(kind)
+            raise refuse(kind, "the model without it")
 
 
 def check_pools(original: Callable[..., Any], configurator: Any, **kwargs: Any) -> Any:

@@ -71,9 +71,9 @@ def _state_layout(params: Any, layers: int, page_bytes: int) -> memory.KvLayout:
 def make_states(original: Callable[..., Any], pool: Any, **kwargs: Any) -> None:
     """Around ``MambaPool.__init__``: its tensors are views of a group's slots."""
     if kwargs.get("enable_linear_replayssm") or kwargs.get("enable_gdn_replayssm_spec"):
-        raise refuse("states with replay buffers (ReplaySSM)")
+        raise refuse("states with replay buffers (ReplaySSM)", "the model without them")
     if kwargs.get("speculative_num_draft_tokens") is not None:
-        raise refuse("states of speculative decoding")
+        raise refuse("states of speculative decoding", "the model without it")
     params, layers, seat = kwargs["cache_params"], len(kwargs["mamba_layer_ids"]), current_seat()
     layout = _state_layout(params, layers, seat.owner.page_bytes)
     group = pool.prism_group = add_group(seat, GroupKind.STATES, layout, kwargs["size"])
@@ -132,7 +132,7 @@ def create_page_major_buffers(pool: Any) -> None:
     """Replaces ``PageMajorMHATokenToKVPool._create_buffers``, which the attention layers of these models have: the same
     views with a dimension for the page, of which each has one token."""
     if pool.page_size != 1:
-        raise refuse("states beside KV pages of more than one token")
+        raise refuse("states beside KV pages of more than one token", "the model with page_size 1")
     pool.kv_cache_layout = "nhd"
     create_buffers(pool)
     pool.kv_cache_layout = "page_major_layer_major"

@@ -24,7 +24,7 @@ from sglang_patches.kv_placement import SlotPlacement, Slots
 def make_pools(original: Callable[..., Any], pool: Any, *args: Any, **kwargs: Any) -> None:
     """Around ``SWAKVPool.__init__``, which makes the pool of the windows and then the other."""
     if not kwargs["full_attention_layer_ids"]:
-        raise refuse("attention that sees windows only")
+        raise refuse("attention that sees windows only", "the model with disable_hybrid_swa_memory: true")
     original(pool, *args, **kwargs)
     mark_windows(pool)
 
@@ -112,7 +112,7 @@ def pool_sizes(configurator: Any, available_bytes: int, page_size: int) -> Any:
     window_bytes = configurator._swa_per_token * configurator._swa_layers_num
     least = configurator._sliding_window_size + 2 * page_size
     if full_bytes == 0:
-        raise refuse("attention that sees windows only")
+        raise refuse("attention that sees windows only", "the model with disable_hybrid_swa_memory: true")
     if available_bytes < least * (full_bytes + window_bytes):
         needed_bytes = least * (full_bytes + window_bytes)
         raise memory.errors.OutOfMemory(

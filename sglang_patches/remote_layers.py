@@ -274,7 +274,7 @@ def _check_engine(scheduler: Any) -> None:
     }
     for what, is_so in found.items():
         if is_so:
-            raise refuse(f"layers in other engines together with {what}")
+            raise refuse(f"layers in other engines together with {what}", "it with all layers here")
 
 
 def before_step(scheduler: Any) -> None:

@@ -32,7 +32,9 @@ class ModelPieces:
         self._staged = [m for m in model.modules() if "pp_group" in m.__dict__]
         inner = [m for m in model.modules() if "start_layer" in m.__dict__ and hasattr(m, "layers")]
         if not self._staged or len(inner) != 1:
-            raise refuse(f"layers of {type(model).__name__} in other engines: SGLang runs it as a whole only")
+            raise refuse(
+                f"layers of {type(model).__name__} in other engines: SGLang runs it as a whole only", "it as a whole"
+            )
         self.model, self._inner = model, inner[0]
         self._group = self._staged[0].pp_group
         self._forward = model.forward

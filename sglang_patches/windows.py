@@ -31,7 +31,8 @@ def layers_window(model: Any) -> int | None:
 
 def count_current(result: None, back_end: Any, model_runner: Any, *_: Any, **__: Any) -> None:
     """After ``TritonAttnBackend.__init__``: n by the layers, with the current token."""
-    back_end.prism_window = layers_window(model_runner.model)
+    told = back_end.sliding_window_size  # some models tell SGLang of none, and it prepares nothing for their layers'
+    back_end.prism_window = None if told is None else layers_window(model_runner.model)
     if back_end.prism_window is not None:
         back_end.sliding_window_size = back_end.prism_window + 1
 

@@ -118,8 +118,8 @@ def _model(model: ModelConfig, document: CatalogFile) -> Iterator[Problem]:
             yield ("engine_args", name), name, "is not an argument of SGLang's engine", near
         elif value is not None and value not in (choices := registries().engine_args.get(name, (value,))):
             yield ("engine_args", name), value, "is none of the values SGLang's engine takes", choices
-        elif isinstance(value, str) and (name, value) in REFUSED_VALUES:
-            yield ("engine_args", name), value, REFUSED_VALUES[name, value], ("auto", "safetensors")
+        elif isinstance(value, str | bool) and (name, value) in REFUSED_VALUES:
+            yield ("engine_args", name), value, *REFUSED_VALUES[name, value]
     for kind in ("reasoning_parser", "tool_call_parser"):
         known, value = getattr(registries(), kind), getattr(model, kind)
         if value is not None and value not in known:

@@ -54,11 +54,24 @@ OWNED: Final = {
 }
 """Arguments that Prism decides itself -> who decides."""
 
+_PICKLED: Final = (
+    "would load pickled weights, which can run code; convert them to safetensors",
+    ("auto", "safetensors"),
+)
+_OTHER_KV: Final = (
+    "needs KV in a layout that Prism's memory does not manage",
+    ("auto", "bfloat16", "fp8_e4m3", "fp8_e5m2"),
+)
+_OTHER_POOL: Final = ("has a memory of its own, beside the device's account", ("false",))
 REFUSED_VALUES: Final = {
-    ("load_format", "pt"): "would load pickled weights, which can run code; convert them to safetensors",
-    ("load_format", "npcache"): "would load pickled weights, which can run code; convert them to safetensors",
+    ("load_format", "pt"): _PICKLED,
+    ("load_format", "npcache"): _PICKLED,
+    **dict.fromkeys((("kv_cache_dtype", name) for name in ("mxfp8", "nvfp4", "fp4_mx_block16")), _OTHER_KV),
+    ("enable_unified_memory", True): _OTHER_POOL,
+    ("enable_hierarchical_cache", True): _OTHER_POOL,
+    ("enable_int8_mamba_checkpoint", True): _OTHER_POOL,
 }
-"""(Argument, value) -> why it is refused."""
+"""(Argument, value) -> why it is refused, and what is not."""
 
 
 @lru_cache(maxsize=1)

@@ -135,16 +135,8 @@ async def test_resumed_after_the_engine_was_killed(rig: Rig, make: Make, config:
     assert rig.free_bytes(0) == rig.free_bytes(1) == DEVICE_BYTES
 
 
-PRESSED = [
-    pytest.param(config, marks=pytest.mark.skip(reason="passed by hand; too long for the target under the interpreter"))
-    if layout == WINDOWS
-    else config
-    for layout, config in REPRESENTS.items()
-]
-
-
 @pytest.mark.slow
-@pytest.mark.parametrize("config", PRESSED)
+@pytest.mark.parametrize("config", REPRESENTS.values())
 async def test_under_pressure_running_requests_are_retracted(rig: Rig, tmp_path: Path, config: str) -> None:
     """The limit falls to the least an engine can have while requests run: all are answered exactly."""
     family = named(config)

@@ -39,6 +39,20 @@ def test_managed_pools_pass(name: str) -> None:
     check_pools(builds(name, "ElasticTokenAllocator"), configurator())
 
 
+@pytest.mark.parametrize(
+    ("what", "instead"),
+    [
+        ("DSATokenToKVPool", "a model with plain, latent or windowed attention"),
+        ("MHATokenToKVPoolFP4", "kv_cache_dtype auto, bfloat16, fp8_e4m3"),
+        ("NoOpMHATokenToKVPool", "without prefill_only_disable_kv_cache"),
+    ],
+)
+def test_a_refusal_says_what_would_be_served(what: str, instead: str) -> None:
+    assert f"{kv_guard.WORDS[what]} ({what})" in str(kv_guard.refuse(what))
+    assert f"what would be served: {instead}" in str(kv_guard.refuse(what))
+    assert set(kv_guard.INSTEAD) <= set(kv_guard.WORDS)
+
+
 @pytest.mark.parametrize("name", ["MiniMaxSparseKVPool", "MHATokenToKVPoolFP4", "UnifiedMHATokenToKVPool", "Unheard"])
 def test_every_other_pool_is_named(name: str) -> None:
     with pytest.raises(UnsupportedModel, match=f"{name}.*managed are .*MLATokenToKVPool"):

@@ -13,7 +13,7 @@ pytestmark = pytest.mark.engine
 BEFORE = 31
 
 
-def back_end(told: int, *layers: int) -> Any:
+def back_end(told: int | None, *layers: int) -> Any:
     """What SGLang makes of a model that names a window of ``told`` and has layers with these."""
     codec()
     import torch
@@ -47,3 +47,9 @@ def test_the_current_token_counts_in_decoding_only(told: int) -> None:
 def test_models_without_windows_are_left_as_they_are() -> None:
     found = back_end(8192, -1, -1)
     assert seen(found, decode=True) == seen(found, decode=False) == 8192
+
+
+def test_where_sglang_prepares_no_windows_there_are_none() -> None:
+    """Cohere-2: its layers have windows and it does not say so."""
+    found = back_end(None, -1, BEFORE)
+    assert found.sliding_window_size is None and found.prism_window is None
