@@ -105,6 +105,8 @@ def test_a_model_larger_than_every_device(folder: Path) -> None:
         ("reasoning_parser: deepseek", "deepseek-r1"),
         ("engine_args: {dtype: flaot32}", "float32"),
         ("engine_args: {is_embedding: true}", "is decided by `kind`"),
+        ("engine_args: {kv_cache_dtype: nvfp4}", "fp8_e4m3"),
+        ("engine_args: {enable_unified_memory: true}", "choices: false"),
     ],
 )
 def test_what_the_engine_would_refuse_is_refused_with_choices(tmp_path: Path, option: str, choice: str) -> None:

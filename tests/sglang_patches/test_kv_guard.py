@@ -44,7 +44,7 @@ def test_managed_pools_pass(name: str) -> None:
     [
         ("DSATokenToKVPool", "a model with plain, latent or windowed attention"),
         ("MHATokenToKVPoolFP4", "kv_cache_dtype auto, bfloat16, fp8_e4m3"),
-        ("NoOpMHATokenToKVPool", "without prefill_only_disable_kv_cache"),
+        ("NoOpMHATokenToKVPool", "the model without prefill_only_disable_kv_cache"),
     ],
 )
 def test_a_refusal_says_what_would_be_served(what: str, instead: str) -> None:
