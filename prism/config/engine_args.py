@@ -63,10 +63,12 @@ _OTHER_KV: Final = (
     ("auto", "bfloat16", "fp8_e4m3", "fp8_e5m2"),
 )
 _OTHER_POOL: Final = ("has a memory of its own, beside the device's account", ("false",))
-REFUSED_VALUES: Final = {
+REFUSED_VALUES: Final[dict[tuple[str, str | bool], tuple[str, tuple[str, ...]]]] = {
     ("load_format", "pt"): _PICKLED,
     ("load_format", "npcache"): _PICKLED,
-    **dict.fromkeys((("kv_cache_dtype", name) for name in ("mxfp8", "nvfp4", "fp4_mx_block16")), _OTHER_KV),
+    ("kv_cache_dtype", "mxfp8"): _OTHER_KV,
+    ("kv_cache_dtype", "nvfp4"): _OTHER_KV,
+    ("kv_cache_dtype", "fp4_mx_block16"): _OTHER_KV,
     ("enable_unified_memory", True): _OTHER_POOL,
     ("enable_hierarchical_cache", True): _OTHER_POOL,
     ("enable_int8_mamba_checkpoint", True): _OTHER_POOL,
