@@ -33,6 +33,9 @@ def all_hooks() -> tuple[Hook, ...]:
         room,
         sampling,
         scheduling,
+        spec_host,
+        spec_memory,
+        spec_sampling,
         streams,
         weights,
         windows,
@@ -60,6 +63,9 @@ def all_hooks() -> tuple[Hook, ...]:
         graphs,
         gpus,
         lora,
+        spec_host,
+        spec_memory,
+        spec_sampling,
         remote_layers,
     )
     return tuple(hook for module in modules for hook in module.HOOKS)

@@ -6,6 +6,8 @@ from itertools import accumulate
 from math import ceil
 from typing import Any, Final, NamedTuple
 
+from sglang_patches.spec_memory import reserve_tokens
+
 _CLIP_NEW_TOKENS: Final = 4096
 """SGLang's admission looks at most so many tokens of one request ahead (``CLIP_MAX_NEW_TOKENS``)."""
 LOOKAHEAD_STEPS: Final = 16
@@ -19,22 +21,29 @@ class GroupDemand(NamedTuple):
     """Of what runs: its next steps, and the rest of a prompt that is taken in by chunks."""
     admissions: list[int]
     """Beyond that, of the first, the first two, ... of the requests that wait."""
+    guesses: int = 0
+    """Of what runs: what its next step takes for guessed tokens."""
+
+    @property
+    def step(self) -> int:
+        """What decodes goes on only with so much."""
+        return max(self.running // LOOKAHEAD_STEPS, self.guesses)
 
 
 def demand_tokens(scheduler: Any, block: int, page: int = 1) -> GroupDemand:
     """Slots that grow with the sequence. In whole blocks of ``block`` tokens; the engine allocates pages of ``page``.
     Admission lets a request in only with what running requests may still need."""
     ratio = scheduler.new_token_ratio_tracker.current
-    requests = running_requests(scheduler)
+    requests, guesses = running_requests(scheduler), reserve_tokens(scheduler)
     most = _answer_ahead(scheduler)
-    running = _rounded(len(requests) * _rounded(LOOKAHEAD_STEPS, page), block)
+    running = _rounded(len(requests) * _rounded(LOOKAHEAD_STEPS + guesses, page), block)
     reserved = sum(ceil(_remaining(r, most) * ratio) for r in requests)
     if (chunked := scheduler.chunked_req) is not None:
         running += _rounded(_rest_of_prompt(chunked), block)
         reserved += _remaining(chunked, most)
     extra = max(0, reserved - running)
-    lengths = (_rounded(_length(r, page, most), block) for r in _admissible(scheduler, requests))
-    return GroupDemand(running, [extra + total for total in accumulate(lengths)])
+    lengths = (_rounded(_length(r, page, most) + guesses, block) for r in _admissible(scheduler, requests))
+    return GroupDemand(running, [extra + total for total in accumulate(lengths)], len(requests) * guesses)
 
 
 def demand_window(scheduler: Any, block: int, page: int = 1) -> GroupDemand:

@@ -17,6 +17,9 @@ itself."""
 
 ALLOCATORS: Final = frozenset({"ElasticTokenAllocator", "ElasticPagedAllocator", "SWATokenToKVPoolAllocator"})
 
+GUESSING: Final = frozenset({"MHATokenToKVPool"})
+"""Pools in which accepted tokens' rows can be moved to the others (:mod:`sglang_patches.spec_memory`)."""
+
 WORDS: Final = {
     "MHATokenToKVPoolFP4": "4-bit KV",
     "MHATokenToKVPoolMXFP8": "MXFP8 KV",
@@ -70,7 +73,7 @@ def check_settings(server_args: Any) -> None:
     """What would allocate before any pool is made, or make pools that are not KV."""
     kinds = {
         "a memory pool of its own (enable_unified_memory)": server_args.enable_unified_memory,
-        "speculative decoding (docs/models.md)": server_args.speculative_algorithm is not None,
+        "speculative decoding by a model (docs/models.md)": server_args.speculative_algorithm not in (None, "NGRAM"),
         "KV on the host (enable_hierarchical_cache)": server_args.enable_hierarchical_cache,
         "8-bit copies of states (enable_int8_mamba_checkpoint)": server_args.enable_int8_mamba_checkpoint,
     }
@@ -86,7 +89,13 @@ def check_pools(original: Callable[..., Any], configurator: Any, **kwargs: Any) 
     for part, allowed in ((pools.token_to_kv_pool, MANAGED), (pools.token_to_kv_pool_allocator, ALLOCATORS)):
         if (name := type(part).__name__) not in allowed:
             raise refuse(name)
+    if configurator.server_args.speculative_algorithm is not None and name_of(pools) not in GUESSING:
+        raise refuse(f"guessed tokens in {name_of(pools)}")
     return pools
+
+
+def name_of(pools: Any) -> str:
+    return type(pools.token_to_kv_pool).__name__
 
 
 def refuse_buffers(pool: Any) -> None:

@@ -20,7 +20,7 @@ from typing import Any
 import torch
 
 from prism.memory import GroupKind
-from sglang_patches.kv_demand import LOOKAHEAD_STEPS, GroupDemand
+from sglang_patches.kv_demand import GroupDemand
 from sglang_patches.kv_group_lease import GroupLease
 from sglang_patches.seat import Seat
 
@@ -77,7 +77,7 @@ class KvLease:
             keeps = [p.kept(d, excess > 0) for p, d in zip(self.parts, demands, strict=True)]
             self._give_back(scheduler, wanted, excess, keeps)
             for part, demand in zip(self.parts, demands, strict=True):
-                part.ensure(demand.running // LOOKAHEAD_STEPS)
+                part.ensure(demand.step)
         else:
             self._grow(scheduler.tree_cache, demands)
         for part, demand in zip(self.parts, demands, strict=True):

@@ -61,7 +61,7 @@ class KvMoves:
             return
         lease = self._allocator.lease
         room = lease.available_tokens() + int(self._tree.evictable_size())
-        soon, admissions = demand_tokens(self._scheduler, 1)
+        soon, admissions, _ = demand_tokens(self._scheduler, 1)
         fitting = sum(soon + needed <= room for needed in admissions)
         self._look_at(self._scheduler.waiting_queue[:fitting], running)
 

@@ -10,6 +10,7 @@ import torch
 
 from sglang_patches.hooks import Hook, HookKind
 from sglang_patches.kv_returns import to_device
+from sglang_patches.spec_sampling import last_tokens
 
 
 def request_seed(req: Any) -> int:
@@ -57,9 +58,9 @@ def count_on_device(original: Callable[..., Any], batch: Any, future_map: Any) -
     """Around ``resolve_forward_inputs``, after which the tokens of the step before lie on the device: penalties count
     them there, with overlap or without, so that both answer alike and a resumed request goes on exactly."""
     original(batch, future_map)
-    plain = batch.forward_mode.is_decode() and batch.spec_algorithm.is_none()
-    if plain and batch.sampling_info.penalizer_orchestrator.is_required and not _mixes_steps():
-        batch.sampling_info.penalizer_orchestrator.cumulate_output_tokens(batch.input_ids)
+    penalties = batch.sampling_info.penalizer_orchestrator
+    if batch.forward_mode.is_decode() and penalties.is_required and not _mixes_steps():
+        penalties.cumulate_output_tokens(last_tokens(batch))
 
 
 def _mixes_steps() -> bool:

@@ -36,7 +36,7 @@ from prism.config.sections import (
 from prism.config.units import written
 from prism.core.errors import InvalidValue
 from prism.core.ids import ModelName
-from prism.core.specs import ModelKind, ModelSpec
+from prism.core.specs import ModelKind, ModelSpec, Speculation
 
 __all__ = ["Catalog", "examine_catalog", "load_catalog"]
 
@@ -248,7 +248,14 @@ def spec_with(model: ModelConfig, facts: ModelFacts, path: str) -> ModelSpec:
         lending=model.lending,
         engine_args=tuple((name, _frozen(value)) for name, value in sorted(model.engine_args.items())),
         kind=model.kind or facts.kind,
+        speculation=_speculation(model),
     )
+
+
+def _speculation(model: ModelConfig) -> Speculation | None:
+    if (wanted := model.speculative) is None:
+        return None
+    return Speculation(wanted.algorithm, wanted.draft_tokens, wanted.ngrams)
 
 
 def _frozen(value: object) -> object:

@@ -110,6 +110,8 @@ def _model(model: ModelConfig, document: CatalogFile) -> Iterator[Problem]:
             "needs `kv.keep: true`: requests whose turn it is not are paged out",
             ("deadline",),
         )
+    if model.scheduling is Scheduling.FAIR and model.speculative is not None:
+        yield ("speculative",), model.speculative.algorithm.value, "does not go with `scheduling: fair`", ()
     for name, value in model.engine_args.items():
         if name in OWNED:
             yield ("engine_args", name), value, f"is decided by {OWNED[name]}", ()

@@ -35,8 +35,10 @@ OWNED: Final = {
     "disable_overlap_schedule": "`engines.overlap`",
     **dict.fromkeys(
         ("speculative_algorithm", "speculative_draft_model_path", "enable_multi_layer_eagle"),
-        "Prism, whose engines run no speculative decoding (docs/models.md says why); leave all of `speculative_*` out",
+        "`speculative` (docs/models.md says which algorithms there are)",
     ),
+    "speculative_num_draft_tokens": "`speculative.draft_tokens`",
+    "speculative_ngram_capacity": "`speculative.ngrams`",
     "is_embedding": "`kind`",
     **dict.fromkeys(
         ("disaggregation_mode", "encoder_only", "language_only", "dllm_algorithm", "enable_mis"),

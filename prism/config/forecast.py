@@ -105,6 +105,24 @@ def obstacles(
         yield from _kernels(config, engine_args)
 
 
+def guessing_obstacles(
+    config: Mapping[str, Any], engine_args: Mapping[str, Any], kind: ModelKind, devices: Collection[DeviceKind]
+) -> Iterator[Obstacle]:
+    """Why engines of the model cannot guess tokens (``speculative``)."""
+    without = "the same without `speculative`"
+    if kind is not ModelKind.GENERATE:
+        yield Obstacle("`speculative` is for models that generate", without)
+    elif (state := kv_kind(config)) is not KvKind.PLAIN:
+        yield Obstacle(f"tokens are not guessed where attention keeps {state.value}", without)
+    elif any(name in registries().multimodal for name in architectures(config)):
+        yield Obstacle("tokens are not guessed by models that take images", without)
+    if engine_args.get("page_size", 1) != 1:
+        yield Obstacle("guessed tokens need pages of one token", "`page_size: 1`, or none")
+    back_end = engine_args.get("attention_backend", "torch_native")
+    if devices and DeviceKind.CUDA not in devices and back_end != "torch_native":
+        yield Obstacle(f"{back_end} checks no guessed tokens on a CPU", "`attention_backend: torch_native`, or none")
+
+
 def _kind(config: Mapping[str, Any], wanted: ModelKind | None, sentence_encoder: bool) -> Iterator[Obstacle]:
     own = kind_of(config, sentence_encoder)
     never = any(name in registries().pooled for name in architectures(config))

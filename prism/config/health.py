@@ -12,7 +12,7 @@ from prism.config.adapters import adapter_facts, misfits
 from prism.config.catalog import Catalog
 from prism.config.engine_args import registries
 from prism.config.errors import ModelFilesError
-from prism.config.forecast import obstacles
+from prism.config.forecast import guessing_obstacles, obstacles
 from prism.config.model_files import local_folder, model_config, model_folder
 from prism.config.model_kinds import architectures, is_sentence_encoder, kind_of, pooling_problem
 from prism.config.sections import AdapterConfig, ModelConfig
@@ -80,7 +80,10 @@ def examine_model(catalog: Catalog, name: str, hub: Hub | None = None, devices: 
 def _foretold(model: ModelConfig, folder: Path, devices: Collection[DeviceKind]) -> list[str]:
     config, sentence_encoder = model_config(folder), is_sentence_encoder(folder)
     found = [str(o) for o in obstacles(config, model.engine_args, model.kind, sentence_encoder, devices)]
-    if (model.kind or kind_of(config, sentence_encoder)) is ModelKind.EMBED:
+    kind = model.kind or kind_of(config, sentence_encoder)
+    if model.speculative is not None:
+        found += [str(o) for o in guessing_obstacles(config, model.engine_args, kind, devices)]
+    if kind is ModelKind.EMBED:
         found += [why for why in (pooling_problem(folder, architectures(config)),) if why is not None]
     return found
 

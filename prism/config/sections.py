@@ -13,7 +13,7 @@ from msgspec import Meta, field
 from prism.config.section import Section
 from prism.config.units import Bytes, Seconds
 from prism.core.ids import kind_and_index
-from prism.core.specs import LatePolicy, LendingRole, ModelKind, Scheduling
+from prism.core.specs import LatePolicy, LendingRole, ModelKind, Scheduling, SpeculativeAlgorithm
 
 MODEL_NAME_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9._:/@+-]{0,199}$"
 DEVICE_PATTERN = r"^(cuda|host):(0|[1-9][0-9]{0,3})$"
@@ -171,6 +171,34 @@ class LoraConfig(Section, frozen=True, kw_only=True):
     ] = None
 
 
+class SpeculativeConfig(Section, frozen=True, kw_only=True):
+    """Speculative decoding: tokens are guessed, and the model checks several in one step. Answers stay as they are; a
+    step computes more."""
+
+    algorithm: Annotated[
+        SpeculativeAlgorithm,
+        Meta(description="Who guesses: `ngram`, what followed the last tokens before, in the engine's answers so far."),
+    ]
+    draft_tokens: Annotated[
+        int,
+        Meta(
+            ge=2,
+            le=64,
+            description="Tokens that one step checks for each request, its last one with them. KV of twice as many is "
+            "kept free for each.",
+        ),
+    ] = 8
+    ngrams: Annotated[
+        int,
+        Meta(
+            ge=1024,
+            le=100_000_000,
+            description="Nodes of an engine's table of what followed what, 200 to 300 bytes of host memory each; the "
+            "least recently used make room.",
+        ),
+    ] = 1 << 18
+
+
 class ModelConfig(ModelOptions, frozen=True, kw_only=True):
     """One model of the catalog, or with `base` and `adapter` a LoRA adapter over one. An adapter shares the engines and
     weights of its base; of its own it has a name, aliases and objectives (`slo`, `late`, `max_wait`; default: its
@@ -199,6 +227,9 @@ class ModelConfig(ModelOptions, frozen=True, kw_only=True):
         Meta(description="An adapter's files, as PEFT saves them: a folder, or a Hugging Face id."),
     ] = None
     lora: Annotated[LoraConfig | None, Meta(description="Room for adapters of this model.")] = None
+    speculative: Annotated[SpeculativeConfig | None, Meta(description="Tokens guessed ahead. Default: none are.")] = (
+        None
+    )
 
 
 class AdapterConfig(Section, frozen=True, kw_only=True):

@@ -102,6 +102,24 @@ class LoraRoom:
     """Layers that adapters may change, by the engine's names (``qkv_proj``, ``o_proj``, ``gate_up_proj``, ...)."""
 
 
+class SpeculativeAlgorithm(StrEnum):
+    """Who guesses the next tokens, which the model then checks in one step."""
+
+    NGRAM = "ngram"
+    """What followed the last tokens before, in this and earlier answers of the engine."""
+
+
+@dataclass(frozen=True, slots=True)
+class Speculation:
+    """How engines of a model guess tokens. What they answer does not depend on it."""
+
+    algorithm: SpeculativeAlgorithm
+    draft_tokens: int
+    """Nodes of the tree of guesses that one step checks for each request, its last token with them."""
+    ngrams: int
+    """Nodes of the table that an engine guesses from, in host memory."""
+
+
 @dataclass(frozen=True, slots=True)
 class ModelSpec:
     """One model of the catalog, with its objectives. Sizes are of the whole model, a tensor-parallel shard has 1/tp."""
@@ -132,6 +150,7 @@ class ModelSpec:
     lending: LendingRole = LendingRole.BOTH
     lora: LoraRoom | None = None
     """None: its engines take no adapters. The memory for them is part of ``weight_bytes``."""
+    speculation: Speculation | None = None
 
     @property
     def shard_weight_bytes(self) -> int:

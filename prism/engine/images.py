@@ -41,6 +41,10 @@ _NOT_IN_THE_BYTES: Final = frozenset(
         "lora_target_modules",
         "lora_drain_wait_threshold",
         "lora_backend",
+        "enable_mixed_chunk",
+        "speculative_algorithm",
+        "speculative_num_draft_tokens",
+        "speculative_ngram_capacity",
     )
 )
 """Arguments that leave a model's parameters as they are, or that a key names on its own. What is not listed may change

@@ -34,6 +34,7 @@ from prism.engine.weight_seat import EngineWeights
 from prism.kv.keeper import KvKeeper
 from prism.policy.moving import Leg, Way, choose_way
 from prism.remote.orders import GrowRoute, HoldPieces, Order, OrderDone, ServeLayers, SetRoute
+from sglang_patches.spec_memory import reserve_tokens
 
 _LOAD_EVERY_S: Final = 0.05
 _LOAD_IDLE_S: Final = 1.0
@@ -249,8 +250,8 @@ _UNUSABLE_SLOTS = 4
 
 def cut_to_memory(scheduler: Any) -> None:
     """Let requests be no longer than what all the memory that may ever be had can hold: SGLang lets one in that would
-    need the last slots, and it would wait for ever."""
-    most = scheduler.max_total_num_tokens - _UNUSABLE_SLOTS
+    need the last slots, and it would wait for ever. Guessed tokens need slots beside a request's own."""
+    most = scheduler.max_total_num_tokens - _UNUSABLE_SLOTS - reserve_tokens(scheduler)
     scheduler.max_req_len = min(scheduler.max_req_len, most)
     scheduler.max_req_input_len = min(scheduler.max_req_input_len, most - 1)
 

@@ -9,7 +9,7 @@ from typing import Any, Final
 from prism.config.engine_args import OWNED
 from prism.config.model_kinds import architectures, reads_both_ways
 from prism.core.errors import InvalidValue
-from prism.core.specs import DeviceKind, LoraRoom, ModelKind, ModelSpec
+from prism.core.specs import DeviceKind, LoraRoom, ModelKind, ModelSpec, Speculation
 
 COMMON: Final[dict[str, Any]] = {
     "page_size": 1,
@@ -66,9 +66,12 @@ def server_arguments(spec: ModelSpec, kind: DeviceKind, overlap: bool | None = N
     if spec.lora is not None:
         arguments |= lora_arguments(spec.lora, kind)
     arguments.update({name: thaw(value) for name, value in spec.engine_args})
+    if spec.speculation is not None:
+        arguments |= speculative_arguments(spec.speculation)
     if overlap is not None:
         arguments["disable_overlap_schedule"] = not overlap
-    if arguments.get("enable_mixed_chunk"):  # penalties are counted on the host then, behind a step in flight
+    # Penalties are counted on the host then, behind a step in flight; guesses are made from the last step's tokens.
+    if arguments.get("enable_mixed_chunk") or spec.speculation is not None:
         arguments["disable_overlap_schedule"] = True
     return arguments | _encoder_arguments(_config(Path(spec.path)), arguments)
 
@@ -83,6 +86,16 @@ def _encoder_arguments(config: dict[str, Any], arguments: dict[str, Any]) -> dic
         overrides.setdefault("position_embedding_type", "absolute")
         needed["json_model_override_args"] = json.dumps(overrides)
     return needed
+
+
+def speculative_arguments(speculation: Speculation) -> dict[str, Any]:
+    """What has an engine guess tokens; how broad and deep is SGLang's ``speculative_ngram_*``."""
+    return {
+        "speculative_algorithm": speculation.algorithm.value.upper(),
+        "speculative_num_draft_tokens": speculation.draft_tokens,
+        "speculative_ngram_capacity": speculation.ngrams,
+        "enable_mixed_chunk": False,
+    }
 
 
 _ADAPTER_WAIT_S: Final = 1.0

@@ -175,3 +175,8 @@ def test_taking_turns_needs_a_place_for_the_kv_of_the_others(tmp_path: Path) -> 
             assert model.scheduling is Scheduling.FAIR
     with pytest.raises(CatalogError, match=r"scheduling.*needs `kv.keep: true`"):
         load_catalog(file)
+    file.write_text(
+        "models: [{name: m, path: /nowhere, scheduling: fair, speculative: {algorithm: ngram}}]\nkv: {keep: true}\n"
+    )
+    with pytest.raises(CatalogError, match=r"speculative.*does not go with `scheduling: fair`"):
+        load_catalog(file)

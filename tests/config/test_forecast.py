@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from prism.config.engine_args import registries
-from prism.config.forecast import POOLS, REFUSED, KvKind, kv_kind, obstacles
+from prism.config.forecast import POOLS, REFUSED, KvKind, guessing_obstacles, kv_kind, obstacles
 from prism.config.model_kinds import kind_of, pooling_problem
 from prism.core.specs import DeviceKind, ModelKind
 
@@ -81,6 +81,24 @@ def test_each_obstacle_comes_with_what_would_serve_the_model() -> None:
     assert "cuda:N" in foretold(quantised, HOST)
     assert foretold(quantised, CUDA) == foretold(quantised, ()) == ""
     assert foretold({"architectures": ["LlamaForCausalLM"]}, HOST) == ""
+
+
+@pytest.mark.parametrize(
+    ("config", "args", "kind", "found"),
+    [
+        ({"architectures": ["LlamaForCausalLM"]}, {}, ModelKind.GENERATE, ""),
+        ({"architectures": ["BertModel"]}, {}, ModelKind.EMBED, "for models that generate"),
+        ({"architectures": ["X"], "kv_lora_rank": 512}, {}, ModelKind.GENERATE, "latent attention"),
+        ({"architectures": ["Qwen2VLForConditionalGeneration"]}, {}, ModelKind.GENERATE, "images"),
+        ({"architectures": ["LlamaForCausalLM"]}, {"page_size": 16}, ModelKind.GENERATE, "pages of one token"),
+        ({"architectures": ["LlamaForCausalLM"]}, {"attention_backend": "triton"}, ModelKind.GENERATE, "triton"),
+    ],
+)
+def test_where_no_tokens_are_guessed(config: dict[str, Any], args: dict[str, Any], kind: ModelKind, found: str) -> None:
+    said = "; ".join(map(str, guessing_obstacles(config, args, kind, HOST)))
+    assert found in said and bool(found) == bool(said)
+    if found:
+        assert "without `speculative`" in said or "or none" in said
 
 
 @pytest.mark.parametrize(

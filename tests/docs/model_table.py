@@ -36,15 +36,22 @@ Qwen3-Next, Nemotron-H, Granite-4-H, Falcon-H1 and Kimi-Linear have states besid
 so that no answer of theirs has been compared yet.
 """
 SPECULATION: Final = """
-Speculative decoding (NGRAM, EAGLE and the others) is refused, in the catalog (`speculative_algorithm` among a model's
-`engine_args`) and by the engine. None of it could be run here: on a CPU SGLang 0.5.16 calls operators that its wheel
-does not have (`verify_tree_greedy_cpu`, `assign_extend_cache_locs_cpu`, `fill_accept_out_cache_loc_cpu` and others),
-Triton's attention gets a mask of another shape there than it reads, and the corpus of NGRAM does not compile with GCC
-12 (`size_t` is not declared). On GPUs three things must be made before it can be allowed. Accepted tokens are drawn
-with `torch.rand`, by no request's seed: an answer would neither follow its seed nor go on exactly in another engine
-(tokens drawn by seed and position and compared with the drafts would). A step takes slots for all drafts of every
-request and gives most of them back: the lease must cover them (`sglang_patches/kv_demand.py` counts one per step). The
-draft model's weights and its KV need a region and a group of their own in the account.
+Engines of a model with plain attention guess tokens when the catalog says so (`speculative: {algorithm: ngram}`): what
+followed the last tokens in the engine's answers so far (SGLang's NGRAM), as a tree that one step checks. No answer
+depends on it: the token behind each node is drawn by the request's seed and position as ever, and a guess is accepted
+if it is that token (`sglang_patches/spec_sampling.py`; SGLang draws by `torch.rand`, and on a CPU takes the likeliest
+token whatever is asked for). Greedy and sampled answers, filters, biases, grammars, log-probabilities, resumed
+requests and retraction are equal to those of an engine without guesses (`tests/engine/test_speculation.py`); requests
+with penalties get one token a step, so that these count every token. Slots of guesses are the model's own KV, under its
+lease. The table of n-grams is host memory, bounded by `speculative.ngrams`; it forgets when the model leaves. Such
+engines run without overlap and are built anew when their model comes back. On a CPU, operators that SGLang's wheel
+does not have are written in torch (`sglang_patches/spec_operators.py`), and torch's attention sees trees
+(`sglang_patches/spec_host.py`); on GPUs SGLang's own are used, which nobody has run yet. The first engine with guesses
+on a machine compiles SGLang's table, which takes half a minute and a C++ compiler. Refused by `prism config check
+--files`: other attention states, models that take images, pages of several tokens, turns (`scheduling: fair`).
+
+Models that guess (EAGLE and the others) are refused: `speculative_algorithm` cannot be said in `engine_args`. Their
+weights and KV need a region and a group of their own in the account, which have not been made.
 """
 IMAGES: Final = """
 Models that take images take them here when `server.images.max_count` allows some ([api.md](api.md#images)). A tiny

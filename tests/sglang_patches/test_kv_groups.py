@@ -69,6 +69,7 @@ class Engine:
         self.chunked_prefill_size = 4 * BLOCK
         self.waiting_queue: list[Any] = []
         self.new_token_ratio_tracker = SimpleNamespace(current=1.0)
+        self.spec_algorithm = SimpleNamespace(is_none=lambda: True)
 
     @property
     def pages(self) -> tuple[int, int]:
@@ -167,6 +168,7 @@ def test_the_window_is_what_a_sequence_needs_of_layers_that_see_one() -> None:
         tree_cache=SimpleNamespace(sliding_window_size=WINDOW),
         waiting_queue=[request(10), request(200), request(1000)],
         new_token_ratio_tracker=SimpleNamespace(current=0.0),
+        spec_algorithm=SimpleNamespace(is_none=lambda: True),
     )
     assert demand_window(scheduler, 1) == GroupDemand(16, [102, 102 + 202, 102 + 202 + 302])
     assert demand_window(scheduler, 64).admissions == [128, 128 + 256, 128 + 256 + 320]
@@ -183,5 +185,6 @@ def test_pages_of_tokens_are_counted_whole() -> None:
         max_running_requests=4,
         waiting_queue=[request(10, 5)],
         new_token_ratio_tracker=SimpleNamespace(current=0.0),
+        spec_algorithm=SimpleNamespace(is_none=lambda: True),
     )
     assert demand_tokens(scheduler, 32, 32) == GroupDemand(64, [96]), "32 + 5 + a page and one token more"

@@ -78,6 +78,14 @@ def test_allocators_are_allowed_by_name_too() -> None:
         check_pools(builds("SWAKVPool", "PureSWATokenToKVPoolAllocator"), configurator())
 
 
+def test_tokens_are_guessed_where_rows_can_be_moved() -> None:
+    guessing = configurator(speculative_algorithm="NGRAM")
+    check_pools(builds("MHATokenToKVPool", "ElasticTokenAllocator"), guessing)
+    for pool in sorted(kv_guard.MANAGED - {"MHATokenToKVPool"}):
+        with pytest.raises(UnsupportedModel, match=f"guessed tokens in {pool}"):
+            check_pools(builds(pool, "ElasticTokenAllocator"), guessing)
+
+
 @pytest.mark.parametrize(
     ("changes", "named"),
     [

@@ -14,7 +14,7 @@ import pytest
 
 from prism import memory
 from sglang_patches import kv_lease
-from sglang_patches.kv_demand import demand_tokens
+from sglang_patches.kv_demand import GroupDemand, demand_tokens
 from sglang_patches.kv_group_lease import GroupLease
 from sglang_patches.kv_lease import KvLease
 
@@ -53,6 +53,7 @@ class Engine:
         self.max_running_requests, self.chunked_prefill_size = 32, 512
         self.waiting_queue: list[Any] = []
         self.new_token_ratio_tracker = SimpleNamespace(current=1.0)
+        self.spec_algorithm = SimpleNamespace(is_none=lambda: True)
 
     @property
     def lease_pages(self) -> int:
@@ -261,7 +262,20 @@ def test_demand_counts_what_runs_first_and_places_in_the_batch() -> None:
         max_running_requests=3,
         waiting_queue=[request(10, 5), request(20, 5), request(30, 5)],
         new_token_ratio_tracker=SimpleNamespace(current=0.51),
+        spec_algorithm=SimpleNamespace(is_none=lambda: True),
     )
-    assert demand_tokens(scheduler, 1) == (16, [21 - 16 + 17, 21 - 16 + 17 + 27])
+    assert demand_tokens(scheduler, 1) == GroupDemand(16, [21 - 16 + 17, 21 - 16 + 17 + 27])
+    assert demand_tokens(scheduler, 1).step == 1
+    scheduler.spec_algorithm.is_none = lambda: False
+    scheduler.server_args = SimpleNamespace(
+        speculative_algorithm="NGRAM",
+        speculative_num_steps=1,
+        speculative_eagle_topk=1,
+        max_speculative_num_draft_tokens=6,
+        page_size=1,
+    )
+    guessing = demand_tokens(scheduler, 1)
+    assert guessing == GroupDemand(16 + 12, [17 + 12, 17 + 12 + 27 + 12], guesses=12), "two steps' guesses for each"
+    assert guessing.step == 12
     scheduler.max_running_requests = 1
-    assert demand_tokens(scheduler, 1) == (16, [])
+    assert demand_tokens(scheduler, 1).admissions == []

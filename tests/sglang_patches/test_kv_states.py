@@ -166,6 +166,7 @@ class Engine:
         self.max_running_requests, self.chunked_prefill_size = REQUESTS, 64
         self.waiting_queue: list[Any] = []
         self.new_token_ratio_tracker = SimpleNamespace(current=1.0)
+        self.spec_algorithm = SimpleNamespace(is_none=lambda: True)
 
     def wait(self, count: int) -> None:
         self.waiting_queue = [
