@@ -1,0 +1,163 @@
+"""Which mechanism a scale-out uses: the one that serves most requests within their objective, estimated (pure).
+
+Four ways, each a capacity that grows over time (in requests/s, added to what the instances that are there serve)::
+
+    wait        nothing comes
+    stop        an instance serves when its last byte is there
+    zigzag      beside an overloaded instance: with a share f of the layers both serve what min(2, 1 / (1 - f))
+                instances do (BlitzScale 5.2)
+    pipelines   receivers that together hold the model serve together, each further one of a pipeline a little less
+                (lambda-Scale 4.3); alone from their last block on
+
+Requests wait in one line. Whoever arrives at t is served when the capacity since now adds up to everybody before.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+
+Floats = npt.NDArray[np.float64]
+
+
+class ScaleWay(StrEnum):
+    """Simplest first: of ways that serve alike the first is taken."""
+
+    WAIT = "wait"
+    STOP = "stop"
+    ZIGZAG = "zigzag"
+    PIPELINES = "pipelines"
+
+
+SIMPLER: Final = 0.99
+"""A way that serves this part of what the best one serves is as good."""
+STAGE_WAIT: Final = 0.38
+"""What a further leader of a pipeline costs all of them, in parts of a pass: two leaders serve 1.45 and three 1.7 times
+what one instance serves (measured on the prototype, docs/live-scaling.md)."""
+_POINTS: Final = 400
+
+
+@dataclass(frozen=True, slots=True)
+class Receiver:
+    """One instance on its way; times count from now."""
+
+    first_s: float
+    """When its first layers are there; layers follow evenly until ``alone_s``."""
+    alone_s: float
+    """When it has everything."""
+    pipeline: int | None = None
+    """The pipeline that it sits in; None: in none."""
+
+
+@dataclass(frozen=True, slots=True)
+class ScaleOutCase:
+    """One scale-out to be decided on."""
+
+    receivers: tuple[Receiver, ...]
+    ready_s: Mapping[int, float]
+    """Pipeline -> when its seats together hold the model."""
+    serving: int
+    """Instances that serve now."""
+    overloaded: int
+    """Of these, how many can be paired."""
+    served_per_s: float
+    """Requests/s of one whole instance."""
+    waiting: int
+    arrivals_per_s: float
+    objective_s: float
+    """Of the time until a request is begun."""
+    horizon_s: float
+    """Arrivals of so long are looked at."""
+    stage_wait: float = STAGE_WAIT
+
+
+@dataclass(frozen=True, slots=True)
+class ScaleChoice:
+    """The way that was taken, and what each way would serve within the objective."""
+
+    way: ScaleWay
+    met: Mapping[ScaleWay, float]
+    forced: bool = False
+
+    def as_numbers(self) -> dict[str, float | str]:
+        """For a reason that operators read."""
+        return {"way": self.way.value, **{f"met_{way.value}": round(met, 2) for way, met in self.met.items()}}
+
+
+def choose_scaling(case: ScaleOutCase, forced: ScaleWay | None = None) -> ScaleChoice:
+    """The simplest way whose requests within the objective are all but as many as the best one's. Raises
+    ``ValueError`` for a case without capacity or time."""
+    if case.served_per_s <= 0 or case.horizon_s <= 0 or case.serving < 0:
+        raise ValueError(f"a scale-out needs instances that serve and a horizon, got {case}")
+    met = {way: requests_met(case, way) for way in ScaleWay}
+    best = max(met.values())
+    way = next(way for way in ScaleWay if met[way] >= SIMPLER * best) if forced is None else forced
+    return ScaleChoice(way, met, forced is not None)
+
+
+def requests_met(case: ScaleOutCase, way: ScaleWay) -> float:
+    """Requests, of those that wait and those that arrive within the horizon, that are begun within their objective."""
+    times = np.linspace(0.0, case.horizon_s + case.objective_s, _POINTS + 1)
+    capacity = capacity_at(case, way, times)
+    served = np.concatenate([[0.0], np.cumsum((capacity[1:] + capacity[:-1]) / 2 * np.diff(times))])
+    arrivals = np.linspace(0.0, case.horizon_s, _POINTS + 1)
+    before = case.waiting + case.arrivals_per_s * arrivals
+    begun_s = np.interp(before, served, times, right=np.inf)
+    late = begun_s - arrivals > case.objective_s
+    in_time = float(np.interp(case.objective_s, times, served))
+    waiting_met = min(float(case.waiting), in_time)
+    share = 1.0 - float(np.mean(late))
+    return waiting_met + share * case.arrivals_per_s * case.horizon_s
+
+
+def capacity_at(case: ScaleOutCase, way: ScaleWay, times_s: Floats) -> Floats:
+    """Requests/s at each of ``times_s``, of the instances that serve and of those that come."""
+    total = np.full(len(times_s), float(case.serving))
+    if way is ScaleWay.WAIT:
+        return total * case.served_per_s
+    if way is ScaleWay.ZIGZAG:
+        paired = sorted(case.receivers, key=lambda r: r.alone_s)
+        for i, receiver in enumerate(paired):
+            total += _paired(receiver, times_s) if i < case.overloaded else _alone(receiver, times_s)
+        return total * case.served_per_s
+    for receiver in case.receivers:
+        total += _alone(receiver, times_s)
+    if way is ScaleWay.PIPELINES:
+        for pipeline, ready_s in case.ready_s.items():
+            seats = [r for r in case.receivers if r.pipeline == pipeline]
+            total += _together(seats, ready_s, case.stage_wait, times_s)
+    return total * case.served_per_s
+
+
+def sharing(leaders: int, stage_wait: float) -> float:
+    """What each of ``leaders`` of one pipeline serves, in parts of a whole instance."""
+    return 1.0 / (1.0 + stage_wait * (leaders - 1)) if leaders else 0.0
+
+
+def paired_rate(share: float) -> float:
+    """What an instance with this share of the layers adds to the one beside it, in instances."""
+    return 1.0 if share >= 0.5 else share / (1.0 - share)
+
+
+def _alone(receiver: Receiver, times_s: Floats) -> Floats:
+    return np.asarray(times_s >= receiver.alone_s, dtype=np.float64)
+
+
+def _paired(receiver: Receiver, times_s: Floats) -> Floats:
+    took_s = max(receiver.alone_s - receiver.first_s, 1e-9)
+    share = np.clip((times_s - receiver.first_s) / took_s, 0.0, 1.0)
+    return np.where(share >= 0.5, 1.0, share / (1.0 - np.minimum(share, 0.5)))
+
+
+def _together(seats: Sequence[Receiver], ready_s: float, stage_wait: float, times_s: Floats) -> Floats:
+    """Members that are not complete yet, while their pipeline serves; those that are go on alone."""
+    members = np.zeros(len(times_s))
+    for seat in seats:
+        members += (times_s >= ready_s) & (times_s < seat.alone_s)
+    seats_s = 1.0 / (1.0 + stage_wait * np.maximum(members - 1.0, 0.0))
+    return np.asarray(members * seats_s, dtype=np.float64)

@@ -1,0 +1,104 @@
+"""The choice of a mechanism: never worse than the others by its own estimate, and what each is good for."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from prism.policy.live.choice import (
+    SIMPLER,
+    Receiver,
+    ScaleOutCase,
+    ScaleWay,
+    capacity_at,
+    choose_scaling,
+    paired_rate,
+    requests_met,
+    sharing,
+)
+
+
+def case(**more: object) -> ScaleOutCase:
+    """One overloaded instance, two on their way for two seconds, one pipeline that is ready after one."""
+    receivers = (Receiver(0.1, 2.0, 0), Receiver(0.1, 2.0, 0))
+    known: dict[str, object] = {
+        "receivers": receivers,
+        "ready_s": {0: 1.0},
+        "serving": 1,
+        "overloaded": 1,
+        "served_per_s": 10.0,
+        "waiting": 20,
+        "arrivals_per_s": 25.0,
+        "objective_s": 1.0,
+        "horizon_s": 4.0,
+    }
+    return ScaleOutCase(**{**known, **more})  # type: ignore[arg-type]
+
+
+def cases() -> st.SearchStrategy[ScaleOutCase]:
+    seat = st.builds(
+        lambda first_s, more_s, pipeline: Receiver(first_s, first_s + more_s, pipeline),
+        st.floats(0, 2),
+        st.floats(0.01, 5),
+        st.sampled_from([None, 0, 1]),
+    )
+    return st.builds(
+        case,
+        receivers=st.lists(seat, min_size=1, max_size=6).map(tuple),
+        ready_s=st.fixed_dictionaries({0: st.floats(0, 5), 1: st.floats(0, 5)}),
+        serving=st.integers(0, 3),
+        overloaded=st.integers(0, 3),
+        waiting=st.integers(0, 50),
+        arrivals_per_s=st.floats(0, 80),
+        objective_s=st.floats(0.05, 3),
+        horizon_s=st.floats(0.5, 10),
+    )
+
+
+@settings(max_examples=60, deadline=None)
+@given(cases())
+def test_the_best_by_its_own_estimate_and_nothing_is_served_twice(one: ScaleOutCase) -> None:
+    choice = choose_scaling(one)
+    assert choice.met[choice.way] >= SIMPLER * max(choice.met.values())
+    everybody = one.waiting + one.arrivals_per_s * one.horizon_s
+    assert all(0 <= met <= everybody * (1 + 1e-9) for met in choice.met.values())
+    times = np.linspace(0.0, 20.0, 200)
+    whole = (one.serving + len(one.receivers)) * one.served_per_s
+    least = capacity_at(one, ScaleWay.WAIT, times)
+    for way in ScaleWay:
+        capacity = capacity_at(one, way, times)
+        assert (capacity >= least - 1e-9).all(), "never below the old instances' alone"
+        assert (capacity <= whole + 1e-9).all()
+    assert (capacity_at(one, ScaleWay.PIPELINES, times) >= capacity_at(one, ScaleWay.STOP, times) - 1e-9).all()
+    assert (capacity_at(one, ScaleWay.ZIGZAG, times) >= capacity_at(one, ScaleWay.STOP, times) - 1e-9).all()
+
+
+@settings(max_examples=40, deadline=None)
+@given(cases(), st.integers(1, 40))
+def test_more_that_waits_never_means_more_in_time_of_what_comes(one: ScaleOutCase, more: int) -> None:
+    fuller = ScaleOutCase(**{f: getattr(one, f) for f in one.__slots__} | {"waiting": one.waiting + more})  # type: ignore[arg-type]
+    for way in ScaleWay:
+        assert requests_met(fuller, way) <= requests_met(one, way) + more + 1e-6
+
+
+def test_each_way_has_its_hour() -> None:
+    assert choose_scaling(case(waiting=0, arrivals_per_s=5.0)).way is ScaleWay.WAIT
+    fast = tuple(Receiver(0.01, 0.05, 0) for _ in range(2))
+    assert choose_scaling(case(receivers=fast, ready_s={0: 0.04}, waiting=5)).way is ScaleWay.STOP
+    assert choose_scaling(case(ready_s={0: 1.9})).way is ScaleWay.ZIGZAG, "one instance to lean on"
+    assert choose_scaling(case(serving=0, overloaded=0)).way is ScaleWay.PIPELINES, "nobody to be paired with"
+
+
+def test_a_forced_way_is_taken_and_the_estimates_are_told() -> None:
+    choice = choose_scaling(case(), ScaleWay.WAIT)
+    assert choice.way is ScaleWay.WAIT and choice.forced
+    assert choice.as_numbers().keys() == {"way", "met_wait", "met_stop", "met_zigzag", "met_pipelines"}
+    with pytest.raises(ValueError, match="needs instances that serve"):
+        choose_scaling(case(served_per_s=0.0))
+
+
+def test_shares_of_a_pipeline_and_a_pair() -> None:
+    assert [round(n * sharing(n, 0.38), 2) for n in (0, 1, 2, 3)] == [0.0, 1.0, 1.45, 1.7]
+    assert [paired_rate(s) for s in (0.0, 0.25, 0.5, 1.0)] == [0.0, pytest.approx(1 / 3), 1.0, 1.0]
