@@ -48,6 +48,7 @@ def cases() -> st.SearchStrategy[ScaleOutCase]:
         case,
         receivers=st.lists(seat, min_size=1, max_size=6).map(tuple),
         ready_s=st.fixed_dictionaries({0: st.floats(0, 5), 1: st.floats(0, 5)}),
+        coming=st.lists(seat, max_size=2).map(tuple),
         serving=st.integers(0, 3),
         overloaded=st.integers(0, 3),
         waiting=st.integers(0, 50),
@@ -65,7 +66,7 @@ def test_the_best_by_its_own_estimate_and_nothing_is_served_twice(one: ScaleOutC
     everybody = one.waiting + one.arrivals_per_s * one.horizon_s
     assert all(0 <= met <= everybody * (1 + 1e-9) for met in choice.met.values())
     times = np.linspace(0.0, 20.0, 200)
-    whole = (one.serving + len(one.receivers)) * one.served_per_s
+    whole = (one.serving + len(one.receivers) + len(one.coming)) * one.served_per_s
     least = capacity_at(one, ScaleWay.WAIT, times)
     for way in ScaleWay:
         capacity = capacity_at(one, way, times)
@@ -78,13 +79,15 @@ def test_the_best_by_its_own_estimate_and_nothing_is_served_twice(one: ScaleOutC
 @settings(max_examples=40, deadline=None)
 @given(cases(), st.integers(1, 40))
 def test_more_that_waits_never_means_more_in_time_of_what_comes(one: ScaleOutCase, more: int) -> None:
-    fuller = ScaleOutCase(**{f: getattr(one, f) for f in one.__slots__} | {"waiting": one.waiting + more})  # type: ignore[arg-type]
+    fuller = ScaleOutCase(**{f: getattr(one, f) for f in one.__slots__} | {"waiting": one.waiting + more})
     for way in ScaleWay:
         assert requests_met(fuller, way) <= requests_met(one, way) + more + 1e-6
 
 
 def test_each_way_has_its_hour() -> None:
     assert choose_scaling(case(waiting=0, arrivals_per_s=5.0)).way is ScaleWay.WAIT
+    coming = (Receiver(0.0, 0.01),) * 4
+    assert choose_scaling(case(coming=coming)).way is ScaleWay.WAIT, "enough of them come already"
     fast = tuple(Receiver(0.01, 0.05, 0) for _ in range(2))
     assert choose_scaling(case(receivers=fast, ready_s={0: 0.04}, waiting=5)).way is ScaleWay.STOP
     assert choose_scaling(case(ready_s={0: 1.9})).way is ScaleWay.ZIGZAG, "one instance to lean on"

@@ -73,6 +73,10 @@ class ScaleOutCase:
     """Of the time until a request is begun."""
     horizon_s: float
     """Arrivals of so long are looked at."""
+    coming: tuple[Receiver, ...] = ()
+    """Instances that were ordered before: whatever is chosen now, they serve when they are complete."""
+    chained: tuple[Receiver, ...] = ()
+    """The same instances as chains bring them, for pairs; empty: as ``receivers``."""
     stage_wait: float = STAGE_WAIT
 
 
@@ -118,10 +122,12 @@ def requests_met(case: ScaleOutCase, way: ScaleWay) -> float:
 def capacity_at(case: ScaleOutCase, way: ScaleWay, times_s: Floats) -> Floats:
     """Requests/s at each of ``times_s``, of the instances that serve and of those that come."""
     total = np.full(len(times_s), float(case.serving))
+    for receiver in case.coming:
+        total += _alone(receiver, times_s)
     if way is ScaleWay.WAIT:
         return total * case.served_per_s
     if way is ScaleWay.ZIGZAG:
-        paired = sorted(case.receivers, key=lambda r: r.alone_s)
+        paired = sorted(case.chained or case.receivers, key=lambda r: r.alone_s)
         for i, receiver in enumerate(paired):
             total += _paired(receiver, times_s) if i < case.overloaded else _alone(receiver, times_s)
         return total * case.served_per_s
