@@ -37,7 +37,7 @@ class Slo(Section, frozen=True, kw_only=True):
 
 
 class LinkConfig(Section, frozen=True, kw_only=True):
-    """Rates of a virtual device's links, per second: copies of KV keep to them."""
+    """Rates of a virtual device's links, per second: copies of KV keep to them, and of weights (`load_helpers`)."""
 
     host_bytes_s: Annotated[Bytes, Meta(description="To host memory, per second; 0: as fast as it goes.")] = field(
         name="host", default_factory=lambda: Bytes(0)
@@ -278,6 +278,15 @@ class EngineConfig(Section, frozen=True, kw_only=True):
             "back in a fraction of the time. Each keeps its graphs and tables in memory.",
         ),
     ] = 2
+    load_helpers: Annotated[
+        int,
+        Meta(
+            ge=0,
+            le=7,
+            description="Other devices of the machine whose links to host memory a device may load weights over, where "
+            "NVLink joins them (virtual devices: where declared links say so). 0: each loads over its own.",
+        ),
+    ] = 3
     overlap: Annotated[
         bool | None,
         Meta(

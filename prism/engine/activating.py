@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 
+import msgspec
+
 from prism.core.ids import DeviceId
 from prism.core.specs import ModelSpec
 from prism.engine.commands import Activated, NotActivated, Report
@@ -24,7 +26,7 @@ class Activating:
             link.hand_to(self)
 
     async def done(self, timeout_s: float) -> Activated:
-        """The slowest rank's answer. Raises :class:`CannotActivate`."""
+        """The slowest rank's answer, with the help that all had. Raises :class:`CannotActivate`."""
         try:
             async with asyncio.timeout(timeout_s):
                 answers = await asyncio.gather(*self._answers.values())
@@ -33,7 +35,9 @@ class Activating:
         finally:
             for answer in self._answers.values():
                 answer.cancel()
-        return max(answers, key=lambda a: sum(a.phases.values()))
+        helped = {device: nbytes for answer in answers for device, nbytes in answer.helped_bytes.items()}
+        slowest = max(answers, key=lambda a: sum(a.phases.values()))
+        return msgspec.structs.replace(slowest, helped_bytes=helped)
 
     def on_report(self, link: WorkerLink, report: Report) -> None:
         answer = self._answers[link.worker]

@@ -48,6 +48,11 @@ class Handle(Protocol):
         ...
 
     @property
+    def helped_bytes(self) -> Mapping[str, int]:
+        """Of the weights, what came over other devices' links, by these."""
+        ...
+
+    @property
     def pids(self) -> tuple[int, ...]: ...
     @property
     def load(self) -> EngineCounters | None:

@@ -18,6 +18,7 @@ from prism.engine.seat import WorkerSeat, cut_to_memory
 from prism.engine.sglang_process import platform_of, prepare_ranks
 from prism.engine.weight_seat import EngineWeights
 from prism.weights.folders.fingerprint import fingerprint
+from prism.weights.loading.links import LoadLinks
 from prism.weights.store.weight_store import WeightStore
 
 
@@ -67,7 +68,7 @@ class EngineBuilder:
         found = fingerprint(folder, cache=cache) if any(folder.glob("*.safetensors")) else ""
         return found or command.mark  # a folder without weights belongs to a model whose pack comes from elsewhere
 
-    def build(self, command: ActivateModel, mark: str, clock: Phases) -> ActiveModel:
+    def build(self, command: ActivateModel, mark: str, clock: Phases, links: LoadLinks) -> ActiveModel:
         """The engine of a model whose weights have the fingerprint ``mark``, ready to run. Raises what SGLang raises;
         then no memory is held."""
         from sglang.srt.managers.scheduler import Scheduler
@@ -76,7 +77,7 @@ class EngineBuilder:
         arguments = msgspec.json.decode(command.server_args)
         server_args = ServerArgs(**arguments)
         clock.done("arguments")
-        weights = self._weights(command, mark, arguments | {"dtype": server_args.dtype})
+        weights = self._weights(command, mark, arguments | {"dtype": server_args.dtype}, links)
         clock.done("reserve")
         capacity = max(0, self.capacity_bytes - weights.expected_bytes)
         if command.limit_bytes is not None:
@@ -108,13 +109,14 @@ class EngineBuilder:
         cut_to_memory(scheduler)
         return ActiveModel(command, scheduler, seat, weights, mark)
 
-    def _weights(self, command: ActivateModel, mark: str, arguments: dict[str, Any]) -> EngineWeights:
+    def _weights(self, command: ActivateModel, mark: str, arguments: dict[str, Any], links: LoadLinks) -> EngineWeights:
         key = image_keys(mark, command.world, arguments)[command.rank]
         store = self.store if mark else None
         stored = sum(file.stat().st_size for file in Path(arguments["model_path"]).glob("*.safetensors"))
         estimate = (stored or command.weight_bytes) // command.world
         platform = platform_of(arguments["device"], self.gpu_index)
         first = command.first_pieces
+        owner, most = self.owner, self.capacity_bytes
         return EngineWeights(
-            self.owner, store, key, command.model, self.capacity_bytes, estimate, platform, first_pieces=first
+            owner, store, key, command.model, most, estimate, platform, first_pieces=first, links=links
         )

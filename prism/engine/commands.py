@@ -42,6 +42,9 @@ class ActivateModel(_Frame, frozen=True, kw_only=True):
     """Its requests take turns."""
     borrows: bool = True
     """Its KV may go to what other devices lend."""
+    helpers: dict[str, str] = {}
+    """Sockets of parked workers on other devices that may help to load this rank's weights, by device
+    (:mod:`prism.engine.help_desk`)."""
 
     @property
     def build(self) -> str:
@@ -130,6 +133,8 @@ class EngineInfo(_Frame, frozen=True, kw_only=True):
 class Activated(_Frame, frozen=True, kw_only=True):
     phases: dict[str, float]
     info: EngineInfo
+    helped_bytes: dict[str, int] = {}
+    """Of the weights, what came over other devices, by these."""
 
 
 class NotActivated(_Frame, frozen=True, kw_only=True):

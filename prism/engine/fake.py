@@ -64,6 +64,7 @@ class FakeHandle:
     ) -> None:
         self.id, self.key, self.devices = EngineId(engine), key, devices
         self.phases: Mapping[str, float] = {"fake": speed.activation_s}
+        self.helped_bytes: Mapping[str, int] = {}
         self.pids: tuple[int, ...] = (os.getpid(),)
         self.max_running = speed.max_running
         self.alive = True

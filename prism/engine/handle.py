@@ -18,7 +18,6 @@ from prism.engine.commands import (
     Deactivated,
     DeactivateModel,
     DropAdapter,
-    EngineInfo,
     NotActivated,
     Nudge,
     Parked,
@@ -46,14 +45,13 @@ class EngineHandle:
         engine: EngineId,
         key: InstanceKey,
         links: Sequence[WorkerLink],
-        phases: Mapping[str, float],
-        info: EngineInfo,
+        activated: Activated,
         kind: DeviceKind,
         release: Callable[[Sequence[WorkerLink], bool], None],
     ) -> None:
         self._kind = kind
-        self._id, self._key, self._links, self._phases = engine, key, tuple(links), dict(phases)
-        self.info = info
+        self._id, self._key, self._links, self._activated = engine, key, tuple(links), activated
+        self.info = activated.info
         self._release = release
         self._events: asyncio.Queue[AnyEvent | None] = asyncio.Queue()
         self._running: set[str] = set()
@@ -81,7 +79,11 @@ class EngineHandle:
 
     @property
     def phases(self) -> Mapping[str, float]:
-        return self._phases
+        return self._activated.phases
+
+    @property
+    def helped_bytes(self) -> Mapping[str, int]:
+        return self._activated.helped_bytes
 
     @property
     def pids(self) -> tuple[int, ...]:

@@ -134,6 +134,7 @@ class Launcher:
             "parked_bytes": self._options.parked_bytes,
             "active_bytes": self._options.active_bytes,
             "kept_models": self._options.kept_models,
+            "load_helpers": self._options.load_helpers,
             "log_dir": None if self._options.log_dir is None else str(self._options.log_dir),
             "secret_file": None if self._options.secret_file is None else str(self._options.secret_file),
         }

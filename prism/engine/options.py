@@ -31,6 +31,8 @@ class PoolOptions:
     """The same for one with a model; its torch is held to it."""
     kept_models: int = 2
     """Recently used models whose engine a worker keeps built."""
+    load_helpers: int = 0
+    """Most other devices over whose links a device loads (:mod:`prism.engine.load_helpers`)."""
     overlap: bool | None = None
     """Whether engines prepare a step while the device computes the one before; None: on GPUs."""
     log_dir: Path | None = None

@@ -46,6 +46,10 @@ class ParkedTeams:
         """Teams that stand on exactly ``devices`` and have process groups of ``shape``."""
         return [team for team in self._teams if devices_of(team) == tuple(devices) and team[0].shape == shape]
 
+    def helper(self, device: DeviceId) -> WorkerLink | None:
+        """A worker on ``device`` that could help others meanwhile: the one that is taken last."""
+        return next((link for team in reversed(self._teams) for link in team if link.device == device), None)
+
     def give_up(self, device: DeviceId) -> Team:
         """The team with a worker on ``device`` that was not used for longest; empty: there is none."""
         found = next((team for team in reversed(self._teams) if device in devices_of(team)), ())

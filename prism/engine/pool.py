@@ -19,8 +19,9 @@ from prism.engine.commands import Activated, ActivateModel, build_name
 from prism.engine.errors import ActivationCause, CannotActivate, EngineSetupError, NoSeat
 from prism.engine.gpu import mps_remark
 from prism.engine.handle import EngineHandle
-from prism.engine.leftovers import rendezvous_file
+from prism.engine.leftovers import help_socket, rendezvous_file
 from prism.engine.link import WorkerLink, until_gone
+from prism.engine.load_helpers import LoadHelpers
 from prism.engine.options import PoolOptions
 from prism.engine.sglang_args import group_shape, server_arguments
 from prism.engine.workers import Workers
@@ -33,6 +34,7 @@ class EnginePool:
 
     def __init__(self, devices: Sequence[DeviceSpec], options: PoolOptions) -> None:
         self._workers, self._options = Workers(devices, options), options
+        self._helpers = LoadHelpers(devices, options.account_dir, options.load_helpers)
         self._numbers = itertools.count(1)
         self._handles: dict[EngineId, EngineHandle] = {}
 
@@ -85,12 +87,15 @@ class EnginePool:
         engine = EngineId(f"{key}@{links[0].worker}-{next(self._numbers)}")
         self._nudge(names)
         try:
-            activated = await self._command(engine, spec, links, arguments, kv_limit_bytes, limit_s, mark, first_pieces)
+            with self._helpers.during(names, self._workers.parked_on) as helpers:
+                activated = await self._command(
+                    engine, spec, links, arguments, kv_limit_bytes, limit_s, mark, first_pieces, helpers
+                )
         except BaseException:
             self._workers.release(links, reusable=False)
             await until_gone(links)
             raise
-        handle = EngineHandle(engine, key, links, activated.phases, activated.info, kind, self._forget(engine))
+        handle = EngineHandle(engine, key, links, activated, kind, self._forget(engine))
         if handle.alive:
             self._handles[engine] = handle
         return handle
@@ -139,6 +144,7 @@ class EnginePool:
         timeout_s: float,
         mark: str,
         first_pieces: Sequence[int],
+        helpers: Mapping[DeviceId, Sequence[WorkerLink]],
     ) -> Activated:
         """Send the ranks their commands and await all answers; the slowest rank's phases count."""
         activating = Activating(spec, links)
@@ -158,6 +164,10 @@ class EnginePool:
                     first_pieces=list(first_pieces),
                     fair=spec.scheduling is Scheduling.FAIR,
                     borrows=spec.lending.borrows,
+                    helpers={helper.device: self._desk(helper) for helper in helpers[link.device]},
                 )
             )
         return await activating.done(timeout_s)
+
+    def _desk(self, helper: WorkerLink) -> str:
+        return str(help_socket(self._options.run_dir.resolve(), helper.worker))

@@ -23,6 +23,7 @@ from prism.engine.module_state import ATTRIBUTE, BeforeLoading, HolderState, Unr
 from prism.engine.moving_in import move_in
 from prism.engine.partial_weights import HeldTensors
 from prism.weights.errors import WeightsError
+from prism.weights.loading.links import LoadLinks
 from prism.weights.loading.loader import load
 from prism.weights.packs.blocks import TensorPlan, plan_blocks
 from prism.weights.packs.format import PackHeader, PackKey
@@ -65,10 +66,12 @@ class EngineWeights:
         platform: str = "cpu",
         *,
         first_pieces: Sequence[int] = (),
+        links: LoadLinks | None = None,
     ) -> None:
         """``virtual_bytes`` bounds and ``estimated_bytes`` guesses the size of weights no image exists of.
         ``platform`` names what quantised weights are laid out for. ``first_pieces``: :meth:`fill` waits for these
-        only; without an image that raises :class:`WeightsError`."""
+        only; without an image that raises :class:`WeightsError`. ``links``: what :meth:`fill` may load over."""
+        self.links = links
         self._store, self._key, self._label, self._platform = store, key, label, platform
         self.beside = GrowingRegion(owner, virtual_bytes)
         self._keeps_image = store is not None
@@ -126,6 +129,11 @@ class EngineWeights:
         return f"{self._key.model} {self._key.layout}" if self._key.model else ""
 
     @property
+    def helped_bytes(self) -> dict[str, int]:
+        """What came over helpers, by their devices."""
+        return {} if self.links is None else self.links.helped_bytes
+
+    @property
     def held_bytes(self) -> int:
         """Physical bytes the weights, and what is beside them, hold now."""
         filled = 0 if self._region is None else int(self._region.committed_bytes)
@@ -149,7 +157,7 @@ class EngineWeights:
             return False
         start_s = time.perf_counter()
         if not self._first:
-            load(self.packed, self._region)
+            load(self.packed, self._region, links=self.links)
         self.phases["copy"] = time.perf_counter() - start_s
         try:
             take_away(model, self._meta.gone)
@@ -299,12 +307,13 @@ class EngineWeights:
             self.packed = None
         return self.packed is not None
 
-    def wake(self) -> None:
+    def wake(self, links: LoadLinks | None = None) -> None:
         """Memory behind the addresses again, and the weights in it."""
+        self.links = links
         assert self.packed is not None and self._region is not None
         start_s = time.perf_counter()
         self._region.commit(timeout_s=ROOM_WAIT_S)
-        load(self.packed, self._region)
+        load(self.packed, self._region, links=links)
         self.phases = {"copy": time.perf_counter() - start_s}
 
     def release(self) -> None:

@@ -12,7 +12,6 @@ import contextlib
 import gc
 import logging
 import os
-import select
 import socket
 import sys
 import time
@@ -39,7 +38,8 @@ from prism.engine.diagnosis import diagnose
 from prism.engine.frames import FrameSocket, pack
 from prism.engine.gpu_faults import fatal_code
 from prism.engine.growing_region import ROOM_WAIT_S
-from prism.engine.leftovers import rendezvous_file, structured_log_file
+from prism.engine.help_desk import HelpDesk
+from prism.engine.leftovers import help_socket, rendezvous_file, structured_log_file
 from prism.engine.numa import bind_to_node
 from prism.engine.outside import OutsideMemory, hold_torch_to
 from prism.engine.seat import describe
@@ -57,9 +57,11 @@ from prism.engine.weight_seat import EngineWeights
 from prism.kv.keeper import KvKeeper
 from prism.kv.lent_shelf import borrower_name
 from prism.kv.opening import open_keeper
+from prism.kv.settings import DeclaredLinks, read_kv_settings
 from prism.memory.errors import is_out_of_memory
 from prism.memory.gpus import numa_node_of
 from prism.obs.logs import setup_logging
+from prism.weights.loading.links import LoadLinks
 from prism.weights.store.weight_store import WeightStore
 from prism.wire.secret import read_secret
 from sglang_patches.kv_move import keep_all
@@ -87,6 +89,8 @@ class WorkerArgs(msgspec.Struct, frozen=True):
     active_bytes: int = 0
     kept_models: int = 0
     """Skeletons it may keep (:mod:`prism.engine.skeletons`)."""
+    load_helpers: int = 0
+    """0: a virtual device's weights are loaded as fast as it goes, whatever links are declared."""
     log_dir: str | None = None
     secret_file: str | None = None
     """The fleet's secret; None: all front doors are on this machine."""
@@ -107,6 +111,9 @@ class Worker:
         sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         sock.connect(args.channel)
         self._channel = FrameSocket(sock)
+        gpu = self._gpu_index if self._kind == "cuda" else None
+        path = help_socket(Path(args.run_dir), args.worker)
+        self._desk = HelpDesk(path, self._device, self._owner, gpu, self._declared)
         secret = None if args.secret_file is None else read_secret(Path(args.secret_file))
         self._builder = EngineBuilder(
             device=self._device,
@@ -133,17 +140,20 @@ class Worker:
             warm_lanes(self._gpu_index)
         gc.collect()
         gc.freeze()
+        self._desk.open()
         self._channel.send(encode(Parked(worker=self._args.worker, pid=os.getpid(), owner=self._args.worker)))
-        poller = select.poll()
-        poller.register(self._channel.fileno(), select.POLLIN)
         while True:
-            poller.poll()
+            self._desk.wait(self._channel.fileno())
             frames = self._channel.receive()
             for frame in frames:
                 command = command_decoder.decode(frame)
-                if isinstance(command, ActivateModel) and not self._serve(command):
-                    return
+                if isinstance(command, ActivateModel):
+                    self._desk.close()
+                    if not self._serve(command):
+                        return
+                    self._desk.open()
             if self._channel.closed:
+                self._desk.close()
                 return
 
     def _join_groups(self) -> None:
@@ -191,18 +201,26 @@ class Worker:
         clock = Phases()
         self._outside.activate(ROOM_WAIT_S)
         mark = self._builder.mark(command)
+        links = LoadLinks(
+            self._owner,
+            self._declared() if self._args.load_helpers else DeclaredLinks(),
+            {name: Path(path) for name, path in command.helpers.items()},
+        )
         skeleton = self._find_skeleton(command, mark)
         if skeleton is None:
-            active = self._builder.build(command, mark, clock)
+            active = self._builder.build(command, mark, clock, links)
         else:
-            active = self._wake(skeleton, command, mark, clock)
+            active = self._wake(skeleton, command, mark, clock, links)
         active.seat.apply_limit(command.limit_bytes)
         active.seat.kv, active.seat.fair = self._keeper(active.weights, command), command.fair
         weights = active.weights
         info = describe(active.scheduler, weights.held_bytes, weights.from_image)
         phases = {**clock.phases, **{f"weights.{k}": v for k, v in weights.phases.items()}}
-        self._channel.send(encode(Activated(phases=phases, info=info)))
+        self._channel.send(encode(Activated(phases=phases, info=info, helped_bytes=weights.helped_bytes)))
         return active
+
+    def _declared(self) -> DeclaredLinks:
+        return read_kv_settings(Path(self._args.account_dir)).links.get(self._args.device, DeclaredLinks())
 
     def _keeper(self, weights: EngineWeights, command: ActivateModel) -> KvKeeper | None:
         """Where this activation's KV outlives it."""
@@ -223,9 +241,11 @@ class Worker:
             self._drop(skeleton)
         return None
 
-    def _wake(self, skeleton: Skeleton, command: ActivateModel, mark: str, clock: Phases) -> ActiveModel:
+    def _wake(
+        self, skeleton: Skeleton, command: ActivateModel, mark: str, clock: Phases, links: LoadLinks
+    ) -> ActiveModel:
         try:
-            skeleton.weights.wake()
+            skeleton.weights.wake(links)
             clock.done("reserve")
             wake(skeleton, command.engine)
         except BaseException:

@@ -120,6 +120,10 @@ class Workers:
             raise
         self._faults.started(link.device)
 
+    def parked_on(self, device: DeviceId) -> WorkerLink | None:
+        """A worker that has no model and would be taken last; None: there is none, or the device is out of service."""
+        return None if device in self._faults.reasons() else self._parking.helper(device)
+
     def _make_room(self, device: DeviceId) -> None:
         """Room for one worker more on ``device``, if need be in place of a parked team."""
         most = self._options.max_per_device

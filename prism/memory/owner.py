@@ -125,6 +125,11 @@ class Owner:
         core = _kvcached.CoreWeightRegion(self._core, nbytes, min(self.page_bytes, nbytes), False, "lent")
         return WeightRegion(core)
 
+    def staging_region(self, nbytes: int, page_bytes: int) -> WeightRegion:
+        """Reserve address space for bytes on their way to another device, charged as *staging*: for ``export_pages()``,
+        one page of ``page_bytes`` (whole granules) after the other. ``commit()`` as of any region."""
+        return WeightRegion(_kvcached.CoreWeightRegion(self._core, nbytes, page_bytes, True, "staging"))
+
     def import_region(self, pages: list[tuple[int, int, int]]) -> ImportedRegion:
         """Map pages that another process exported (``WeightRegion.export_pages``; descriptors sent over a socket)."""
         return ImportedRegion(_kvcached.CoreImportedRegion(self._core, pages))

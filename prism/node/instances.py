@@ -199,8 +199,11 @@ class Instances:
         )
         seconds = time.monotonic() - started_s
         log.info("%s is ready on %s after %.3f s (%s)", instance.key, ", ".join(devices), seconds, message.reason)
+        if handle.helped_bytes:
+            log.info("%s: of its weights came over other devices: %s", instance.key, dict(handle.helped_bytes))
         phases = {**handle.phases, "total": seconds}
         self._measures.activation(model, devices, "remote" if at_hand.remote else handle.source, phases, "ok")
+        self._measures.helped(model, handle.helped_bytes)
         instance.handle = handle
         self._follow(instance, instance.life.loaded(time.monotonic()))
         return CommandResult(command=message.command, ok=True, phases=phases)

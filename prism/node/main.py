@@ -44,6 +44,7 @@ class EngineSettings(msgspec.Struct, frozen=True, kw_only=True):
     """Of a GPU, beside weights and KV: see :class:`prism.engine.options.PoolOptions`."""
     active_bytes: int
     kept_models: int
+    load_helpers: int
     overlap: bool | None
 
 
@@ -90,6 +91,7 @@ async def serve(config: NodeConfig) -> None:
         parked_bytes=config.engines.parked_bytes if on_gpus else 0,
         active_bytes=config.engines.active_bytes if on_gpus else 0,
         kept_models=config.engines.kept_models,
+        load_helpers=config.engines.load_helpers,
         overlap=config.engines.overlap,
         store_dir=Path(config.store_dir),
         secret_file=None if config.secret_file is None else Path(config.secret_file),

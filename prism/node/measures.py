@@ -66,6 +66,11 @@ class NodeMeasures:
             for phase, seconds in phases.items():
                 self._metrics.observe(names.ACTIVATION_PHASE_SECONDS, seconds, phase=phase)
 
+    def helped(self, model: str, nbytes: Mapping[str, int]) -> None:
+        """Of the weights of an activation, what came over other devices, by these."""
+        for helper, brought in nbytes.items():
+            self._metrics.inc(names.HELPED_BYTES, brought, model=model, helper=helper)
+
     def state(self, instances: Sequence[InstanceReport], accounts: Mapping[DeviceId, HeldMemory]) -> None:
         """Sets the gauges; models that left a device are set to zero there."""
         now: set[tuple[ModelName, DeviceId]] = set()

@@ -231,6 +231,13 @@ ACTIVATION_PHASE_SECONDS: Final = histogram(
     promql="sum by (phase) (rate(prism_activation_phase_seconds_sum[1h])) "
     "/ sum by (phase) (rate(prism_activation_phase_seconds_count[1h]))",
 )
+HELPED_BYTES: Final = counter(
+    "prism_load_helped_bytes_total",
+    "Bytes of weights that were loaded over another device's link to host memory. `helper`: that device.",
+    "model",
+    "helper",
+    promql="sum by (helper) (rate(prism_load_helped_bytes_total[5m]))",
+)
 
 # --- weights between machines, seen by the controller ---
 

@@ -82,6 +82,7 @@ def settings_of(catalog: Catalog) -> FleetSettings:
         parked_bytes=int(catalog.engines.parked_bytes),
         active_bytes=int(catalog.engines.active_bytes),
         kept_models=catalog.engines.kept_models,
+        load_helpers=catalog.engines.load_helpers,
         overlap=catalog.engines.overlap,
     )
     weights = WeightSettings(

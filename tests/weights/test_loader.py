@@ -13,7 +13,7 @@ from types import SimpleNamespace
 import pytest
 
 from prism.weights.errors import CorruptBlock, LoadCancelled
-from prism.weights.loading import cuda_lanes, gpu_loader, loader
+from prism.weights.loading import cuda_lanes, filling, loader
 from prism.weights.loading.gpu_loader import CHUNK_BYTES, load_gpu
 from prism.weights.loading.loader import load
 from prism.weights.packs.pack_files import pack_name
@@ -169,7 +169,7 @@ def test_on_the_way_to_a_gpu_nothing_is_verified_twice(
     with opened(packed_store[0]) as packed:
         for leaf in range(packed.header.leaves):
             packed.wait_leaf(leaf)
-        monkeypatch.setattr(gpu_loader.xxhash, "xxh3_64_intdigest", forbidden)
+        monkeypatch.setattr(filling.xxhash, "xxh3_64_intdigest", forbidden)
         destination = bytearray(packed.header.data_bytes)
         lanes = [FakeLane() for _ in range(3)]
         load_gpu(packed, ctypes.addressof(ctypes.c_char.from_buffer(destination)), lanes)

@@ -44,6 +44,25 @@ class CudaLane:
         self._stream.synchronize()
 
 
+class CudaPeer:
+    """Memory of another GPU, mapped here, to GPU ``gpu``, whose driver reads it over the link between the two."""
+
+    def __init__(self, gpu: int) -> None:
+        import cupy
+
+        self._cuda: Any = cupy.cuda
+        self._gpu = gpu
+        with self._cuda.Device(gpu):
+            self._stream = self._cuda.Stream(non_blocking=True)
+
+    def copy(self, source: int, target: int, nbytes: int) -> None:
+        """Returns when the bytes are there."""
+        runtime = self._cuda.runtime
+        with self._cuda.Device(self._gpu):
+            runtime.memcpyAsync(target, source, nbytes, runtime.memcpyDeviceToDevice, self._stream.ptr)
+            self._stream.synchronize()
+
+
 _OPEN: Final[dict[int, list[CudaLane]]] = {}
 
 

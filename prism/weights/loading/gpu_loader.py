@@ -16,20 +16,21 @@ be most of what an activation costs.
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Final, Protocol
 
-import xxhash
-
 from prism.memory import stream_copy
 from prism.weights.errors import CorruptBlock, LoadCancelled
+from prism.weights.loading.chunks import Chunks, WayBooks
+from prism.weights.loading.filling import checksum, fill
 from prism.weights.loading.watching import CancelFlag, Never, OnBlock
 from prism.weights.store.resident import ResidentPack
 
 CHUNK_BYTES: Final = 8 << 20
 """Two of these per lane, rounded down to whole leaves. Smaller ones cost Python's time, larger ones pinned memory."""
+_IDLE_S: Final = 0.005
+"""How often a lane that has nothing to do looks whether helpers are late."""
 
 
 class Lane(Protocol):
@@ -51,6 +52,17 @@ class Lane(Protocol):
         ...
 
 
+class Helper(Protocol):
+    """Another way into the target (:mod:`prism.weights.loading.help_ways`), with a thread of its own."""
+
+    books: WayBooks
+
+    def run(self, chunks: Chunks, target: int, halted: Callable[[], bool]) -> None:
+        """Brings chunks until none is left, ``halted`` says so, or it cannot any more. Raises nothing for what another
+        process did; nothing is on its way when it returns."""
+        ...
+
+
 def load_gpu(
     packed: ResidentPack,
     target: int,
@@ -59,18 +71,24 @@ def load_gpu(
     cancel: CancelFlag | None = None,
     *,
     verify: bool = False,
+    chunk_bytes: int = CHUNK_BYTES,
+    helpers: Sequence[Helper] = (),
 ) -> None:
-    """Copies the data area of ``packed`` to device address ``target`` over ``lanes``. ``on_block`` and errors as in
+    """Copies the data area of ``packed`` to device address ``target`` over ``lanes``, whose buffers hold
+    ``chunk_bytes``, and over ``helpers``. ``on_block`` and errors as in
     :func:`prism.weights.loading.loader.load`; without ``verify`` no :class:`CorruptBlock` for what was right when it
     arrived."""
-    job = _GpuLoad(packed, target, cancel or Never(), verify)
+    job = _GpuLoad(
+        packed, target, cancel or Never(), verify, Chunks(packed, chunk_bytes, [helper.books for helper in helpers])
+    )
     try:
-        with ThreadPoolExecutor(len(lanes), thread_name_prefix="weights-gpu") as pool:
+        with ThreadPoolExecutor(len(lanes) + len(helpers), thread_name_prefix="weights-gpu") as pool:
             futures = [pool.submit(job.run, lane) for lane in lanes]
+            futures += [pool.submit(helper.run, job.chunks, target, job.halted) for helper in helpers]
             try:
                 _report(job, futures, on_block)
             finally:
-                job.stopped = True
+                job.stop()
         for future in futures:
             future.result()
     finally:
@@ -79,30 +97,36 @@ def load_gpu(
 
 
 class _GpuLoad:
-    """Chunks still to be taken and leaves already in the target, shared by the lanes."""
+    """What the lanes of one load share."""
 
-    def __init__(self, packed: ResidentPack, target: int, cancel: CancelFlag, verify: bool) -> None:
-        self.packed, self.target, self.cancel, self._verify = packed, target, cancel, verify
-        self.stopped = False
-        self.changed = threading.Condition()
-        self.done: set[int] = set()
-        self._per_chunk = max(1, CHUNK_BYTES // packed.header.leaf_bytes)
-        self._next = 0
+    def __init__(self, packed: ResidentPack, target: int, cancel: CancelFlag, verify: bool, chunks: Chunks) -> None:
+        self.packed, self.target, self.cancel, self._verify, self.chunks = packed, target, cancel, verify, chunks
+        self._stopped = False
 
     def halted(self) -> bool:
-        return self.stopped or self.cancel.is_set()
+        return self._stopped or self.cancel.is_set()
+
+    def stop(self) -> None:
+        with self.chunks.changed:
+            self._stopped = True
+            self.chunks.changed.notify_all()
 
     def run(self, lane: Lane) -> None:
         flying: list[range | None] = [None] * len(lane.buffers)
         turn = 0
         while not self.halted():
-            chunk = self._take()
+            chunk = self.chunks.take()
             if chunk is None:
                 self._land_all(lane, turn, flying)  # what is in place is reported while the rest still arrives
-                self.packed.wait_leaf(self._next, self.halted)
+                self.packed.wait_leaf(min(self.chunks.next_leaf, self.packed.header.leaves - 1), self.halted)
                 continue
             if not chunk:
-                break
+                self._land_all(lane, turn, flying)
+                if not self.chunks.take_late():
+                    break
+                with self.chunks.changed:
+                    self.chunks.changed.wait(_IDLE_S)
+                continue
             self._land(lane, turn, flying)
             self._fill(chunk, lane.buffers[turn])
             start = self.packed.header.leaf_range(chunk[0])[0]
@@ -115,52 +139,39 @@ class _GpuLoad:
         for buffer in range(len(lane.buffers)):
             self._land(lane, (turn + buffer) % len(lane.buffers), flying)
 
-    def _take(self) -> range | None:
-        """The next leaves that have arrived, as many as fit into a buffer; empty at the end, None when the next one is
-        still on its way."""
-        with self.changed:
-            start = end = self._next
-            limit = min(start + self._per_chunk, self.packed.header.leaves)
-            while end < limit and self.packed.has(range(end, end + 1)):
-                end += 1
-            self._next = end
-            return range(start, end) if end > start or start >= limit else None
-
     def _land(self, lane: Lane, buffer: int, flying: list[range | None]) -> None:
         chunk = flying[buffer]
         if chunk is not None:
             lane.wait(buffer)
             flying[buffer] = None
-            with self.changed:
-                self.done.update(chunk)
-                self.changed.notify_all()
+            self.chunks.brought(self.chunks.own, chunk)
 
     def _fill(self, chunk: range, buffer: int) -> None:
         """Copies a chunk into a pinned buffer, verified if asked for."""
         header, packed = self.packed.header, self.packed
-        base, last = header.leaf_range(chunk[0])[0], header.leaf_range(chunk[-1])[1]
         if not self._verify:
-            stream_copy(buffer, packed.address + base, last - base)
+            fill(packed, chunk, buffer)
             return
+        base = header.leaf_range(chunk[0])[0]
         for leaf in chunk:
             first, end = header.leaf_range(leaf)
-            found = xxhash.xxh3_64_intdigest(packed.data[first:end])
+            found = checksum(packed, leaf)
             if found != header.leaf_sum(leaf) and not packed.repair(leaf):
                 raise CorruptBlock(packed.path, header.blocks_in_leaf(leaf), leaf, header.leaf_sum(leaf), found)
             stream_copy(buffer + first - base, packed.address + first, end - first)
 
 
 def _report(job: _GpuLoad, futures: Sequence[Future[None]], on_block: OnBlock | None) -> None:
-    header = job.packed.header
+    header, chunks = job.packed.header, job.chunks
     for index, block in enumerate(header.blocks):
         wanted = set(header.block_leaves(index))
-        with job.changed:
-            while not wanted <= job.done:
+        with chunks.changed:
+            while not wanted <= chunks.done:
                 for future in futures:
                     if future.done():
                         future.result()
                 if job.cancel.is_set():
                     raise LoadCancelled(index, len(header.blocks))
-                job.changed.wait(0.02)
+                chunks.changed.wait(0.02)
         if on_block is not None:
             on_block(index, block)

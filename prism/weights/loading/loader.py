@@ -18,7 +18,12 @@ import xxhash
 
 from prism.memory import stream_copy
 from prism.weights.errors import CorruptBlock, LoadCancelled
+from prism.weights.loading.chunks import chunk_bytes_of
 from prism.weights.loading.destination import Destination, address_of, gpu_of
+from prism.weights.loading.gpu_loader import CHUNK_BYTES, load_gpu
+from prism.weights.loading.help_ways import HelpWay
+from prism.weights.loading.help_wire import AskHelp
+from prism.weights.loading.links import LoadLinks, device_lanes, device_peer
 from prism.weights.loading.watching import CancelFlag, Never, OnBlock
 from prism.weights.packs.format import PackHeader
 from prism.weights.store.resident import ResidentPack
@@ -35,6 +40,7 @@ def load(
     *,
     workers: int = _WORKERS,
     verify: bool | None = None,
+    links: LoadLinks | None = None,
 ) -> None:
     """Copies the data area of ``packed`` to the start of ``destination``, memory of the host or of a GPU, mapped.
 
@@ -42,6 +48,9 @@ def load(
     that have not arrived in host memory yet are waited for, so reading from disk overlaps copying. Raises
     :class:`CorruptBlock` (naming the block; no later block was reported), :class:`LoadCancelled` when ``cancel`` was
     set, :class:`SourceLost` when missing leaves stopped coming, and ``ValueError`` for a destination that is too small.
+
+    ``links``: of the destination's device, where it has some; helpers are used if there are any, and ``helped_bytes``
+    says how much.
 
     Every leaf was verified when it arrived in host memory. ``verify``: again now; None: where it costs little beside
     the copy, which is so on the host and not on the way to a GPU.
@@ -51,8 +60,8 @@ def load(
     if nbytes < header.data_bytes:
         raise ValueError(f"destination has {nbytes} bytes, {header.key} needs {header.data_bytes}")
     gpu = gpu_of(destination)
-    if gpu is not None:
-        _load_into_gpu(packed, target, gpu, on_block, cancel, bool(verify))
+    if gpu is not None or (links is not None and links.plays):
+        _load_over_lanes(packed, target, gpu, on_block, cancel, bool(verify) or (gpu is None and verify is None), links)
         return
     job = _HostLoad(packed, target, cancel or Never(), verify is not False)
     with ThreadPoolExecutor(workers, thread_name_prefix="weights-load") as pool:
@@ -63,16 +72,32 @@ def load(
             job.stopped = True
 
 
-def _load_into_gpu(
-    packed: ResidentPack, target: int, gpu: int, on_block: OnBlock | None, cancel: CancelFlag | None, verify: bool
+def _load_over_lanes(
+    packed: ResidentPack,
+    target: int,
+    gpu: int | None,
+    on_block: OnBlock | None,
+    cancel: CancelFlag | None,
+    verify: bool,
+    links: LoadLinks | None,
 ) -> None:
-    # imported here: CuPy is slow to import where no GPU will ever be
-    from prism.weights.loading.cuda_lanes import finish_other_work, warm_lanes
-    from prism.weights.loading.gpu_loader import load_gpu
+    header, helpers = packed.header, {} if links is None else links.helpers
+    chunk_bytes = chunk_bytes_of(header.data_bytes, header.leaf_bytes, 1 + len(helpers), CHUNK_BYTES)
+    ask = AskHelp(path=str(packed.path), chunk_bytes=chunk_bytes, verify=verify)
+    if links is None:
+        lanes, ways = device_lanes(gpu, 0.0, chunk_bytes), []
+    else:
+        lanes = device_lanes(gpu, links.declared.host, chunk_bytes)
+        ways = [
+            HelpWay(n, path, links.owner, device_peer(gpu, links.declared.peer), ask) for n, path in helpers.items()
+        ]
+    if gpu is not None:
+        from prism.weights.loading.cuda_lanes import finish_other_work
 
-    lanes = warm_lanes(gpu)
-    finish_other_work(gpu)
-    load_gpu(packed, target, lanes, on_block, cancel, verify=verify)
+        finish_other_work(gpu)
+    load_gpu(packed, target, lanes, on_block, cancel, verify=verify, chunk_bytes=chunk_bytes, helpers=ways)
+    if links is not None:
+        links.helped_bytes = {way.name: way.books.brought_bytes for way in ways}
 
 
 @dataclass
