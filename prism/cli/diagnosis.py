@@ -18,7 +18,7 @@ from prism.config.units import format_size
 from prism.engine import cuda_stub
 from prism.engine.gpu import cuda_home
 from prism.engine.kernels import compiled_kernels, kernel_cache
-from prism.memory.gpus import Gpu, NoDriver, mps_daemons, read_gpus
+from prism.memory.gpus import Gpu, GpuSet, NoDriver, mps_daemons, read_gpus
 from prism.obs.kernel import AUTOGROUPS_REMEDY, has_autogroups
 
 Status = Literal["ok", "warn", "missing", "info"]
@@ -102,6 +102,8 @@ def _gpu() -> Iterator[Finding]:
         yield Finding("GPUs", "info", "none", hidden or "virtual devices of host memory are used")
     for gpu in found.gpus:
         yield _gpu_finding(gpu)
+    if len(found.gpus) > 1:
+        yield _helpers(found)
     yield _mps(len(found.gpus))
     yield _nvcc()
     yield _kernels()
@@ -114,6 +116,13 @@ def _gpu_finding(gpu: Gpu) -> Finding:
     facts.append(gpu.uuid)
     problem = gpu.problem if gpu.capability >= MIN_CAPABILITY else "this GPU is too old for SGLang's kernels"
     return Finding(f"cuda:{gpu.index}", "missing" if problem else "ok", ", ".join(facts), problem)
+
+
+def _helpers(found: GpuSet) -> Finding:
+    """Whose links weights may be loaded over beside a GPU's own (``engines.load_helpers``)."""
+    islands = "; ".join(", ".join(f"cuda:{i}" for i in sorted(island)) for island in found.islands)
+    text = f"help each other load: {islands}" if islands else "no NVLink: each GPU loads over its own link only"
+    return Finding("loading", "ok" if islands else "info", text)
 
 
 def _nvcc() -> Finding:

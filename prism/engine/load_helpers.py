@@ -16,13 +16,14 @@ from prism.policy.load_help import share_helpers
 
 
 class LoadHelpers:
-    """``most`` helpers of each device that loads; 0: none. Asked in one thread."""
+    """``most`` helpers of each device that loads, from now on; 0: none. Asked in one thread."""
 
     def __init__(self, devices: Collection[DeviceSpec], account_dir: Path, most: int) -> None:
-        self._devices, self._account_dir, self._most = tuple(devices), account_dir, most
+        self._devices, self._account_dir, self.most = tuple(devices), account_dir, most
         self._loading: list[DeviceId] = []
         self._helping: dict[DeviceId, WorkerLink] = {}
-        self._nvlinks: dict[DeviceId, frozenset[DeviceId]] | None = None
+        on_gpus = any(device.kind is DeviceKind.CUDA for device in self._devices)
+        self._nvlinks = self._joined() if on_gpus else None
 
     @contextmanager
     def during(
@@ -48,18 +49,16 @@ class LoadHelpers:
     def _choose(
         self, loading: Sequence[DeviceId], parked_on: Callable[[DeviceId], WorkerLink | None]
     ) -> dict[DeviceId, list[WorkerLink]]:
-        if self._most == 0:
+        if self.most == 0:
             return {device: [] for device in loading}
         busy = {*self._loading, *self._helping}
         parked = {d.id: link for d in self._devices if d.id not in busy and (link := parked_on(d.id)) is not None}
-        shared = share_helpers(loading, list(parked), self._reached(), self._most)
+        shared = share_helpers(loading, list(parked), self._reached(), self.most)
         return {device: [parked[helper] for helper in helpers] for device, helpers in shared.items()}
 
     def _reached(self) -> Mapping[DeviceId, frozenset[DeviceId]]:
         """Devices whose memory each can read over a link that is not its own to the host."""
-        if any(device.kind is DeviceKind.CUDA for device in self._devices):
-            if self._nvlinks is None:
-                self._nvlinks = self._joined()
+        if self._nvlinks is not None:
             return self._nvlinks
         links = read_kv_settings(self._account_dir).links
         every = frozenset(device.id for device in self._devices)

@@ -34,7 +34,7 @@ class EnginePool:
 
     def __init__(self, devices: Sequence[DeviceSpec], options: PoolOptions) -> None:
         self._workers, self._options = Workers(devices, options), options
-        self._helpers = LoadHelpers(devices, options.account_dir, options.load_helpers)
+        self.helpers = LoadHelpers(devices, options.account_dir, options.load_helpers)
         self._numbers = itertools.count(1)
         self._handles: dict[EngineId, EngineHandle] = {}
 
@@ -87,7 +87,7 @@ class EnginePool:
         engine = EngineId(f"{key}@{links[0].worker}-{next(self._numbers)}")
         self._nudge(names)
         try:
-            with self._helpers.during(names, self._workers.parked_on) as helpers:
+            with self.helpers.during(names, self._workers.parked_on) as helpers:
                 activated = await self._command(
                     engine, spec, links, arguments, kv_limit_bytes, limit_s, mark, first_pieces, helpers
                 )

@@ -15,7 +15,7 @@ Name = TypeVar("Name", bound=str)
 
 
 @dataclass(frozen=True, slots=True)
-class Way:
+class LoadWay:
     """One way into the GPU that loads: its own link, or a helper's."""
 
     bytes_per_s: float
@@ -24,7 +24,7 @@ class Way:
     """Taken by it and not there yet."""
 
 
-def takes_next(nbytes: int, left_bytes: int, way: Way, others: Sequence[Way]) -> bool:
+def takes_next(nbytes: int, left_bytes: int, way: LoadWay, others: Sequence[LoadWay]) -> bool:
     """Whether ``way`` takes the next ``nbytes`` of the ``left_bytes`` that nobody has taken: greedy by estimated
     finish.
 

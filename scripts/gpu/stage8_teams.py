@@ -12,6 +12,7 @@ from typing import Any, Final
 from prism import memory
 from prism.core.specs import DeviceKind
 from prism.engine.sglang_args import server_arguments
+from prism.kv.settings import DeclaredLinks, KvSettings, write_kv_settings
 from prism.memory.gpus import read_gpus
 from scripts.gpu.bench_rig import OUTER, bench, model, need_gpus
 from scripts.gpu.run import Run
@@ -23,6 +24,8 @@ from scripts.gpu.stock_answers import ask_stock
 
 QUANTISED: Final[dict[str, Any]] = {"quantization": "fp8"}
 COPIED_BYTES: Final = 1 << 30
+LINK_BYTES_S: Final = 4e6
+"""Of virtual devices in a dry run, so slow that a helper has time."""
 
 
 def tensor_parallel(run: Run) -> None:
@@ -51,6 +54,41 @@ async def _tensor_parallel(run: Run, folder: Path) -> None:
         run.check(found[0] == found[1] == found[2], f"greedy answers differ: {found}")
         run.check(found[0][0] == alone[0], f"another first token than on one GPU: {found[0]} against {alone}")
         run.check(pids[0] == pids[1] == pids[2], "the ranks were not parked as a whole")
+        for device in at.rig.devices:
+            problems = at.rig.pool.memory[device].audit().problems
+            run.check(not problems, f"the account of {device} and the driver disagree: {problems}")
+
+
+def helpers(run: Run) -> None:
+    """Weights over another GPU's link, too: parked workers there stage parts of them, which come over NVLink."""
+    need_gpus(run, 2)
+    if not run.dry and not any(gpu.nvlinks for gpu in read_gpus(OUTER).gpus[:2]):
+        run.skip("no NVLink between the GPUs: each loads over its own link")
+    asyncio.run(_helpers(run, model(run, "0.6b" if run.dry else "8b")))
+    run.needs_gpu()
+
+
+async def _helpers(run: Run, folder: Path) -> None:
+    async with bench(run, gpus=2, load_helpers=1) as at:
+        if run.dry:
+            links = {f"host:{i}": DeclaredLinks(host=LINK_BYTES_S, peer=10 * LINK_BYTES_S) for i in range(2)}
+            write_kv_settings(at.rig.folder / "accounts", KvSettings(links=links))
+        first, _ = await at.activate(folder)
+        expected = await at.generate(first, prompt(1), 8)
+        await first.deactivate()
+        rates: dict[int, float] = {}
+        for most in (0, 1, 0, 1):
+            at.rig.pool.helpers.most = most
+            handle, _ = await at.activate(folder)
+            nbytes, copy_s = handle.info.weight_bytes, handle.phases["weights.copy"]
+            rates[most] = max(rates.get(most, 0.0), nbytes / copy_s / 1e9)
+            run.check(bool(handle.helped_bytes) == bool(most), f"{most} helpers may help, {handle.helped_bytes} did")
+            run.remark(f"{most} helpers: {copy_s:.3f} s, {sum(handle.helped_bytes.values()) / nbytes:.0%} over helpers")
+            found = await at.generate(handle, prompt(1), 8)
+            run.check(found == expected, f"{found} instead of {expected} with {most} helpers")
+            await handle.deactivate()
+        run.reading("alone", rates[0], "GB/s")
+        run.reading("with one helper", rates[1], "GB/s", goal=1.8 * rates[0], limit=2 * rates[0], less_is_better=False)
         for device in at.rig.devices:
             problems = at.rig.pool.memory[device].audit().problems
             run.check(not problems, f"the account of {device} and the driver disagree: {problems}")
@@ -142,6 +180,7 @@ STAGE = Stage(
     (
         Item("quantised", quantised, 180),
         Item("tensor_parallel", tensor_parallel, 240),
+        Item("helpers", helpers, 180),
         Item("peers", peers, 60),
     ),
 )

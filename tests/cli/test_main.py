@@ -13,8 +13,9 @@ import pytest
 from click.testing import Result
 
 from prism import __version__
-from prism.cli import output
+from prism.cli import diagnosis, output
 from prism.cli.main import VERBS, main
+from prism.memory.gpus import Gpu, GpuSet
 
 ROOT = Path(__file__).parents[2]
 Run = Callable[..., Result]
@@ -118,3 +119,12 @@ def test_times(value: float | None, text: str) -> None:
     assert output.seconds(value) == text
     assert output.ago(None) == "never"
     assert output.ago(100.0, now_s=160.0) == "1m00s ago"
+
+
+def test_doctor_says_which_gpus_help_each_other_to_load() -> None:
+    def gpu(index: int, *links: int) -> Gpu:
+        return Gpu(index, f"GPU-{index}", "a GPU", 1, 0, (9, 0), None, links, "")
+
+    joined = diagnosis._helpers(GpuSet((13, 0), (gpu(0, 1), gpu(1, 0), gpu(2))))
+    assert (joined.status, joined.found) == ("ok", "help each other load: cuda:0, cuda:1")
+    assert "own link only" in diagnosis._helpers(GpuSet((13, 0), (gpu(0), gpu(1)))).found

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from prism.policy.load_help import Way, share_helpers, takes_next
+from prism.policy.load_help import LoadWay, share_helpers, takes_next
 
 MIB = 1 << 20
 rates = st.floats(0.01, 100.0)
@@ -20,8 +20,8 @@ def load(chunks: int, own: float, helpers: list[float], slots: int) -> tuple[flo
     ready_s: list[list[float]] = [[] for _ in speed]
     now_s, left, end_s = 0.0, chunks, 0.0
 
-    def way(i: int) -> Way:
-        return Way(brought[i] / ready_s_last[i] if brought[i] else 0.0, pending[i])
+    def way(i: int) -> LoadWay:
+        return LoadWay(brought[i] / ready_s_last[i] if brought[i] else 0.0, pending[i])
 
     ready_s_last = [0.0] * len(speed)
     while left or any(pending):
@@ -64,17 +64,17 @@ def test_everything_comes_and_about_as_soon_as_all_links_together_can(
 def test_a_faster_way_takes_what_a_slower_one_takes(
     nbytes: int, left: int, rate: float, pending: int, others: list[tuple[float, int]]
 ) -> None:
-    ways = [Way(*other) for other in others]
-    if takes_next(nbytes, left, Way(rate, pending), ways):
-        assert takes_next(nbytes, left, Way(2 * rate, pending), ways)
-        assert takes_next(nbytes, left + nbytes, Way(rate, pending), ways)
+    ways = [LoadWay(*other) for other in others]
+    if takes_next(nbytes, left, LoadWay(rate, pending), ways):
+        assert takes_next(nbytes, left, LoadWay(2 * rate, pending), ways)
+        assert takes_next(nbytes, left + nbytes, LoadWay(rate, pending), ways)
 
 
 def test_a_way_that_was_never_measured_takes_one_chunk_and_no_last_one() -> None:
-    own = [Way(10.0, 2)]
-    assert takes_next(1, 2, Way(0.0, 0), own)
-    assert not takes_next(1, 1, Way(0.0, 0), own)
-    assert not takes_next(1, 9, Way(0.0, 1), own)
+    own = [LoadWay(10.0, 2)]
+    assert takes_next(1, 2, LoadWay(0.0, 0), own)
+    assert not takes_next(1, 1, LoadWay(0.0, 0), own)
+    assert not takes_next(1, 9, LoadWay(0.0, 1), own)
 
 
 names = st.sampled_from([f"gpu{i}" for i in range(8)])

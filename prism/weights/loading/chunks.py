@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
-from prism.policy.load_help import Way, takes_next
+from prism.policy.load_help import LoadWay, takes_next
 from prism.weights.store.resident import ResidentPack
 
 PATIENCE: Final = 4.0
@@ -133,8 +133,8 @@ class Chunks:
         expected_s = sum(map(self.nbytes, helper.taken)) / rate if rate else 0.0
         return max(helper.began_s, helper.brought_s) + max(_LEAST_PATIENCE_S, PATIENCE * expected_s)
 
-    def _way(self, books: WayBooks) -> Way:
-        return Way(books.bytes_per_s, sum(map(self.nbytes, books.taken)))
+    def _way(self, books: WayBooks) -> LoadWay:
+        return LoadWay(books.bytes_per_s, sum(map(self.nbytes, books.taken)))
 
     def _arrived(self) -> range | None:
         start = end = self._next
@@ -153,4 +153,4 @@ class Chunks:
 
 def chunk_bytes_of(data_bytes: int, leaf_bytes: int, ways: int, most_bytes: int) -> int:
     """Pieces of a load over several ways: many enough that the ways end together, ``most_bytes`` at most."""
-    return max(leaf_bytes, min(most_bytes, data_bytes // (16 * ways))) if ways > 1 else most_bytes
+    return max(leaf_bytes, min(most_bytes, data_bytes // (64 * ways))) if ways > 1 else most_bytes

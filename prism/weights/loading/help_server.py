@@ -20,7 +20,7 @@ from prism.memory import WeightRegion
 from prism.memory.errors import DeviceMemoryError, OutOfMemory
 from prism.weights.loading.filling import checksum, fill
 from prism.weights.loading.gpu_loader import Lane
-from prism.weights.loading.help_wire import AskHelp, Packet, Ring, StageChunk, Staged, Withdrawn, receive, send
+from prism.weights.loading.help_wire import AskHelp, HelpWithdrawn, Packet, Ring, StageChunk, Staged, receive, send
 from prism.weights.store.host_copy import HostCopy, open_copy
 
 log = logging.getLogger(__name__)
@@ -55,11 +55,11 @@ def help_load(
         if not isinstance(packet, AskHelp):
             return 0
         if why := why_leave():
-            send(sock, Withdrawn(why=why))
+            send(sock, HelpWithdrawn(why=why))
             return 0
         copy = open_copy(Path(packet.path))
         if copy is None:
-            send(sock, Withdrawn(why="there is no such copy in host memory"))
+            send(sock, HelpWithdrawn(why="there is no such copy in host memory"))
             return 0
         try:
             return _with_ring(sock, owner, lanes_for(packet.chunk_bytes), packet, copy, why_leave, tuple(also))
@@ -83,7 +83,7 @@ def _with_ring(
         try:
             region.commit()
         except OutOfMemory as error:
-            send(sock, Withdrawn(why=str(error)))
+            send(sock, HelpWithdrawn(why=str(error)))
             return 0
         _send_ring(sock, region)
         staging = _Staging(sock, region, slot_bytes, lanes, ask.verify, copy)
@@ -127,7 +127,7 @@ def _serve(
         why = "its worker is wanted" if ready & set(also) else why_leave()
         if why:
             staging.stopped = True
-            staging.send(Withdrawn(why=why))
+            staging.send(HelpWithdrawn(why=why))
             _until_let_go(sock)
             return
         if sock.fileno() in ready:

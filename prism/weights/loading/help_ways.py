@@ -20,11 +20,11 @@ from prism.memory.errors import DeadDriver, DeviceMemoryError
 from prism.weights.loading.chunks import Chunks, WayBooks
 from prism.weights.loading.help_wire import (
     AskHelp,
+    HelpWithdrawn,
     Packet,
     Ring,
     StageChunk,
     Staged,
-    Withdrawn,
     packet_socket,
     receive,
     send,
@@ -153,4 +153,4 @@ def _is_over(sock: socket.socket) -> bool:
 
 
 def _why(packet: Packet | None) -> str:
-    return packet.why if isinstance(packet, Withdrawn) else "it is gone"
+    return packet.why if isinstance(packet, HelpWithdrawn) else "it is gone"

@@ -8,7 +8,7 @@
       | -- StageChunk(slot, leaves) ------------> |  host memory -> slot, over the helper's own link
       | <-- Staged(slot) ------------------------ |
       |    slot -> target, over the link between the two
-      | <-- Withdrawn --------------------------- |  at any time: it needs its memory or its link
+      | <-- HelpWithdrawn --------------------------- |  at any time: it needs its memory or its link
       | -- end of the socket -------------------> |  nothing of the ring is in use any more: it is given back
 """
 
@@ -59,13 +59,13 @@ class Staged(_Packet, frozen=True, kw_only=True):
     good: bool = True
 
 
-class Withdrawn(_Packet, frozen=True, kw_only=True):
+class HelpWithdrawn(_Packet, frozen=True, kw_only=True):
     """The helper stages nothing more, and waits for the ring to be let go."""
 
     why: str
 
 
-Packet = AskHelp | Ring | StageChunk | Staged | Withdrawn
+Packet = AskHelp | Ring | StageChunk | Staged | HelpWithdrawn
 encode: Final = msgspec.msgpack.Encoder().encode
 _decoder: msgspec.msgpack.Decoder[Packet] = msgspec.msgpack.Decoder(Packet)
 
