@@ -62,6 +62,10 @@ class FakeCuda:
         """So much of the device is held by programs that are no owners."""
         self._lib.fake_set_foreign(nbytes)
 
+    def set_devices(self, count: int, linked: bool) -> None:
+        """So many GPUs; whether they may map each other's memory."""
+        self._lib.fake_set_devices(count, int(linked))
+
     def set_capturing(self, on: bool) -> None:
         """While some thread captures a graph, calls of threads that have not relaxed their mode are errors."""
         self._lib.fake_set_capturing(int(on))

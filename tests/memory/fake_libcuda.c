@@ -17,10 +17,10 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-enum { SUCCESS = 0, INVALID_VALUE = 1, OUT_OF_MEMORY = 2, NOT_INITIALIZED = 3, INVALID_CONTEXT = 201, INVALID_HANDLE = 400, NOT_READY = 600 };
+enum { SUCCESS = 0, INVALID_VALUE = 1, OUT_OF_MEMORY = 2, NOT_INITIALIZED = 3, INVALID_DEVICE = 101, INVALID_CONTEXT = 201, INVALID_HANDLE = 400, NOT_READY = 600 };
 enum { MOST = 65536, RANGES = 4096 };
 
-typedef struct { int live, fd, maps, exportable; size_t bytes; } Handle;
+typedef struct { int live, fd, maps, exportable; size_t bytes; int device; } Handle;
 typedef struct { uintptr_t at; size_t bytes; } Range;
 typedef struct { uintptr_t at; size_t bytes; int handle, access; } Mapping;
 typedef struct { int recorded; long ticket; } Event;
@@ -36,7 +36,7 @@ static int fail_result, fail_forever, live_events, contexts;
 static char fail_call[64], last_broken[128];
 static __thread void *current;
 static __thread int capture_mode; /* 0 global, 1 of the thread, 2 relaxed */
-static int capturing;
+static int capturing, devices = 1, linked; /* linked: GPUs may map each other's memory */
 
 /* ---- controls for the tests ---- */
 
@@ -44,7 +44,8 @@ void fake_reset(size_t granularity_bytes, size_t total_bytes) {
   pthread_mutex_lock(&lock);
   granularity = granularity_bytes;
   total = total_bytes;
-  violations = noop = held = capturing = 0;
+  violations = noop = held = capturing = linked = 0;
+  devices = 1;
   foreign = 0;
   done_tickets = tickets;
   fail_at = -1;
@@ -74,6 +75,7 @@ int fake_events(void) { return live_events; }
 int fake_contexts(void) { return contexts; }
 /* While some thread captures a graph in global mode, calls of threads that are not relaxed are errors and end the capture. */
 void fake_set_capturing(int on) { capturing = on; }
+void fake_set_devices(int count, int joined) { devices = count; linked = joined; }
 int fake_pending_injection(void) { return fail_at >= 0; }
 /* While streams are held, work given to them is in flight; letting go finishes it. */
 void fake_hold_streams(int on) { pthread_mutex_lock(&lock); held = on; if (!on) done_tickets = tickets; pthread_mutex_unlock(&lock); }
@@ -108,18 +110,18 @@ static int enter(const char *call) {
 /* ---- devices and contexts ---- */
 
 int cuInit(unsigned flags) { ENTER("cuInit"); RULE(flags == 0, "cuInit flags"); initialised = 1; LEAVE(SUCCESS); }
-int cuDeviceGetCount(int *count) { ENTER("cuDeviceGetCount"); *count = 1; LEAVE(SUCCESS); }
-int cuDeviceGet(int *device, int ordinal) { ENTER("cuDeviceGet"); RULE(ordinal == 0, "device ordinal"); *device = 0; LEAVE(SUCCESS); }
+int cuDeviceGetCount(int *count) { ENTER("cuDeviceGetCount"); *count = devices; LEAVE(SUCCESS); }
+int cuDeviceGet(int *device, int ordinal) { ENTER("cuDeviceGet"); RULE(ordinal >= 0 && ordinal < devices, "device ordinal"); *device = ordinal; LEAVE(SUCCESS); }
 int cuDevicePrimaryCtxRetain(void **context, int device) {
   ENTER("cuDevicePrimaryCtxRetain");
-  RULE(device == 0, "device");
+  RULE(device >= 0 && device < devices, "device");
   contexts++;
   *context = &handles;
   LEAVE(SUCCESS);
 }
 int cuDevicePrimaryCtxRelease_v2(int device) {
   ENTER("cuDevicePrimaryCtxRelease");
-  RULE(device == 0 && contexts > 0, "release of a context that is not retained");
+  RULE(device >= 0 && contexts > 0, "release of a context that is not retained");
   contexts--;
   LEAVE(SUCCESS);
 }
@@ -153,7 +155,7 @@ typedef struct { struct { int type, id; } location; int flags; } Access;
 
 int cuMemGetAllocationGranularity(size_t *bytes, const Prop *prop, int option) {
   ENTER("cuMemGetAllocationGranularity");
-  RULE(prop->type == 1 && prop->location.type == 1 && prop->location.id == 0 && option == 0, "granularity properties");
+  RULE(prop->type == 1 && prop->location.type == 1 && prop->location.id < devices && option == 0, "granularity properties");
   *bytes = granularity;
   LEAVE(SUCCESS);
 }
@@ -194,7 +196,7 @@ int cuMemCreate(unsigned long long *handle, size_t bytes, const Prop *prop, unsi
     fd = memfd_create("fake cuda memory", MFD_CLOEXEC);
     if (fd < 0 || ftruncate(fd, bytes) != 0) LEAVE(OUT_OF_MEMORY);
   }
-  handles[i] = (Handle){1, fd, 0, prop->requested == 1, bytes};
+  handles[i] = (Handle){1, fd, 0, prop->requested == 1, bytes, prop->location.id};
   physical += bytes;
   *handle = i;
   LEAVE(SUCCESS);
@@ -259,8 +261,12 @@ int cuMemUnmap(unsigned long long at, size_t bytes) {
 int cuMemSetAccess(unsigned long long at, size_t bytes, const Access *access, size_t count) {
   ENTER("cuMemSetAccess");
   if (noop) LEAVE(SUCCESS);
-  RULE(count == 1 && access->location.type == 1 && access->location.id == 0 && access->flags == 3, "access descriptor");
+  RULE(count == 1 && access->location.type == 1 && access->location.id < devices && access->flags == 3, "access descriptor");
   RULE(covers_whole_mappings(at, bytes), "access to what is not mapped");
+  for (int m = 0; m < n_mappings; m++) {
+    if (mappings[m].at < at || mappings[m].at >= at + bytes) continue;
+    if (handles[mappings[m].handle].device != access->location.id && !linked) LEAVE(INVALID_DEVICE);
+  }
   mprotect((void *)(uintptr_t)at, bytes, PROT_READ | PROT_WRITE);
   LEAVE(SUCCESS);
 }
@@ -273,12 +279,16 @@ int cuMemExportToShareableHandle(void *out, unsigned long long handle, int type,
 }
 int cuMemImportFromShareableHandle(unsigned long long *handle, void *fd, int type) {
   ENTER("cuMemImportFromShareableHandle");
-  struct stat info;
+  struct stat info, other;
   RULE(type == 1 && fstat((int)(intptr_t)fd, &info) == 0, "import of what is no descriptor");
   int i = 1;
   while (i < MOST && (handles[i].live || handles[i].maps)) i++;
   if (i == MOST) LEAVE(OUT_OF_MEMORY);
-  handles[i] = (Handle){1, fcntl((int)(intptr_t)fd, F_DUPFD_CLOEXEC, 0), 0, 0, (size_t)info.st_size};
+  handles[i] = (Handle){1, fcntl((int)(intptr_t)fd, F_DUPFD_CLOEXEC, 0), 0, 0, (size_t)info.st_size, 0};
+  for (int j = 1; j < MOST; j++) { /* a page stays where it is */
+    if (j == i || !(handles[j].live || handles[j].maps) || fstat(handles[j].fd, &other) != 0) continue;
+    if (other.st_ino == info.st_ino && other.st_dev == info.st_dev) handles[i].device = handles[j].device;
+  }
   physical += handles[i].bytes; /* counted twice: the fake knows nothing of other processes */
   *handle = i;
   LEAVE(SUCCESS);

@@ -228,7 +228,10 @@ def wait_until(met: Callable[[], bool]) -> None:
     raise AssertionError("it did not come about")
 
 
-@pytest.mark.parametrize("end", [signal.SIGKILL, signal.SIGSTOP], ids=["killed", "hanging"])
+@pytest.mark.parametrize(
+    "end",
+    [pytest.param(signal.SIGKILL, id="killed"), pytest.param(signal.SIGSTOP, id="hanging", marks=pytest.mark.slow)],
+)
 def test_a_helper_that_dies_or_hangs_in_mid_load_costs_time_only(target: Target, end: signal.Signals) -> None:
     device, path = open_device(target.directory, "host:1"), target.directory / "process.help"
     target.declare(1.0)
