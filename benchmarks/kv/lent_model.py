@@ -1,0 +1,156 @@
+"""What lent memory gives a borrower and costs its lender, on modelled A100s (AQUA, Figures 9, 10, 11 and 12)?
+
+Copies and decode steps are flows over the links of one server (:mod:`prism.sim.kv_links`): PCIe, NVLink, and the
+devices' own memory, which a lender's steps and its borrower's copies share. A long prompt's KV (OPT-30B, 8192 tokens,
+11 GB) does not fit beside its weights and is read anew in every step, layer after layer beside the computation, from
+host memory or from the lender. Lenders decode for 32 requests of 1000 tokens. Figure 12: the lender needs its memory
+from the 60th to the 120th second, when its traffic doubles.
+
+    python -m benchmarks.kv.lent_model
+
+Results: docs/results/aqua.md.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, field, replace
+from typing import Final
+
+from prism.core.specs import ModelShape, ModelSpec
+from prism.sim.gpus import GpuKind, gpu
+from prism.sim.kv_links import KvLinks, KvTier
+from prism.sim.links import Network
+from prism.sim.models import known_spec
+from prism.sim.queue import EventQueue
+from prism.sim.roofline import step_cost
+
+A100: Final = gpu("A100")
+NETWORK_BYTES_S: Final = 12.5e9
+OPT_SHAPE: Final = ModelShape(48, 7168, 56, 56, 128, 28672, 50272)
+OPT: Final = replace(
+    known_spec("opt", "01-ai/Yi-1.5-34B-Chat", 1.0, 0.1), weight_bytes=60_000_000_000, shape=OPT_SHAPE, path="opt-30b"
+)
+PROMPT: Final = 8192
+SECONDS: Final = 20.0
+BATCH, CONTEXT = 32, 1000
+
+
+def step_bytes(spec: ModelSpec, batch: int, context: int) -> float:
+    """What one device reads in a decode step."""
+    shards = spec.tp
+    kv_bytes = batch * context * spec.shape.kv_bytes_per_token / shards
+    return spec.weight_bytes / shards + kv_bytes
+
+
+@dataclass(slots=True)
+class LentRun:
+    """A lender ("l") and a borrower ("b") of one server. ``place``: where the borrower's KV is ("": it has none to
+    read, or there is no borrower)."""
+
+    kind: GpuKind = A100
+    place: str = ""
+    queue: EventQueue = field(default_factory=EventQueue)
+    borrowed: Counter[int] = field(default_factory=Counter)
+    """The borrower's tokens by second."""
+    lender_steps: int = 0
+    links: KvLinks = field(init=False)
+    _parts: int = 0
+
+    def __post_init__(self) -> None:
+        self.links = KvLinks(Network(self.queue), self.kind, ("l", "b"), NETWORK_BYTES_S)
+
+    def lend(self, spec: ModelSpec) -> None:
+        """The lender's next step, and all after it."""
+        nbytes = step_bytes(spec, BATCH, CONTEXT)
+
+        def done() -> None:
+            self.lender_steps += 1
+            self.queue.after(self.kind.step_overhead_s, lambda _: self.lend(spec))
+
+        self.links.step("l", nbytes, done)
+
+    def borrow(self) -> None:
+        """The borrower's next step: its weights from its own memory, beside it the KV from where it is."""
+        self._parts = 2
+        self.links.step("b", step_bytes(OPT, 0, 0), self._part_done)
+        self.links.move(self.place, "b", PROMPT * OPT.shape.kv_bytes_per_token, self._part_done)
+
+    def _part_done(self) -> None:
+        self._parts -= 1
+        if not self._parts:
+            self.borrowed[int(self.queue.now_s)] += 1
+            self.queue.after(self.kind.step_overhead_s, lambda _: self.borrow())
+
+
+def borrower_rate(place: str) -> float:
+    run = LentRun(place=place)
+    run.borrow()
+    run.queue.run_until(SECONDS)
+    return sum(run.borrowed.values()) / SECONDS
+
+
+def lender_step_ms(spec: ModelSpec, place: str) -> float:
+    """Its mean time per token, with a borrower whose KV is at ``place`` ("": without one)."""
+    run = LentRun(place=place)
+    run.lend(spec)
+    if place:
+        run.borrow()
+    run.queue.run_until(SECONDS)
+    return 1e3 * SECONDS / run.lender_steps
+
+
+def first_token_s(spec: ModelSpec, tokens: int, place: str) -> float:
+    """A request whose cached context comes first, each shard over its own link, and whose prompt adds 128 tokens."""
+    queue = EventQueue()
+    links = KvLinks(Network(queue), A100, ("l", "b"), NETWORK_BYTES_S)
+    ended: list[float] = []
+    links.move(place, "b", tokens * spec.shape.kv_bytes_per_token / spec.tp, lambda: ended.append(queue.now_s))
+    queue.run_until(60.0)
+    step_s, _ = step_cost(spec, A100).prefill(128, 128 * (tokens + 64), tokens, 1)
+    return ended[0] + step_s
+
+
+def elastic(spec: ModelSpec) -> LentRun:
+    """Figure 12: the borrower's KV is at the lender but for the minute in which that needs its memory; what leaves is
+    copied to host memory and back, and the borrower's steps read from where it is when they begin."""
+    run = LentRun(place="l")
+    kv_bytes = PROMPT * OPT.shape.kv_bytes_per_token
+    run.lend(spec)
+    run.borrow()
+
+    def settle(place: str) -> None:
+        run.place = place
+
+    run.queue.run_until(60.0)
+    run.links.move("l", KvTier.HOST, kv_bytes, lambda: settle(KvTier.HOST))
+    run.queue.run_until(120.0)
+    run.links.move(KvTier.HOST, "l", kv_bytes, lambda: settle("l"))
+    run.queue.run_until(180.0)
+    return run
+
+
+def main() -> None:
+    yi = known_spec("yi", "01-ai/Yi-1.5-34B-Chat", 1.0, 0.1, 2)
+    print("| figure | what | host memory | lender | ratio |\n|---|---|---|---|---|")
+    for tokens in (8_192, 32_768, 131_072):
+        host, lender = first_token_s(yi, tokens, KvTier.HOST), first_token_s(yi, tokens, "l")
+        what = f"Yi-34B, 2 GPUs, first token after {tokens} cached tokens, s"
+        print(f"| 9a | {what} | {host:.3f} | {lender:.3f} | {host / lender:.1f} |")
+    host, lender = borrower_rate(KvTier.HOST), borrower_rate("l")
+    print(f"| 9b | OPT-30B, {PROMPT} tokens, tokens/s | {host:.1f} | {lender:.1f} | {lender / host:.1f} |")
+    print("\n| figure | lender | alone, ms per token | with a borrower | loss |\n|---|---|---|---|---|")
+    lenders = (("10b", "meta-llama/Llama-3.1-8B-Instruct", 1), ("11a", "meta-llama/Llama-3.3-70B-Instruct", 4))
+    for figure, path, tp in lenders:
+        spec = known_spec("lender", path, 1.0, 0.1, tp)
+        alone, beside = lender_step_ms(spec, ""), lender_step_ms(spec, "l")
+        print(f"| {figure} | {path}, tp {tp} | {alone:.1f} | {beside:.1f} | {beside / alone - 1.0:.1%} |")
+    run = elastic(known_spec("lender", "meta-llama/Llama-3.1-8B-Instruct", 1.0, 0.1))
+    print("\n| figure 12, seconds | " + " | ".join(f"{s}-{s + 20}" for s in range(0, 180, 20)) + " |")
+    print("|---|" + "---|" * 9)
+    rates = [sum(run.borrowed[t] for t in range(s, s + 20)) / 20 for s in range(0, 180, 20)]
+    print("| OPT-30B, tokens/s | " + " | ".join(f"{rate:.1f}" for rate in rates) + " |")
+
+
+if __name__ == "__main__":
+    main()
