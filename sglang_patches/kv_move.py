@@ -13,6 +13,7 @@ Whatever is missing, corrupt or would take longer to bring than to compute is co
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable
 from typing import Any, Final
@@ -26,6 +27,8 @@ from sglang_patches.kv_move_in import KvMoves, without
 from sglang_patches.kv_move_paths import evicted_paths, nodes_below, path_of, request_path
 from sglang_patches.seat import KvStore
 
+log = logging.getLogger(__name__)
+
 _EVICT_S: Final = 0.02
 """A step is held up by about this at most to copy what an eviction drops; what is left then is lost."""
 _LEAVE_S: Final = 10.0
@@ -34,10 +37,28 @@ _TIMED_TOKENS: Final = 32
 """Shorter prefills tell more about a step than about tokens."""
 
 
+def why_stays(tree: Any) -> str:
+    """Why the KV of ``tree`` stays in its engine; "" when it can move: SGLang's plain radix tree over one pool of
+    Prism's, a token to a slot. What moves is named by its tokens alone, and these trees cannot be told of it."""
+    name = type(tree).__name__
+    if "SWA" in name:
+        return f"layers that see a window ({name}): a token of theirs is of no use without the window before it"
+    if "Mamba" in name:
+        return f"states of linear attention ({name}): they are those of one point of a sequence, not of its tokens"
+    if "ChunkCache" in name or getattr(tree, "disable", False):
+        return "disable_radix_cache: there is no tree in which a request would find what is brought"
+    if type(tree) is not RadixCache:
+        return f"a tree of another kind ({name})"
+    if tree.is_eagle:
+        return "speculative decoding: its tree names pairs of tokens"
+    if tree.page_size != 1:
+        return f"page_size {tree.page_size}: a slot is a page of tokens"
+    return ""
+
+
 def store_of(tree: Any) -> KvStore | None:
-    """The seat's store when KV of ``tree`` can move: SGLang's plain radix tree over one pool of Prism's, a
-    token to a slot."""
-    if type(tree) is not RadixCache or tree.disable or tree.is_eagle or tree.page_size != 1:
+    """The seat's store when KV of ``tree`` can move (:func:`why_stays`)."""
+    if why_stays(tree):
         return None
     kvcache = tree.token_to_kv_pool_allocator.get_kvcache()
     seat = getattr(kvcache, "prism_seat", None)
@@ -107,11 +128,22 @@ def moves_of(scheduler: Any, store: KvStore) -> KvMoves:
     return moves
 
 
+def tell_stays(scheduler: Any) -> None:
+    """Once per activation whose KV could be kept but for its kind."""
+    seat, why = scheduler.server_args.prism_seat, why_stays(scheduler.tree_cache)
+    if seat.kv is None or not why or getattr(scheduler, "prism_kv_stays", None) is seat.kv:
+        return
+    scheduler.prism_kv_stays = seat.kv
+    turns = "; its requests go in order of arrival" if seat.fair else ""
+    log.warning("KV of this model stays in its engine and is computed again when it leaves%s: %s", turns, why)
+
+
 def admit(original: Callable[..., Any], scheduler: Any, running_batch: Any) -> Any:
     """Around ``Scheduler.get_new_batch_prefill``: stored KV is brought first; requests whose KV is still coming are
     left out and keep their places in the queue."""
     store = store_of(scheduler.tree_cache)
     if store is None:
+        tell_stays(scheduler)
         return original(scheduler, running_batch)
     now_s = time.perf_counter()
     tokens, began_s = getattr(scheduler, "prism_prefill", (0, now_s))

@@ -2,20 +2,28 @@
 
 from __future__ import annotations
 
+import itertools
+import multiprocessing
+import os
+import signal
+import time
 from collections.abc import Iterator
+from multiprocessing.connection import Connection
 from pathlib import Path
 
 import msgspec
 import numpy as np
 import pytest
 
+from prism.kv import exchange
 from prism.kv.exchange import LIST, OFFER, HeldPiece, fetch_kv
 from prism.kv.host_pool import HostPool
 from prism.kv.keeper import KvKeeper
-from prism.transfer.errors import PeerError
+from prism.transfer.errors import PeerError, SourceLost
 from prism.transfer.peer_connection import PeerConnection
 from tests.kv.nodes import SECRET, KvNode
 from tests.kv.rows import ArrayRows
+from tests.patience import PATIENCE_S
 
 WEIGHTS = "fingerprint sglang/tp1/rank0/float32"
 TOKENS = np.random.default_rng(3).integers(0, 1000, 500)
@@ -90,3 +98,66 @@ def test_nothing_else_is_sent(machines: tuple[KvMachine, KvMachine], file: str) 
     with pytest.raises(PeerError, match="no piece"):
         peer.ask(OFFER, msgspec.msgpack.encode([HeldPiece("0" * 32, file, 10)]), 5.0)
     peer.close()
+
+
+def ask_and_die(folder: Path, holder: tuple[str, str]) -> None:
+    """An agent that is killed in the middle of the third piece that it stores."""
+    two = KvMachine("another", folder)
+    count = itertools.count(1)
+
+    def write(fd: int, part: memoryview) -> None:
+        if next(count) == 3:
+            os.write(fd, part[: len(part) // 2])
+            os.kill(os.getpid(), signal.SIGKILL)
+        os.write(fd, part)
+
+    exchange._write = write
+    fetch_kv(two.offers, two.server, holder, "fingerprint", FAST, 1 << 24)
+
+
+def hold_and_die(folder: Path, tell: Connection) -> None:
+    """An agent that is killed while it puts together what it was asked for."""
+    one = KvMachine("one", folder)
+    one.keeper.keep(TOKENS, np.arange(500), "", 0, 60.0)
+    one.offers._read = lambda held: os.kill(os.getpid(), signal.SIGKILL)  # type: ignore[assignment, method-assign, return-value]
+    tell.send(one.holder)
+    signal.pause()
+
+
+def test_an_agent_that_is_killed_while_it_brings_kv_leaves_whole_pieces_only(
+    machines: tuple[KvMachine, KvMachine], tmp_path: Path
+) -> None:
+    one, two = machines
+    one.keeper.keep(TOKENS, np.arange(500), "", 0, 60.0)
+    agent = multiprocessing.get_context("spawn").Process(target=ask_and_die, args=(tmp_path, one.holder))
+    agent.start()
+    agent.join(PATIENCE_S)
+    assert agent.exitcode == -signal.SIGKILL
+    assert list(two.pool.directory.glob("*/.part-*")), "what it was writing"
+    use = two.pool.use()
+    assert use.pieces == 2 and use.booked_bytes == use.file_bytes
+    assert not list(two.pool.directory.glob("*/.part-*"))
+    came = fetch_kv(two.offers, two.server, one.holder, "fingerprint", FAST, 1 << 24)
+    assert came == one.pool.use().file_bytes - use.file_bytes, "the next one brings the others"
+    assert two.keeper.fetch(TOKENS, "", 0, 500, np.arange(500)) == 500
+    assert two.rows.at(np.arange(500)) == one.rows.at(np.arange(500)) and two.keeper.corrupt_pieces == 0
+    one.offers._forget(time.monotonic() + 1)
+    assert one.offers.windows._by_name == {}, "what the dead one had asked for is forgotten in time"
+
+
+def test_a_holder_that_is_killed_in_the_middle_is_an_error_that_leaves_nothing(tmp_path: Path) -> None:
+    two = KvMachine("another", tmp_path)
+    context = multiprocessing.get_context("spawn")
+    here, there = context.Pipe()
+    agent = context.Process(target=hold_and_die, args=(tmp_path, there))
+    agent.start()
+    try:
+        assert here.poll(PATIENCE_S)
+        with pytest.raises((PeerError, SourceLost, OSError, EOFError)):
+            fetch_kv(two.offers, two.server, here.recv(), "fingerprint", FAST, 1 << 24)
+        agent.join(PATIENCE_S)
+        assert agent.exitcode == -signal.SIGKILL
+        assert two.pool.use().pieces == two.pool.use().booked_bytes == 0 and two.offers.windows._by_name == {}
+    finally:
+        agent.kill()
+        two.server.close()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -12,6 +13,7 @@ from hypothesis import strategies as st
 from prism.policy.moving import Leg, StoredPiece, Way, choose_dropped, choose_way
 
 GB = 1e9
+ROOT = Path(__file__).parents[2]
 
 
 def test_the_border_between_moving_and_computing_again() -> None:
@@ -73,3 +75,20 @@ def test_no_more_is_dropped_than_needed(sizes: list[int], needed: int) -> None:
 @pytest.mark.parametrize("rate", [0.0, -1.0])
 def test_a_link_without_a_rate_takes_for_ever(rate: float) -> None:
     assert Leg(1, rate).estimated_s == math.inf
+
+
+def test_whatever_stores_or_brings_kv_has_asked() -> None:
+    """One function chooses; nothing of an engine's KV is kept or fetched without it. (What was lent and is wanted back
+    goes to host memory without a question: it is stored, and its owner may be the only one who has it.)"""
+    asks = {"keep": "keep_is_worth", "keep_soon": "keep_is_worth", "fetch": "reach"}
+    callers = [file for file in (ROOT / "prism").rglob("*.py") if "choose_way(" in file.read_text()]
+    named = {str(file.relative_to(ROOT)) for file in callers} - {"prism/policy/moving.py"}
+    assert named == {"prism/kv/keeper.py", "prism/kv/exchange.py", "prism/engine/seat.py"}
+    found = set[str]()
+    for file in (ROOT / "sglang_patches").glob("kv_move*.py"):
+        text = file.read_text()
+        for call, question in asks.items():
+            if f"store.{call}(" in text:
+                found.add(call)
+                assert f"store.{question}(" in text, f"{file.name} has {call} without {question}"
+    assert found == asks.keys()

@@ -73,6 +73,29 @@ def test_what_is_about_to_be_evicted_is_known(grown: list[list[int]], count: int
     assert set(going) == set(slots.freed)
 
 
+def test_what_cannot_move_says_why_once(caplog: pytest.LogCaptureFixture) -> None:
+    sgl = radix()
+    from sglang_patches.kv_move import store_of, tell_stays, why_stays
+
+    plain = sgl.RadixCache.create_simulated(mock_allocator=Slots())
+    assert why_stays(plain) == ""
+    kinds = {"SWARadixCache": "window", "MambaRadixCache": "states", "ChunkCache": "disable_radix_cache"}
+    trees = [(type(name, (), {})(), words) for name, words in {**kinds, "HiRadixCache": "another kind"}.items()]
+    for change, words in (("disable", "no tree"), ("is_eagle", "pairs"), ("page_size", "page_size 16")):
+        tree = sgl.RadixCache.create_simulated(mock_allocator=Slots())
+        setattr(tree, change, 16 if change == "page_size" else True)
+        trees.append((tree, words))
+    seat = SimpleNamespace(kv=object(), fair=True)
+    for tree, words in trees:
+        assert words in why_stays(tree) and store_of(tree) is None
+        scheduler = SimpleNamespace(tree_cache=tree, server_args=SimpleNamespace(prism_seat=seat))
+        caplog.clear()
+        for _ in range(3):
+            tell_stays(scheduler)
+        (told,) = caplog.messages
+        assert words in told and "order of arrival" in told
+
+
 @given(st.lists(st.integers(0, 9), unique=True), st.sets(st.integers(0, 9)), st.sets(st.integers(0, 9)))
 def test_requests_whose_kv_is_coming_keep_their_places(queue: list[int], held: set[int], taken: set[int]) -> None:
     radix()
