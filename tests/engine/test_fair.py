@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -18,6 +19,11 @@ pytestmark = pytest.mark.engine
 BOUND = 64 << 20
 PROMPT, MOST, PAGES = 80, 40, 12
 """Six requests that all have MOST tokens of their answers hold twice what PAGES of 32 tokens are."""
+SAMPLINGS: dict[int, dict[str, Any]] = {
+    4: {"temperature": 1.0, "sampling_seed": 7, "top_p": 0.9, "top_k": 50},
+    5: {"regex": "[a-z ]{900,1000}", "ignore_eos": False},
+}
+"""Of the requests that are not greedy: what depends on the tokens so far goes on behind a page-out, too."""
 
 
 @pytest.fixture
@@ -28,16 +34,22 @@ async def kept(rig: Rig) -> AsyncIterator[HostPool]:
     drop_host_pool(accounts)
 
 
-@pytest.mark.parametrize("devices", [1, pytest.param(2, marks=pytest.mark.slow)])
-async def test_requests_take_turns(rig: Rig, kept: HostPool, wide_model: Path, devices: int) -> None:
+@pytest.mark.parametrize(("devices", "samplings"), [(1, SAMPLINGS), pytest.param(2, {}, marks=pytest.mark.slow)])
+async def test_requests_take_turns(
+    rig: Rig, kept: HostPool, wide_model: Path, devices: int, samplings: dict[int, dict[str, Any]]
+) -> None:
     prompts = [prompt(20 + i, PROMPT) for i in range(6)]
     spec = replace(rig.spec_at(wide_model, tp=devices), scheduling=Scheduling.FAIR)
     handle = await rig.activate(spec, rig.devices[:devices])
     try:
+        wanted = [reference(wide_model, asked, MOST) for asked in prompts]
+        for i, sampling in samplings.items():
+            wanted[i] = await rig.ask(handle, tokenized("", prompts[i], MOST, **sampling))
+        rig.finish.clear()
         page_bytes = rig.pool.memory[rig.devices[0]].page_bytes
         handle.set_kv_limit(PAGES * page_bytes // devices)
         # Answers that would go on for long: whoever is in stays for as long, if it is not taken out.
-        rids = [rig.submit(handle, tokenized("", p, 250)) for p in prompts]
+        rids = [rig.submit(handle, tokenized("", p, 250, **samplings.get(i, {}))) for i, p in enumerate(prompts)]
         for rid in rids:
             assert len(await rig.wait_tokens(rid, MOST)) >= MOST
         assert not rig.finish, "nobody had to end before all others went on"
@@ -45,8 +57,7 @@ async def test_requests_take_turns(rig: Rig, kept: HostPool, wide_model: Path, d
         late = rig.submit(handle, tokenized("", prompt(30, PROMPT), 5))
         assert await rig.answer(late) == reference(wide_model, prompt(30, PROMPT), 5)
         assert not rig.finish.keys() - {late}, "who comes late and asks for little is served among the others"
-        for rid, asked in zip(rids, prompts, strict=True):
-            assert rig.tokens[rid][:MOST] == reference(wide_model, asked, MOST)
+        assert [rig.tokens[rid][:MOST] for rid in rids] == wanted
     finally:
         await handle.deactivate()
     assert all(rig.free_bytes(i) == DEVICE_BYTES for i in range(2))
