@@ -201,7 +201,10 @@ def engine_registries() -> str:
         "pooled": sorted(strings(definition("is_generation_model"))),
         "cross_encoders": sorted(strings(assigned("_cross_encoding_pooler_archs"))),
         "multimodal": sorted(strings(assigned("multimodal_model_archs"))),
-        "window_hybrids": sorted(strings(definition("is_hybrid_swa_model")) & set(model_classes())),
+        "window_hybrids": sorted(
+            (strings(definition("is_hybrid_swa_model")) | strings(assigned("MIMO_V2_MODEL_ARCHS")))
+            & set(model_classes())
+        ),
     }
     return json.dumps(found, indent=1) + "\n"
 

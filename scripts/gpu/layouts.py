@@ -12,7 +12,7 @@ import shutil
 from pathlib import Path
 from typing import Any, Final
 
-from tests.engine.families import EXPERTS, LATENT_ROWS, REPRESENTS, WINDOWS, Family, make_model, named
+from tests.engine.families import EXPERTS, LATENT_ROWS, PLAIN, REPRESENTS, WINDOWS, Family, make_model, named
 
 WINDOW_TOKENS: Final = 1024
 WIDE: Final[dict[str, Any]] = {
@@ -70,7 +70,34 @@ WINDOW_SIZES: Final[dict[str, Any]] = {
     "num_experts": 8,
     "moe_intermediate_size": 512,
 }
+CHUNKS: Final = Family(
+    config="Llama4Text",
+    serves="Llama-4",
+    layout=PLAIN,
+    options={
+        "num_hidden_layers": 4,
+        "head_dim": 32,
+        "intermediate_size_mlp": 256,
+        "num_local_experts": 4,
+        "num_experts_per_tok": 1,
+        "moe_layers": [1, 3],
+        "interleave_moe_layer_step": 2,
+        "attention_chunk_size": 8192,
+        "no_rope_layers": [1, 1, 1, 0],
+        "layer_types": ["chunked_attention"] * 3 + ["full_attention"],
+    },
+    like_hugging_face=False,
+)
+CHUNK_SIZES: Final[dict[str, Any]] = {"num_key_value_heads": 4, "head_dim": 128, "intermediate_size_mlp": 4096}
+SINK_SIZES: Final[dict[str, Any]] = {
+    "num_key_value_heads": 4,
+    "head_dim": 64,
+    "intermediate_size": 2048,
+    "sliding_window": 128,
+}
 SHAPES: Final = {
+    "chunks": (CHUNKS, CHUNK_SIZES),
+    "sinks": (named("GptOss"), SINK_SIZES),
     "latent": (named(REPRESENTS[LATENT_ROWS]), LATENT_SIZES),
     "windows": (named(REPRESENTS[WINDOWS]), WINDOW_SIZES),
     "states": (STATES, STATE_SIZES),

@@ -55,6 +55,13 @@ def states(run: Run) -> None:
     asyncio.run(_again_and_again(run, folder, 60))
 
 
+def families(run: Run) -> None:
+    """Llama-4, whose experts no CPU computes, and gpt-oss, whose attention has sinks."""
+    run.needs_gpu()
+    for name in ("chunks", "sinks"):
+        asyncio.run(_layout(run, layout_model(run, name), {}, alike=False))
+
+
 def eight_bit(run: Run) -> None:
     """8-bit KV."""
     asyncio.run(_layout(run, model(run, "0.6b"), {"kv_cache_dtype": "fp8_e4m3"}, alike=False))
@@ -179,6 +186,7 @@ STAGE = Stage(
         Item("latent", latent, 150),
         Item("windows", windows, 150),
         Item("states", states, 180),
+        Item("families", families, 240),
         Item("eight_bit", eight_bit, 120),
         Item("pages", pages, 180),
         Item("backends", backends, 240),

@@ -51,6 +51,7 @@ def test_what_comes_with_a_pooling_module_embeds() -> None:
         ({"architectures": ["MiniMaxM3SparseForConditionalGeneration"], "text_config": {}}, KvKind.SPARSE),
         ({"architectures": ["GptOssForCausalLM"], "sliding_window": 128}, KvKind.WINDOWS),
         ({"architectures": ["LagunaForCausalLM"]}, KvKind.PLAIN),
+        ({"architectures": ["MiMoV2FlashForCausalLM"]}, KvKind.WINDOWS),
         ({"architectures": ["Qwen3NextForCausalLM"], "layer_types": ["linear_attention"]}, KvKind.STATES),
         ({"architectures": ["GraniteMoeHybridForCausalLM"], "layer_types": ["attention"]}, KvKind.PLAIN),
         ({"architectures": ["NemotronHForCausalLM"], "hybrid_override_pattern": "M*"}, KvKind.STATES),

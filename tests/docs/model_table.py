@@ -25,16 +25,38 @@ FULL_KV: Final = """
 *Plain* are tested by `tests/engine/test_every_family.py`. Families with sliding windows that SGLang 0.5.16 gives full
 KV (Gemma-2, Gemma-3, Cohere-2, EXAONE-4, OLMo-3) are *plain* here too; `disable_hybrid_swa_memory: true` among a
 model's `engine_args` has the same done for one of the others. On a CPU stock SGLang itself answers otherwise than
-Hugging Face for Cohere-2 (its windows are wider by a token), for Mistral and Phi-3 with windows (it has none), for Phi,
-PhiMoE and the dense Granite-4; Prism changes nothing about that.
+Hugging Face for Cohere-2 (its windows are wider by a token), for Mistral and Phi-3 with windows (it has none), for
+EXAONE-4, Phi, PhiMoE and the dense Granite-4; Prism changes nothing about that, and *SGLang again* means that all
+answers are those of the first time.
 """
-UNSEEN: Final = """
-gpt-oss, Llama-4, MiMo-V2, Gemma-4 and Step-3.5 have the layout of Mellum and have not been tried. SGLang's Triton back
-end lets a decoded token see one token less of its window than the same token of a prompt; here both see as many as with
-Hugging Face (`sglang_patches/windows.py`), so that requests that were resumed or retracted answer alike.
-Qwen3-Next, Nemotron-H, Granite-4-H, Falcon-H1 and Kimi-Linear have states beside KV: their kernels exist for GPUs only,
-so that no answer of theirs has been compared yet.
+WINDOWS_ON_A_CPU: Final = """
+SGLang's Triton back end lets a decoded token see one token less of its window than the same token of a prompt; here
+both see as many as with Hugging Face (`sglang_patches/windows.py`), so that requests that were resumed or retracted
+answer alike. MiMo's own configurations are code of their repositories: `trust_remote_code: true` among `engine_args`.
+Families with states beside KV (Qwen3-Next, Nemotron-H, Granite-4-H, Falcon-H1, LFM2, Kimi-Linear) have kernels for GPUs
+only, so that no answer of theirs has been compared yet; their pools, allocator, leases and prefix cache are tested
+without kernels, and `scripts/gpu` compares Qwen3-Next's answers with those of SGLang by itself.
 """
+NOT_ON_A_CPU: Final = """
+What SGLang 0.5.16 by itself could not load or run on a CPU when a tiny model of the family was tried, with its own
+words; on GPUs these are served through the same pools as the families above, and no answer of theirs has been compared.
+"""
+GPU_ONLY: Final = (
+    (
+        "Llama-4",
+        WINDOWS,
+        "its experts weigh tokens before they read them (`moe_forward_native`: `NotImplementedError`)",
+    ),
+    ("Gemma-4, text alone", WINDOWS, "`Gemma4TextConfig` has no `swa_num_key_value_heads`"),
+    ("MiniMax-M2", PLAIN, "norms of queries and keys are kernels of CUDA (`rms_sumsq_serial`: `x1.is_cuda`)"),
+    ("ERNIE-4.5 MoE", PLAIN, "`fused_topk_torch_native`: `Index tensor must have the same number of dimensions`"),
+    ("HunYuan, dense", PLAIN, "shapes of its queries' norms: `mat1 and mat2 shapes cannot be multiplied`"),
+    ("Command-R7B and A (Cohere-2), with Triton", PLAIN, "it does not tell the back end of its layers' windows"),
+    ("OLMo-3, with YaRN", PLAIN, "`Olmo3Config` has no `max_position_embeddings` (Transformers 5)"),
+    ("Solar", PLAIN, "`make_layers`: `not enough values to unpack`, on every device"),
+    ("Nemotron (3 and 4)", PLAIN, "`NemotronForCausalLM has no SGLang implementation`, on every device"),
+)
+"""Family, layout, why."""
 SPECULATION: Final = """
 Engines of a model with plain attention guess tokens when the catalog says so (`speculative: {algorithm: ngram}`): what
 followed the last tokens in the engine's answers so far (SGLang's NGRAM), as a tree that one step checks. No answer
@@ -90,9 +112,34 @@ LAYOUTS: Final = (
 )
 
 
+_IN_ENGINES: Final = (
+    "`test_under_pressure_running_requests_are_retracted`",
+    "`test_on_another_device_beside_another_model_with_cached_prefixes`",
+    "`test_resumed_after_the_engine_was_killed`",
+)
+_PAGES: Final = "`test_pages_of_tokens_answer_alike_and_go_when_they_are_not_needed`"
+_EIGHT_BIT: Final = "`test_eight_bit_kv_takes_a_quarter_and_answers_alike_after_reactivation`"
+HELD: Final = (
+    ("latent rows", "`test_kv_lease.py`", "`test_kv_lease.py`", *_IN_ENGINES),
+    ("windows", "`test_kv_groups.py`", "`test_what_both_groups_lack_is_one_wish`", *_IN_ENGINES),
+    (
+        "states",
+        "`test_states_of_waiting_requests_are_leased_before_they_start`",
+        "the lease of `test_what_both_groups_lack_is_one_wish`",
+        "the lease of `test_above_its_limit_the_larger_group_shrinks`",
+        "`test_cached_states_go_when_others_wait`",
+        "on GPUs only",
+    ),
+    ("pages of tokens", "`test_kv_pages.py`", "`test_pages_of_tokens_are_counted_whole`", _PAGES, _PAGES, _PAGES),
+    ("8-bit KV", "`test_kv_lease.py`", "`test_kv_lease.py`", _EIGHT_BIT, _EIGHT_BIT, _EIGHT_BIT),
+)
+"""Layout, and the tests (or files of them) by what they show."""
+
+
 def layouts() -> str:
     head = ("what attention keeps", "pool of SGLang", "tested by")
-    return f"## Layouts\n\n{table(head, LAYOUTS)}"
+    held = table(("layout", "slots and leases", "wishes", "retraction", "prefix cache", "resumption"), HELD)
+    return f"## Layouts\n\n{table(head, LAYOUTS)}\n\n{held}"
 
 
 KEEP_MORE: Final = tuple(family for family in FAMILIES if family.layout != PLAIN)
@@ -101,7 +148,9 @@ KEEP_MORE: Final = tuple(family for family in FAMILIES if family.layout != PLAIN
 def families() -> str:
     rows = [(f"{f.serves}", f.layout, _back_end(f), _equal_to(f), _tested(f)) for f in (*EVERY_PLAIN, *KEEP_MORE)]
     head = ("family", "layout", "attention on a CPU", "equal to", "tested")
-    return f"## Families\n\n{table(head, rows)}\n\n{paragraph(FULL_KV)}\n\n{paragraph(UNSEEN)}"
+    away = table(("family", "layout", "why not on a CPU"), GPU_ONLY)
+    words = "\n\n".join(map(paragraph, (FULL_KV, WINDOWS_ON_A_CPU, NOT_ON_A_CPU)))
+    return f"## Families\n\n{table(head, rows)}\n\n{words}\n\n{away}"
 
 
 def images() -> str:
@@ -121,16 +170,15 @@ def _back_end(family: Family) -> str:
 def _equal_to(family: Family) -> str:
     if family.like_hugging_face:
         return "Hugging Face"
-    return "SGLang with full KV" if family.layout == WINDOWS else "SGLang again"
+    return "SGLang with full KV" if family.layout == WINDOWS and family.full_kv else "SGLang again"
 
 
 def _tested(family: Family) -> str:
     if family.layout == PLAIN:
         return "first answer, from the image on another device beside another model, under pressure"
-    tested = "first answer, reactivation from the image after another model"
+    tested = "first answer, from the image on another device beside another model, under pressure"
     if family.config in REPRESENTS.values():
-        tested += ", by a worker that keeps it built, on another device beside another model, cached prefixes, "
-        tested += "resumption after a kill, retraction"
+        tested += ", by a worker that keeps it built, cached prefixes, resumption after a kill, retraction"
     return tested
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import warnings
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
@@ -63,6 +64,13 @@ WINDOW: Final[dict[str, Any]] = {
     "sliding_window": 32,
     "layer_types": THREE_OF_FOUR,
 }
+WINDOW_BY_LAYER: Final[dict[str, Any]] = {
+    "num_hidden_layers": 4,
+    "use_sliding_window": True,
+    "max_window_layers": 0,
+    "sliding_window": 32,
+    "layer_types": THREE_OF_FOUR,
+}
 TWO_ROPES: Final = {
     "rope_parameters": {
         "sliding_attention": {"rope_type": "default", "rope_theta": 10000.0},
@@ -92,6 +100,8 @@ class Family:
     """Factors of parameters, by a part of their names: with random weights some models say one token only."""
     like_hugging_face: bool = True
     """False: SGLang itself answers otherwise on a CPU; answers are compared with its own first one."""
+    full_kv: bool = True
+    """False: SGLang's Triton back end cannot do without the pool of windows (``disable_hybrid_swa_memory``)."""
 
 
 PLAIN: Final = "plain"
@@ -143,6 +153,66 @@ FAMILIES: Final = (
         engine=TRITON,
         wide={"head_dim": 256, "num_key_value_heads": 4},
     ),
+    Family(
+        config="GptOss",
+        serves="gpt-oss",
+        layout=WINDOWS,
+        options={
+            **WINDOW,
+            "intermediate_size": 128,
+            "num_local_experts": 4,
+            "num_experts_per_tok": 2,
+            "layer_types": ["sliding_attention", "full_attention"] * 2,
+        },
+        stored={"swiglu_limit": 7.0},
+        engine={**TRITON, "moe_runner_backend": "triton"},  # with the default SGLang cannot load it on a CPU
+    ),
+    Family(
+        config="Qwen2",  # has the tensors of one whose layers are all dense
+        serves="MiMo-V2",
+        layout=WINDOWS,
+        options=WINDOW_BY_LAYER,
+        stored={
+            "architectures": ["MiMoV2FlashForCausalLM"],
+            "head_dim": 32,
+            "v_head_dim": 32,
+            "attention_bias": True,
+            "layernorm_epsilon": 1e-6,
+            "hybrid_layer_pattern": [1, 1, 1, 0],
+            "sliding_window_size": 31,  # without the current token
+            "swa_num_attention_heads": 4,
+            "swa_num_key_value_heads": 2,
+            "swa_head_dim": 32,
+            "swa_v_head_dim": 32,
+            "moe_layer_freq": [0] * 4,
+            "n_routed_experts": 4,
+            "num_experts_per_tok": 2,
+        },
+        engine=TRITON,
+    ),
+    Family(
+        config="Qwen3",  # has the tensors, whose norms are read otherwise
+        serves="Step-3.5",
+        layout=WINDOWS,
+        options={**WINDOW_BY_LAYER, "head_dim": 32},
+        stored={
+            "architectures": ["Step3p5ForCausalLM"],
+            "model_type": "step3p5",
+            "num_attention_groups": 2,
+            "attention_other_setting": {"num_attention_heads": 4, "num_attention_groups": 2},
+            "moe_layers_enum": "99",
+            "partial_rotary_factors": [1.0] * 4,
+            "rope_theta": [10000.0] * 4,
+            "yarn_only_types": [],
+            "swiglu_limits": [0.0] * 4,
+            "swiglu_limits_shared": [0.0] * 4,
+            "use_head_wise_attn_gate": False,
+            "share_expert_dim": 64,
+        },
+        engine=TRITON,
+        like_hugging_face=False,  # which does not have it
+        full_kv=False,
+    ),
     Family(config="Laguna", serves="Laguna", layout=WINDOWS, options={**WINDOW, **EXPERTS, **TWO_ROPES}, engine=TRITON),
 )
 REPRESENTS: Final = {LATENT_ROWS: "DeepseekV3", WINDOWS: "Mellum"}
@@ -161,7 +231,9 @@ def make_model(family: Family, folder: Path, like: Path, *, wide: bool = False) 
 
     config = getattr(transformers, f"{family.config}Config")(**(SMALL | family.options | (family.wide if wide else {})))
     torch.manual_seed(11)
-    model = transformers.AutoModelForCausalLM.from_config(config, attn_implementation="eager")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # some of Transformers' modules use what torch deprecates
+        model = transformers.AutoModelForCausalLM.from_config(config, attn_implementation="eager")
     for name, parameter in model.named_parameters():
         if parameter.dim() < 2 and "norm" not in name:
             torch.nn.init.uniform_(parameter, 0.1, 0.5)

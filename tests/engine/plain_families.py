@@ -14,8 +14,23 @@ _QUIET: Final = {"embed_tokens": 0.15, "o_proj": 6.0, "down_proj": 6.0}
 """What layers add outweighs the token itself, whose embedding is large and is the head, too."""
 
 
+_GPT: Final[dict[str, Any]] = {"n_positions": 1024, "n_embd": 128, "n_layer": 2, "n_head": 4, "n_inner": 256}
+_LIVELY: Final = {"bias": 0.1, "wte": 0.15, "c_proj": 6.0}
+"""With large biases and embeddings these say one token always."""
+
+
 def plain(config: str, serves: str, scaled: dict[str, float] | None = None, **options: Any) -> Family:
     return Family(config=config, serves=serves, layout=PLAIN, options=options, scaled=scaled or {})
+
+
+def by_itself(family: Family) -> Family:
+    """SGLang answers otherwise than Hugging Face."""
+    return replace(family, like_hugging_face=False)
+
+
+def as_architecture(family: Family, name: str) -> Family:
+    """The same tensors, read by another of SGLang's classes."""
+    return replace(family, stored={"architectures": [name]})
 
 
 EVERYDAY: Final = (
@@ -104,5 +119,59 @@ EVERYDAY: Final = (
     plain("StableLm", "StableLM", num_key_value_heads=4),
     plain("Arcee", "Arcee"),
     plain("OPT", "OPT", num_key_value_heads=4, ffn_dim=256, word_embed_proj_dim=128),
+    as_architecture(plain("Qwen2", "MiMo"), "MiMoForCausalLM"),
+    as_architecture(plain("Llama", "InternLM3"), "InternLM3ForCausalLM"),
+    plain(
+        "Qwen2Moe",
+        "Qwen1.5-MoE and Qwen2-MoE",
+        shared_expert_intermediate_size=64,
+        decoder_sparse_step=1,
+        mlp_only_layers=[],
+        **EXPERTS,
+    ),
+    plain(
+        "Phi3",
+        "Phi-4, with LongRoPE",
+        sliding_window=None,
+        original_max_position_embeddings=512,
+        rope_parameters={
+            "rope_type": "longrope",
+            "rope_theta": 10000.0,
+            "short_factor": [1.0] * 16,
+            "long_factor": [2.0] * 16,
+            "original_max_position_embeddings": 512,
+        },
+    ),
+    plain("Persimmon", "Persimmon", num_key_value_heads=4),
+    plain("GPT2", "GPT-2", _LIVELY, num_key_value_heads=4, **_GPT),
+    plain("GPTBigCode", "StarCoder", _LIVELY, num_key_value_heads=1, **_GPT),
+    plain("GPTJ", "GPT-J", {"bias": 0.0}, num_key_value_heads=4, rotary_dim=16, **_GPT),
+    by_itself(plain("Phi", "Phi", num_key_value_heads=4)),
+    as_architecture(
+        by_itself(
+            plain(
+                "Phimoe",
+                "PhiMoE",
+                num_local_experts=4,
+                num_experts_per_tok=2,
+                sliding_window=None,
+                lm_head_bias=True,
+                attention_bias=True,
+            )
+        ),
+        "PhiMoEForCausalLM",
+    ),
+    by_itself(
+        plain(
+            "GraniteMoeHybrid",
+            "Granite-4, dense",
+            layer_types=["attention"] * 2,
+            num_local_experts=0,
+            num_experts_per_tok=0,
+            shared_intermediate_size=128,
+            position_embedding_type="rope",
+        )
+    ),
+    by_itself(plain("Mistral", "Mistral, with windows", sliding_window=32, **_WIDE)),
 )
 EVERY_PLAIN: Final = (*EVERYDAY, *(family for family in FAMILIES if family.layout == PLAIN))

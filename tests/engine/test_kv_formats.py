@@ -35,6 +35,11 @@ async def test_eight_bit_kv_takes_a_quarter_and_answers_alike_after_reactivation
             found.append([await rig.answer(rid) for rid in rids])
         else:
             found.append([await rig.ask(handle, tokenized("", p, NEW)) for p in prompts])
+            resumed = rig.submit(handle, tokenized("resumed", prompts[0], NEW), attempt=1, resumed=found[0][0][:7])
+            assert await rig.answer(resumed) == found[0][0]
+            assert rig.items[resumed][-1].cached_tokens > 30, "its prompt is cached"
+            handle.set_kv_limit(2 << 20)
+            assert [await rig.ask(handle, tokenized("", p, NEW)) for p in prompts] == found[0]
         await handle.deactivate()
     assert found[0] == found[1] and all(len(answer) == NEW for answer in found[0])
     assert rig.free_bytes() == DEVICE_BYTES
@@ -49,6 +54,9 @@ async def test_pages_of_tokens_answer_alike_and_go_when_they_are_not_needed(rig:
         for rid, p in zip(rids, family, strict=True):
             assert await rig.answer(rid) == reference(path, p, NEW)
     assert any(item.cached_tokens >= 48 for rid in rids for item in rig.items[rid])
+    whole = reference(path, base, NEW)
+    resumed = rig.submit(handle, tokenized("resumed", base, NEW), attempt=1, resumed=whole[:7])
+    assert await rig.answer(resumed) == whole
     many = [rig.submit(handle, tokenized("", prompt(50 + i, 80), 5 * NEW)) for i in range(12)]
     await rig.wait_tokens(many[-1], 3)
     handle.set_kv_limit(2 << 20)

@@ -25,6 +25,8 @@ pytestmark = pytest.mark.engine
 NEW = 12
 PROMPTS = (prompt(3, 6), prompt(4, 45))
 PAGE_BYTES = 2 << 20
+GROUPS = {LATENT_ROWS: 1, WINDOWS: 2}
+"""Each has a page at least."""
 
 Make = Callable[[Family], Path]
 
@@ -57,21 +59,20 @@ _told: dict[tuple[Path, tuple[int, ...], int], list[int]] = {}
 async def expected(
     rig: Rig, path: Path, family: Family, prompts: tuple[tuple[int, ...], ...], new: int = NEW
 ) -> list[Any]:
-    """What Hugging Face answers, or the same engine with K and V of every token, one request at a time."""
+    """What Hugging Face answers, or the same engine with K and V of every token (if it can), one request at a time."""
     if family.like_hugging_face:
         return [reference(path, asked, new) for asked in prompts]
     unknown = [asked for asked in prompts if (path, asked, new) not in _told]
     if unknown:
-        handle = await start(rig, path, family, disable_hybrid_swa_memory=True)
+        handle = await start(rig, path, family, disable_hybrid_swa_memory=family.full_kv)
         for asked in unknown:
             _told[path, asked, new] = await rig.ask(handle, tokenized("", asked, new))
         await handle.deactivate()
     return [_told[path, asked, new] for asked in prompts]
 
 
-async def twice(rig: Rig, make: Make, family: Family) -> None:
-    """First, and again from the image beside another model of the same worker."""
-    path = make(family)
+async def first_time(rig: Rig, path: Path, family: Family) -> list[Any]:
+    """The first answers, before another model has the same worker."""
     first = await start(rig, path, family)
     assert not first.info.from_image
     found = await answers(rig, first, PROMPTS)
@@ -79,6 +80,13 @@ async def twice(rig: Rig, make: Make, family: Family) -> None:
     assert found == await expected(rig, path, family, PROMPTS)
     async with rig.engine("demo-llama") as between:
         assert between.pids == first.pids
+    return found
+
+
+async def test_first_answer_and_reactivation(rig: Rig, make: Make) -> None:
+    family = named(REPRESENTS[LATENT_ROWS])
+    path = make(family)
+    found = await first_time(rig, path, family)
     again = await start(rig, path, family)
     assert again.info.from_image
     assert await answers(rig, again, PROMPTS) == found
@@ -86,17 +94,29 @@ async def twice(rig: Rig, make: Make, family: Family) -> None:
     assert rig.free_bytes() == DEVICE_BYTES
 
 
-async def test_first_answer_and_reactivation(rig: Rig, make: Make) -> None:
-    await twice(rig, make, named(REPRESENTS[LATENT_ROWS]))
-
-
 OTHERS = [f.config for f in FAMILIES if f.layout != PLAIN and f.config != REPRESENTS[LATENT_ROWS]]
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("config", OTHERS)
-async def test_first_answer_and_reactivation_of_other_families(rig: Rig, make: Make, config: str) -> None:
-    await twice(rig, make, named(config))
+async def test_other_families_at_first_and_elsewhere_under_pressure(rig: Rig, make: Make, config: str) -> None:
+    """The second time from the image, on another device beside another model, while the limit falls to the least."""
+    family, path = named(config), make(named(config))
+    found = await first_time(rig, path, family)
+    async with rig.engine("demo-qwen3", 1) as neighbour:
+        again = await start(rig, path, family, device=1)
+        assert again.info.from_image
+        beside = rig.submit(neighbour, tokenized("", prompt(7), 60))
+        rids = [rig.submit(again, tokenized("", asked, NEW)) for asked in PROMPTS]
+        await rig.wait_tokens(rids[-1], 2)
+        again.set_kv_limit(GROUPS[family.layout] * PAGE_BYTES)
+        assert [await rig.answer(rid) for rid in rids] == found
+        assert await answers(rig, again, PROMPTS) == found
+        held = [o.kv_bytes for o in rig.pool.memory[rig.devices[1]].stats().owners if o.pid in again.pids]
+        assert sum(held) <= GROUPS[family.layout] * PAGE_BYTES
+        await again.deactivate()
+        assert await rig.answer(beside) == rig.reference("demo-qwen3", prompt(7), 60)
+    assert rig.free_bytes(0) == rig.free_bytes(1) == DEVICE_BYTES
 
 
 @pytest.mark.slow
@@ -141,17 +161,16 @@ async def test_under_pressure_running_requests_are_retracted(rig: Rig, tmp_path:
     """The limit falls to the least an engine can have while requests run: all are answered exactly."""
     family = named(config)
     path = make_model(family, tmp_path / "wide", rig.models / "demo-llama", wide=True)
-    asked = tuple(prompt(20 + i, 40) for i in range(4))
-    alone = await expected(rig, path, family, asked, 3 * NEW)
+    asked = tuple(prompt(20 + i, 80) for i in range(3))
+    alone = await expected(rig, path, family, asked, 2 * NEW)
     handle = await start(rig, path, family)
-    rids = [rig.submit(handle, tokenized("", p, 3 * NEW)) for p in asked]
+    rids = [rig.submit(handle, tokenized("", p, 2 * NEW)) for p in asked]
     await rig.wait_tokens(rids[-1], 2)
-    groups = 2 if family.layout == WINDOWS else 1
-    handle.set_kv_limit(groups * PAGE_BYTES)
+    handle.set_kv_limit(GROUPS[family.layout] * PAGE_BYTES)
     assert [await rig.answer(rid) for rid in rids] == alone
     await rig.ask(handle, tokenized("", prompt(1), 1))
     await happens(lambda: handle.load and handle.load.retractions > 0, "a retraction that is told")
     held = rig.pool.memory[rig.devices[0]].stats()
-    assert sum(owner.kv_bytes for owner in held.owners) <= groups * PAGE_BYTES
+    assert sum(owner.kv_bytes for owner in held.owners) <= GROUPS[family.layout] * PAGE_BYTES
     await handle.deactivate()
     assert rig.free_bytes(0) == DEVICE_BYTES
