@@ -26,6 +26,7 @@ def all_hooks() -> tuple[Hook, ...]:
         kv_pool,
         kv_states,
         kv_window,
+        long_prompts,
         lora,
         pooling,
         remote_layers,
@@ -67,6 +68,7 @@ def all_hooks() -> tuple[Hook, ...]:
         spec_memory,
         spec_sampling,
         remote_layers,
+        long_prompts,
     )
     return tuple(hook for module in modules for hook in module.HOOKS)
 

@@ -87,6 +87,8 @@ def keep_retracted(*, req: Any, req_to_token_pool: Any, tree_cache: Any, **_: An
     store = store_of(tree_cache)
     if store is None or req.finished() or req.input_embeds is not None:
         return
+    if getattr(req, "skip_radix_cache_insert", False):  # a long one, whose slots are not its KV's
+        return
     tokens, slots = request_path(req, req_to_token_pool)
     first = int(req.cache_protected_len)  # the tree has what is before it, and stores it when it drops it
     if store.keep_is_worth(len(tokens) - first):

@@ -5,11 +5,13 @@ from __future__ import annotations
 import logging
 from array import array
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from http import HTTPStatus
 from typing import Any
 
 from sglang_patches.graphs import capture_due
 from sglang_patches.hooks import Hook, HookKind
+from sglang_patches.long_prompts import long_of, plan_turns
 from sglang_patches.remote_layers import before_step, plan_step
 from sglang_patches.seat import Seat
 
@@ -28,7 +30,7 @@ def schedule(original: Callable[..., Any], scheduler: Any, running_batch: Any, l
         running_batch, last_batch = scheduler.running_batch, scheduler.last_batch
     lease = scheduler.token_to_kv_pool_allocator.lease
     lease.before_step(scheduler)
-    plan = plan_step(scheduler, lambda: original(scheduler, running_batch, last_batch))
+    plan = plan_step(scheduler, lambda: plan_turns(original, scheduler, running_batch, last_batch))
     lease.planned(scheduler.enable_overlap)
     seat.stepped(scheduler)
     if plan.batch_to_run is None and last_batch is None and seat.rank == 0 and scheduler.waiting_queue:
@@ -47,7 +49,9 @@ def take_in(original: Callable[..., Any], scheduler: Any, recv_req: Any) -> None
         if recv_req.lora_id is not None and (refusal := seat.take_adapter(recv_req.lora_id)) is not None:
             seat.reject(recv_req.rid, *refusal)
             return
-        original(scheduler, recv_req)
+        long = long_of(scheduler)
+        with nullcontext() if long is None else long.lifting(recv_req, len(seat.resumed(recv_req.rid))):
+            original(scheduler, recv_req)
     except Exception as error:
         log.exception("request %s could not be taken in", recv_req.rid)
         seat.reject(recv_req.rid, f"{type(error).__name__}: {error}", HTTPStatus.BAD_REQUEST)
@@ -125,7 +129,8 @@ def enqueue(original: Callable[..., Any], scheduler: Any, req: Any, is_retracted
         if req.finished():
             scheduler.output_streamer.stream_output([req], req.return_logprob)
             return
-    original(scheduler, req, is_retracted)
+    if (long := long_of(scheduler)) is None or not long.takes(req):
+        original(scheduler, req, is_retracted)
 
 
 def complete_resumed(req: Any, tokens: Sequence[int]) -> None:

@@ -7,10 +7,12 @@ scheduler. In processes that are not Prism's nothing is patched at all: see :fun
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager
 from typing import Any, Protocol
 
 from prism import memory
 from prism.memory.rows import PoolRows, RowNumbers
+from prism.policy.long_prompts import LongShape, TierRoom, TierVerdict, WindowPlan
 from prism.remote.orders import Order
 
 
@@ -86,6 +88,29 @@ class KvStore(Protocol):
     def close(self) -> None: ...
 
 
+class UnitStore(Protocol):
+    """One long prompt's KV outside the engine (:class:`prism.kv.long_store.LongStore`)."""
+
+    def put(self, unit: tuple[int, int], data: Any) -> None: ...
+    def read(self, unit: tuple[int, int]) -> AbstractContextManager[Any]: ...
+    def answer(self) -> None: ...
+    @property
+    def host_bytes(self) -> int: ...
+    @property
+    def lent_bytes(self) -> int: ...
+    def close(self) -> None: ...
+
+
+class UnitTiers(Protocol):
+    """Where long prompts may have KV (:class:`prism.kv.long_store.LongTiers`)."""
+
+    brought_bytes: int
+
+    def rooms(self) -> Sequence[TierRoom]: ...
+    def begin(self, shape: LongShape, plan: WindowPlan, tokens: int) -> UnitStore | TierVerdict: ...
+    def close(self) -> None: ...
+
+
 class Seat(Protocol):
     """One worker's place: its messages, its memory, its outputs. ``rank`` and ``world`` are tensor-parallel."""
 
@@ -133,6 +158,9 @@ class Seat(Protocol):
 
     kv: KvStore | None
     """Where KV outlives the engine; None: nowhere."""
+
+    long_tiers: UnitTiers | None
+    """Where prompts that are larger than the device have KV; None: they are refused."""
 
     def take_orders(self) -> Sequence[Order]:
         """What arrived about layers in other engines, to be carried out now."""

@@ -11,6 +11,7 @@ from prism.config.engine_args import OWNED, REFUSED_VALUES, known_names, registr
 from prism.config.sections import DeviceConfig, ModelConfig
 from prism.config.yaml_source import KeyPath, YamlSource
 from prism.core.errors import InvalidValue
+from prism.core.settings import LongPromptPlace
 from prism.core.specs import Scheduling
 
 ADAPTER_KEYS: Final = ("name", "base", "adapter", "revision", "aliases", "slo", "late", "max_wait")
@@ -24,7 +25,7 @@ Problems = Iterator[InvalidValue]
 
 def cross_checks(document: CatalogFile, source: YamlSource) -> list[InvalidValue]:
     """Everything about ``document`` (read from ``source``) that cannot work, by section."""
-    checks: tuple[Callable[[CatalogFile, YamlSource], Problems], ...] = (_devices, _names, _models, _policy, _keys)
+    checks: tuple[Callable[[CatalogFile, YamlSource], Problems], ...] = (_devices, _names, _models, _kv, _policy, _keys)
     return [problem for check in checks for problem in check(document, source)]
 
 
@@ -65,6 +66,16 @@ def _models(document: CatalogFile, source: YamlSource) -> Problems:
         found = _model(model, document) if model.base is None else _adapter(model, document, source.data["models"][i])
         for path, value, why, choices in found:
             yield source.problem(_written(source, i, path), value, why, choices)
+
+
+def _kv(document: CatalogFile, source: YamlSource) -> Problems:
+    kv = document.kv
+    if kv.long_prompts is not LongPromptPlace.REFUSE and not kv.keep:
+        why = "needs `kv.keep: true`: the KV lies in the same pool of host memory"
+        yield source.problem(("kv", "long_prompts"), kv.long_prompts.value, why, (LongPromptPlace.REFUSE.value,))
+    elif kv.long_prompts is LongPromptPlace.LENT and not kv.lend:
+        why = "needs `kv.lend: true`: otherwise devices lend nothing"
+        yield source.problem(("kv", "long_prompts"), kv.long_prompts.value, why, (LongPromptPlace.HOST.value,))
 
 
 Problem = tuple[KeyPath, object, str, tuple[object, ...]]

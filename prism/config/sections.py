@@ -13,6 +13,7 @@ from msgspec import Meta, field
 from prism.config.section import Section
 from prism.config.units import Bytes, Seconds
 from prism.core.ids import kind_and_index
+from prism.core.settings import LongPromptPlace
 from prism.core.specs import LatePolicy, LendingRole, ModelKind, Scheduling, SpeculativeAlgorithm
 
 MODEL_NAME_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9._:/@+-]{0,199}$"
@@ -368,6 +369,14 @@ class KvConfig(Section, frozen=True, kw_only=True):
     lend_keep_fraction: Annotated[
         Fraction, Meta(description="Share of a device's memory that it keeps free and never lends.")
     ] = 0.1
+    long_prompts: Annotated[
+        LongPromptPlace,
+        Meta(
+            description="Where prompts whose KV is larger than their device may have it: nowhere, they are refused "
+            "(refuse), in host memory (host, needs `keep`), or also in what other devices lend (lent, needs `lend`)."
+            " `host_memory_fraction` bounds it; each token then reads all of it over the link."
+        ),
+    ] = LongPromptPlace.REFUSE
 
 
 class ServerConfig(Section, frozen=True, kw_only=True):

@@ -60,6 +60,9 @@ class EngineUp:
     """It takes whole pages of this size."""
     fair: bool = False
     """Its requests take turns (:attr:`prism.core.specs.Scheduling.FAIR`): it takes more than it has memory for."""
+    device_tokens: int = 0
+    """Most tokens of a request that is served on the device alone; larger ones have their KV outside and take a window
+    of it (:mod:`prism.policy.long_prompts`). 0: there is no such difference."""
 
 
 @dataclass(frozen=True, slots=True)

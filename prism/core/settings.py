@@ -50,6 +50,16 @@ class Admission(StrEnum):
     """At once; every engine keeps its own queue (rival policies)."""
 
 
+class LongPromptPlace(StrEnum):
+    """Where prompts whose KV is larger than their device may have it."""
+
+    REFUSE = "refuse"
+    """Nowhere."""
+    HOST = "host"
+    LENT = "lent"
+    """In memory that other devices lend, and in host memory."""
+
+
 class EvictionOrder(StrEnum):
     PAPER = "paper"
     """Idle beyond the threshold, larger SLO first, then longer idle."""

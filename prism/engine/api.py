@@ -86,6 +86,11 @@ class Handle(Protocol):
         """Most tokens of one request, prompt and output."""
         ...
 
+    @property
+    def device_tokens(self) -> int:
+        """Of one that is served on the device alone, where larger ones are served too; else 0."""
+        ...
+
     def submit(self, work: Work) -> None:
         """Hand the request over; returns at once. Raises :class:`EngineGone` if the engine is known to be dead."""
         ...

@@ -128,6 +128,8 @@ class EngineInfo(_Frame, frozen=True, kw_only=True):
     """Of one parameter."""
     from_image: bool
     """Whether the weights came from the host-memory store (False: SGLang's loader read the files)."""
+    device_tokens: int = 0
+    """Where requests that are larger than the device are served: the most tokens of one that is not; else 0."""
 
 
 class Activated(_Frame, frozen=True, kw_only=True):

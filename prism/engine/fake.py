@@ -57,6 +57,7 @@ class FakeHandle:
     source = "host"
     chunk_tokens = 8192
     max_request_tokens = 1 << 20
+    device_tokens = 0
     prefill_tokens_per_s = 1e6
 
     def __init__(

@@ -124,6 +124,10 @@ class EngineHandle:
         return self.info.max_request_tokens
 
     @property
+    def device_tokens(self) -> int:
+        return self.info.device_tokens
+
+    @property
     def running(self) -> frozenset[str]:
         """Ids submitted and neither finished nor lost."""
         return frozenset(self._running)

@@ -32,8 +32,10 @@ from prism.engine.sglang_codec import decode_request
 from prism.engine.tracker import Tracker
 from prism.engine.weight_seat import EngineWeights
 from prism.kv.keeper import KvKeeper
+from prism.kv.long_store import LongTiers
 from prism.policy.moving import Leg, Way, choose_way
 from prism.remote.orders import GrowRoute, HoldPieces, Order, OrderDone, ServeLayers, SetRoute
+from sglang_patches.long_prompts import LongPrompts
 from sglang_patches.spec_memory import reserve_tokens
 
 _LOAD_EVERY_S: Final = 0.05
@@ -72,6 +74,8 @@ class WorkerSeat:
         self._lent = 0
         self.kv: KvKeeper | None = None
         """Of this activation: the worker sets it."""
+        self.long_tiers: LongTiers | None = None
+        """Likewise."""
         self.fair = command.fair
 
     def close_pools(self) -> None:
@@ -227,8 +231,10 @@ def measure_load(scheduler: Any, weight_bytes: int, world: int, adapters: list[s
     lease = scheduler.token_to_kv_pool_allocator.lease
     kv, remote = scheduler.server_args.prism_seat.kv, getattr(scheduler, "prism_remote", None)
     cached = int(scheduler.tree_cache.evictable_size())
+    long: LongPrompts | None = getattr(scheduler, "prism_long", None)
     in_batch = sum(1 for r in scheduler.running_batch.reqs if not r.finished())
-    queued = len(scheduler.waiting_queue) + len(scheduler.grammar_manager)
+    in_batch += long is not None and long.run is not None
+    queued = len(scheduler.waiting_queue) + len(scheduler.grammar_manager) + (0 if long is None else len(long.waiting))
     return EngineCounters(
         running=in_batch + (scheduler.chunked_req is not None),
         queued=queued,
@@ -264,11 +270,14 @@ or the device would wait for them, as nothing is decoded meanwhile."""
 def describe(scheduler: Any, weight_bytes: int, from_image: bool) -> EngineInfo:
     """What schedulers must know about the engine that ``scheduler`` runs."""
     step_tokens = scheduler.chunked_prefill_size or scheduler.max_prefill_tokens
+    long: LongPrompts | None = getattr(scheduler, "prism_long", None)
+    most = min(scheduler.max_req_len, scheduler.model_config.context_len)
     return EngineInfo(
         kv_bytes_per_token=scheduler.token_to_kv_pool_allocator.lease.token_bytes,
         max_running=scheduler.max_running_requests,
         chunk_tokens=step_tokens if scheduler.is_generation else _POOLED_STEPS * step_tokens,
-        max_request_tokens=min(scheduler.max_req_len, scheduler.model_config.context_len),
+        max_request_tokens=most if long is None else max(most, long.most_tokens),
+        device_tokens=0 if long is None else long.device_tokens,
         weight_bytes=weight_bytes,
         dtype_bytes=scheduler.model_config.dtype.itemsize,
         from_image=from_image,

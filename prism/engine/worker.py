@@ -56,7 +56,7 @@ from prism.engine.skeletons import Skeleton, Skeletons, all_ranks, can_rest, res
 from prism.engine.weight_seat import EngineWeights
 from prism.kv.keeper import KvKeeper
 from prism.kv.lent_shelf import borrower_name
-from prism.kv.opening import open_keeper
+from prism.kv.opening import open_keeper, open_long_tiers
 from prism.kv.settings import DeclaredLinks, read_kv_settings
 from prism.memory.errors import is_out_of_memory
 from prism.memory.gpus import numa_node_of
@@ -65,6 +65,7 @@ from prism.weights.loading.links import LoadLinks
 from prism.weights.store.weight_store import WeightStore
 from prism.wire.secret import read_secret
 from sglang_patches.kv_move import keep_all
+from sglang_patches.long_prompts import close_long, open_long
 from sglang_patches.remote_layers import close_remote
 
 log = logging.getLogger(__name__)
@@ -213,6 +214,7 @@ class Worker:
             active = self._wake(skeleton, command, mark, clock, links)
         active.seat.apply_limit(command.limit_bytes)
         active.seat.kv, active.seat.fair = self._keeper(active.weights, command), command.fair
+        self._open_long(active)
         weights = active.weights
         info = describe(active.scheduler, weights.held_bytes, weights.from_image)
         phases = {**clock.phases, **{f"weights.{k}": v for k, v in weights.phases.items()}}
@@ -229,6 +231,20 @@ class Worker:
         return open_keeper(
             accounts, device, borrower, weights.identity, weights.expected_bytes, borrows=command.borrows
         )
+
+    def _open_long(self, active: ActiveModel) -> None:
+        """Where prompts that are larger than the device have their KV."""
+        accounts, command = Path(self._args.account_dir), active.command
+        borrower = borrower_name(f"{self._args.worker}-long", command.model)
+        active.seat.long_tiers = open_long_tiers(accounts, self._args.device, borrower, borrows=command.borrows)
+        if open_long(active.scheduler) is None:
+            self._close_long(active)
+
+    def _close_long(self, active: ActiveModel) -> None:
+        close_long(active.scheduler)
+        if active.seat.long_tiers is not None:
+            active.seat.long_tiers.close()
+            active.seat.long_tiers = None
 
     def _find_skeleton(self, command: ActivateModel, mark: str) -> Skeleton | None:
         """What this worker keeps of the model, if it can be woken on all ranks."""
@@ -258,6 +274,7 @@ class Worker:
         """Give all memory back, that of torch too: the process may take another model."""
         finish_kernels(self._kind)
         close_remote(active.scheduler)
+        self._close_long(active)
         keep_all(active.scheduler)
         active.seat.kv = None
         keep = self._skeletons.most > 0 and can_rest(active.scheduler, active.weights)

@@ -7,6 +7,7 @@
     DIRECTORY/SPACE/about       whose KV it is and what computing it takes (SpaceNote)
     DIRECTORY/SPACE/PIECE       complete pieces (prism.kv.piece_file); their times say when they were last used
     DIRECTORY/SPACE/.part-N     being written: its writer holds a lock on it
+    DIRECTORY/claims/.part-N    claimed by a process for itself (prism.kv.claims), likewise locked
 
 Any process may be killed at any time. Room is booked before bytes are written and given back after they are gone, so
 that the books only ever count too much; who finds the pool full counts the files, and removes what dead writers left.
@@ -32,6 +33,7 @@ from typing import Final
 
 import msgspec
 
+from prism.kv.claims import ClaimedBytes
 from prism.kv.naming import PieceName
 from prism.policy.moving import StoredPiece, choose_dropped
 from prism.weights.store.locks import locked, try_lock
@@ -39,6 +41,7 @@ from prism.weights.store.locks import locked, try_lock
 SHARED_MEMORY: Final = Path("/dev/shm")
 _WORD: Final = struct.Struct("<q")
 _PART: Final = ".part-"
+_CLAIMS: Final = "claims"
 _OWNER: Final = ".accounts"
 _ABOUT: Final = "about"
 _SWEEP: Final = 16
@@ -163,6 +166,32 @@ class HostPool:
             yield fd
         finally:
             os.close(fd)
+
+    def claim(self, nbytes: int) -> ClaimedBytes | None:
+        """Memory of the pool for this process alone, which no piece makes way for and which makes way for none; pieces
+        that are kept here are dropped for it. None: there is not so much."""
+        folder = self.directory / _CLAIMS
+        part = folder / f"{_PART}{os.getpid()}-{next(_numbers)}-{time.time_ns()}-{nbytes}"
+        try:
+            folder.mkdir(mode=0o700, exist_ok=True)
+            fd = os.open(part, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+        except FileNotFoundError:
+            return None  # the pool was dropped
+        if not (try_lock(fd, exclusive=True) and self._book(nbytes, part)):
+            part.unlink(missing_ok=True)
+            os.close(fd)
+            return None
+        return ClaimedBytes(fd, part, nbytes, self._remove_part)
+
+    def claimable_bytes(self) -> int:
+        """What :meth:`claim` could give now: all but what is claimed, or being written, already."""
+        use = self.use()
+        return max(0, use.bound_bytes - (use.booked_bytes - use.file_bytes))
+
+    @property
+    def bound_bytes(self) -> int:
+        """The most that all processes together store."""
+        return self._bound_bytes
 
     def touch(self, space: str, pieces: Iterable[PieceName]) -> None:
         """These pieces of one sequence count as used now, all at one time, so that its end is dropped first."""

@@ -148,6 +148,16 @@ class LentShelf:
         """Rate of the fastest link; 0: there is no lender."""
         return max((lender.bytes_per_s for lender in self._lenders), default=0.0)
 
+    @property
+    def offered_bytes(self) -> int:
+        """What lenders would lend beside what they have lent."""
+        return sum(lender.device.offered_bytes() for lender in self._lenders)
+
+    @property
+    def held_bytes(self) -> int:
+        """What they have lent here."""
+        return sum(lender.lent_bytes for lender in self._lenders)
+
     def has(self, key: Key) -> bool:
         with self._lock:
             return any(key in lender.pieces for lender in self._lenders)

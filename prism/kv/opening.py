@@ -6,9 +6,11 @@ from pathlib import Path
 from typing import Final
 
 from prism import memory
+from prism.core.settings import LongPromptPlace
 from prism.kv.host_pool import HostPool, claim_host_pool
 from prism.kv.keeper import KvKeeper
 from prism.kv.lent_shelf import Lender, LentShelf
+from prism.kv.long_store import LongTiers
 from prism.kv.settings import DeclaredLinks, read_kv_settings
 
 _FLOPS: Final = {"host": 2e10, "cuda": 2e14}
@@ -37,6 +39,18 @@ def open_keeper(
     lends = borrows and settings.lend_keep_fraction is not None and 0 < links.host < links.peer
     lent = LentShelf(_lenders(account_dir, device, borrower, links.peer)) if lends else None
     return KvKeeper(pool, weights, guess, links.host, lent)
+
+
+def open_long_tiers(account_dir: Path, device: str, borrower: str, borrows: bool = True) -> LongTiers | None:
+    """Where the long prompts of an engine on ``device`` may have KV; None: nowhere, they are refused. ``borrower`` is
+    what lenders know it by, if it ``borrows``."""
+    settings, pool = read_kv_settings(account_dir), open_host_pool(account_dir)
+    if pool is None or settings.long_prompts is LongPromptPlace.REFUSE:
+        return None
+    links = settings.links.get(device, DeclaredLinks())
+    lends = borrows and settings.long_prompts is LongPromptPlace.LENT and settings.lend_keep_fraction is not None
+    shelf = LentShelf(_lenders(account_dir, device, borrower, links.peer)) if lends else None
+    return LongTiers(pool, shelf, links.host)
 
 
 def _lenders(account_dir: Path, device: str, borrower: str, bytes_per_s: float) -> list[Lender]:

@@ -9,6 +9,8 @@ from typing import Final
 
 import msgspec
 
+from prism.core.settings import LongPromptPlace
+
 _FILE: Final = "kv.json"
 
 
@@ -29,6 +31,8 @@ class KvSettings(msgspec.Struct, frozen=True, kw_only=True):
     """Host memory for KV of models that left and of requests that wait; 0: none is kept."""
     lend_keep_fraction: float | None = None
     """Each device lends what is free beyond this part of it; None: devices lend nothing."""
+    long_prompts: LongPromptPlace = LongPromptPlace.REFUSE
+    """Where prompts that are larger than their device may have KV."""
     links: dict[str, DeclaredLinks] = {}
     """By device (``host:0``); virtual devices that play a link."""
 

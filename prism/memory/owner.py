@@ -130,6 +130,12 @@ class Owner:
         one page of ``page_bytes`` (whole granules) after the other. ``commit()`` as of any region."""
         return WeightRegion(_kvcached.CoreWeightRegion(self._core, nbytes, page_bytes, True, "staging"))
 
+    def window_region(self, nbytes: int) -> WeightRegion:
+        """Reserve address space for buffers through which data passes, charged as *staging*; ``commit()`` as for
+        weights."""
+        core = _kvcached.CoreWeightRegion(self._core, nbytes, min(self.page_bytes, nbytes), False, "staging")
+        return WeightRegion(core)
+
     def import_region(self, pages: list[tuple[int, int, int]]) -> ImportedRegion:
         """Map pages that another process exported (``WeightRegion.export_pages``; descriptors sent over a socket)."""
         return ImportedRegion(_kvcached.CoreImportedRegion(self._core, pages))

@@ -332,6 +332,7 @@ def _engine_up(instance: LocalInstance, handle: Handle, page_bytes: int) -> Engi
         max_running=handle.max_running,
         chunk_tokens=handle.chunk_tokens,
         max_request_tokens=handle.max_request_tokens,
+        device_tokens=handle.device_tokens,
         elastic=instance.elastic,
         kv_page_bytes=page_bytes,
         fair=instance.spec.scheduling is Scheduling.FAIR,

@@ -69,7 +69,7 @@ class Dispatcher:
             if head is None or not engine.can_start():  # 1
                 continue
             _, request, code = head
-            cost_bytes = engine.need_bytes(self._claim_tokens(request))
+            cost_bytes = engine.need_bytes(self._claim_tokens(engine, request))
             if cost_bytes is not None and cost_bytes <= free_bytes:  # 2
                 free_bytes -= cost_bytes
                 self._hand_over(engine, request, code, now_s, effects)
@@ -97,7 +97,7 @@ class Dispatcher:
         self._queue.remove(request.id)
         prefill_s = engine.speed.seconds(request.prefill_tokens)
         self._queue.dispatched(code, prefill_s)
-        self._engines.dispatched(engine, request, self._claim_tokens(request), now_s)
+        self._engines.dispatched(engine, request, self._claim_tokens(engine, request), now_s)
         reason = because(
             code,
             waited_s=now_s - request.arrival_s,
@@ -107,8 +107,8 @@ class Dispatcher:
         )
         effects.append(Dispatch(request.id, engine.up.key, reason))
 
-    def _claim_tokens(self, request: Request) -> int:
-        return request.prefill_tokens + min(self._settings.decode_reserve_tokens, request.max_new_tokens or 1 << 30)
+    def _claim_tokens(self, engine: EngineState, request: Request) -> int:
+        return engine.claim_tokens(request, self._settings.decode_reserve_tokens)
 
     def _refused_for_size(self, request: Request, now_s: float, effects: list[GpuEffect]) -> bool:
         """Refuse a request that waited for its starvation bound and does not fit although nothing runs here."""

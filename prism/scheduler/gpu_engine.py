@@ -8,6 +8,7 @@ from prism.core.events import EngineLoad, EngineUp
 from prism.core.ids import RequestId
 from prism.core.request import Request
 from prism.policy.latency_model import PrefillSpeed, TokenTime
+from prism.policy.long_prompts import WINDOW_SHARE, goes_long
 
 
 @dataclass(slots=True)
@@ -86,10 +87,25 @@ class EngineState:
             return self._pages_bytes(missing)
         return 0 if self.free_tokens is None else None
 
+    def is_long(self, request: Request) -> bool:
+        """Whether it is served with its KV outside of the device."""
+        most = self.up.device_tokens
+        return most > 0 and goes_long(request.kv_tokens, request.max_new_tokens or 1 << 30, most)
+
+    def claim_tokens(self, request: Request, reserve_tokens: int) -> int:
+        """Tokens for which it needs device memory; ``reserve_tokens``: what is kept for its answer."""
+        if self.is_long(request):
+            return self.up.device_tokens // WINDOW_SHARE
+        return request.prefill_tokens + min(reserve_tokens, request.max_new_tokens or 1 << 30)
+
+    def _backlog_of(self, request: Request) -> int:
+        """Tokens that stand before those of others: a long request's chunks and their steps take turns."""
+        return 0 if self.is_long(request) else request.prefill_tokens
+
     def dispatched(self, request: Request, claim_tokens: int, clock_s: float) -> None:
         self.in_flight[request.id] = InFlight(request, clock_s)
         self.no_token_yet += 1
-        self.backlog_tokens += request.prefill_tokens
+        self.backlog_tokens += self._backlog_of(request)
         self.claims[request.id] = claim_tokens
         self.claimed_tokens += claim_tokens
 
@@ -103,7 +119,8 @@ class EngineState:
         self.growth_tokens += self.growth_of(entry.request)
         self._leave_backlog(entry)
         busy_s = clock_s - max(entry.dispatched_clock_s, self.last_token_clock_s)
-        self.speed.observe(entry.request.prefill_tokens, max(0.0, busy_s))
+        if not self.is_long(entry.request):
+            self.speed.observe(entry.request.prefill_tokens, max(0.0, busy_s))
         self.last_token_clock_s = clock_s
         self.settled.append(id)
         return True
@@ -152,7 +169,7 @@ class EngineState:
 
     def _leave_backlog(self, entry: InFlight) -> None:
         self.no_token_yet -= 1
-        self.backlog_tokens -= entry.request.prefill_tokens
+        self.backlog_tokens -= self._backlog_of(entry.request)
 
     def _drop_claim(self, id: RequestId) -> None:
         self.claimed_tokens -= self.claims.pop(id, 0)

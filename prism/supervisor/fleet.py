@@ -8,7 +8,7 @@ from typing import Final
 import msgspec
 
 from prism.config.catalog import Catalog
-from prism.core.settings import GpuSettings
+from prism.core.settings import GpuSettings, LongPromptPlace
 from prism.kv.settings import DeclaredLinks, KvSettings
 from prism.node.main import EngineSettings
 from prism.weights.store.budget import Budget, share_of_memory
@@ -34,6 +34,7 @@ class KvShare(msgspec.Struct, frozen=True, kw_only=True):
     host_memory_fraction: float
     """0: nothing is kept."""
     lend_keep_fraction: float | None
+    long_prompts: LongPromptPlace
     links: dict[str, DeclaredLinks]
     """By the device's name on its machine."""
 
@@ -41,6 +42,7 @@ class KvShare(msgspec.Struct, frozen=True, kw_only=True):
         return KvSettings(
             host_bytes=share_of_memory(self.host_memory_fraction),
             lend_keep_fraction=self.lend_keep_fraction,
+            long_prompts=self.long_prompts,
             links=self.links,
         )
 
@@ -93,6 +95,7 @@ def settings_of(catalog: Catalog) -> FleetSettings:
     kv = KvShare(
         host_memory_fraction=catalog.kv.host_memory_fraction if catalog.kv.keep else 0.0,
         lend_keep_fraction=catalog.kv.lend_keep_fraction if catalog.kv.lend else None,
+        long_prompts=catalog.kv.long_prompts,
         links={d.id: DeclaredLinks(host=float(d.links.host_bytes_s), peer=float(d.links.peer_bytes_s)) for d in listed},
     )
     return FleetSettings(engines=engines, standby=catalog.engines.standby, weights=weights, kv=kv, gpu=settings.gpu)

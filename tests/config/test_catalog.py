@@ -166,6 +166,14 @@ def test_hundreds_of_models_read_no_files(tmp_path: Path) -> None:
     assert catalog.resolve("m499") == "m499"
 
 
+@pytest.mark.parametrize(("kept", "needs"), [("keep: false", "kv.keep"), ("keep: true", "kv.lend")])
+def test_prompts_larger_than_a_device_need_a_place_for_their_kv(tmp_path: Path, kept: str, needs: str) -> None:
+    file = tmp_path / "catalog.yaml"
+    file.write_text(f"models: [{{name: m, path: /nowhere}}]\nkv: {{{kept}, long_prompts: lent}}\n")
+    with pytest.raises(CatalogError, match=f"long_prompts.*needs `{needs}: true`"):
+        load_catalog(file)
+
+
 def test_taking_turns_needs_a_place_for_the_kv_of_the_others(tmp_path: Path) -> None:
     file = tmp_path / "catalog.yaml"
     for keep in ("true", "false"):

@@ -1,0 +1,182 @@
+"""KV of prompts that are larger than their device, outside of it: in memory that other devices lend, and in the
+machine's pool of host memory, by units (:mod:`prism.policy.long_prompts`).
+
+One process's own, summed, and gone with it. What a lender wants back goes to host memory between two steps; what finds
+no room there is lost, and the prompt is computed again.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Final
+
+import xxhash
+
+from prism.core.errors import PrismError
+from prism.kv.claims import ClaimedBytes
+from prism.kv.host_pool import HostPool
+from prism.kv.lent_shelf import Key, LentShelf
+from prism.kv.pacing import LinkPace
+from prism.kv.piece_file import BadPiece, MemoryBytes
+from prism.memory.rows import Packed
+from prism.policy.long_prompts import LongShape, TierRoom, TierVerdict, WindowPlan, first_host_bytes, judge_tiers
+
+Unit = tuple[int, int]
+"""Layer and piece."""
+_GROWS: Final = 8
+"""Units by which a claim on host memory is followed by another."""
+
+
+class TiersFull(PrismError):
+    """Neither lenders nor host memory have room for a unit."""
+
+
+class LongTiers:
+    """Where one engine's long prompts may have KV."""
+
+    def __init__(self, pool: HostPool, lent: LentShelf | None, host_bytes_per_s: float) -> None:
+        self._pool, self._lent, self.host_pace = pool, lent, LinkPace(host_bytes_per_s)
+        self._numbers = itertools.count()
+        self.brought_bytes = 0
+        """To the device, so far."""
+
+    def rooms(self) -> tuple[TierRoom, ...]:
+        """As they are now."""
+        host = TierRoom("host memory", self._pool.claimable_bytes(), self._pool.bound_bytes)
+        if self._lent is None:
+            return (host,)
+        free, held = self._lent.offered_bytes, self._lent.held_bytes
+        return TierRoom("lent memory", free, free + held), host
+
+    def begin(self, shape: LongShape, plan: WindowPlan, tokens: int) -> LongStore | TierVerdict:
+        """Room for a request of ``tokens``; or that there is not enough, with the numbers."""
+        verdict = judge_tiers(shape, plan, tokens, self.rooms())
+        if not verdict.fits:
+            return verdict
+        store = LongStore(f"long-{next(self._numbers)}", plan.unit_bytes, self, self._pool, self._lent)
+        lent = 0 if self._lent is None else self._lent.offered_bytes
+        if not store.claim(first_host_bytes(verdict.needed_bytes, lent)):
+            return verdict  # somebody was quicker
+        return store
+
+    def close(self) -> None:
+        """The model leaves."""
+        if self._lent is not None:
+            self._lent.empty(lambda key, memory: None)
+
+
+class LongStore:
+    """One request's units. Each is written once; :meth:`put` and :meth:`read` may be called by one thread each, and
+    :meth:`answer` while neither is."""
+
+    def __init__(self, name: str, unit_bytes: int, tiers: LongTiers, pool: HostPool, lent: LentShelf | None) -> None:
+        self._name, self._unit_bytes, self._tiers, self._pool, self._lent = name, unit_bytes, tiers, pool, lent
+        self._claims: list[ClaimedBytes] = []
+        self._used_bytes = 0
+        """Of the last claim."""
+        self._places: dict[Unit, tuple[ClaimedBytes, int]] = {}
+        """Units in host memory."""
+        self._sums: dict[Unit, int] = {}
+
+    def claim(self, nbytes: int) -> bool:
+        """Take so much host memory ahead of use. False: there is not so much."""
+        if nbytes <= 0:
+            return True
+        if (claim := self._pool.claim(nbytes)) is None:
+            return False
+        self._claims.append(claim)
+        self._used_bytes = 0
+        return True
+
+    def put(self, unit: Unit, data: Packed) -> None:
+        """Store a unit. Raises :class:`TiersFull`."""
+        self._sums[unit] = xxhash.xxh3_64_intdigest(data.data)
+
+        def write(place: MemoryBytes, pace: LinkPace) -> None:
+            began_s = pace.begin()
+            place.write(data, 0)
+            pace.copied(len(data), began_s)
+
+        if self._lent is not None and self._lent.put(self._key(unit), len(data), write):
+            return
+        if not self._put_in_host(unit, data):
+            raise TiersFull(f"no room for a unit of {self._unit_bytes} bytes: {self._tiers.rooms()}")
+
+    def _put_in_host(self, unit: Unit, data: Packed) -> bool:
+        last = self._claims[-1] if self._claims else None
+        if last is None or self._used_bytes + self._unit_bytes > last.nbytes:
+            if not (self.claim(_GROWS * self._unit_bytes) or self.claim(self._unit_bytes)):
+                return False
+            last = self._claims[-1]
+        pace = self._tiers.host_pace
+        began_s = pace.begin()
+        try:
+            last.write(data, self._used_bytes)
+        except OSError:
+            return False
+        pace.copied(len(data), began_s)
+        self._places[unit] = last, self._used_bytes
+        self._used_bytes += self._unit_bytes
+        return True
+
+    @contextmanager
+    def read(self, unit: Unit) -> Iterator[Packed]:
+        """The unit where it lies, verified; when it is left the link has carried it. Raises :class:`BadPiece` for one
+        that is gone or not what was stored."""
+        if unit in self._places:
+            claim, offset = self._places[unit]
+            began_s = self._tiers.host_pace.begin()
+            yield self._verified(unit, claim.memory[offset : offset + self._unit_bytes])
+            self._tiers.host_pace.copied(self._unit_bytes, began_s)
+        elif self._lent is not None:
+            with self._lent.opened(self._key(unit)) as lent:
+                if lent is None:
+                    raise BadPiece(f"the unit {unit} was lent, and is gone")
+                place, pace = lent
+                began_s = pace.begin()
+                yield self._verified(unit, place.memory)
+                pace.copied(self._unit_bytes, began_s)
+        else:
+            raise BadPiece(f"the unit {unit} was not stored")
+        self._tiers.brought_bytes += self._unit_bytes
+
+    def _verified(self, unit: Unit, memory: Packed) -> Packed:
+        if xxhash.xxh3_64_intdigest(memory.data) != self._sums[unit]:
+            raise BadPiece(f"the unit {unit} is not what was stored")
+        return memory
+
+    def answer(self) -> None:
+        """Between two steps: what lenders want back goes to host memory, where there is room."""
+        if self._lent is not None:
+            self._lent.answer(self._to_host)
+
+    def _to_host(self, key: Key, memory: Packed) -> None:
+        layer, piece = key[1].split("-")
+        if key[0] == self._name:
+            self._put_in_host((int(layer), int(piece)), memory)
+
+    def _key(self, unit: Unit) -> Key:
+        return self._name, f"{unit[0]}-{unit[1]}"
+
+    @property
+    def host_bytes(self) -> int:
+        """Claimed."""
+        return sum(claim.nbytes for claim in self._claims)
+
+    @property
+    def lent_bytes(self) -> int:
+        """Of units that are lent."""
+        return (len(self._sums) - len(self._places)) * self._unit_bytes if self._lent is not None else 0
+
+    def close(self) -> None:
+        """Everything is given back."""
+        if self._lent is not None:
+            for unit in self._sums.keys() - self._places.keys():
+                self._lent.drop(self._key(unit))
+        for claim in self._claims:
+            claim.close()
+        self._claims.clear()
+        self._places.clear()
+        self._sums.clear()

@@ -1,0 +1,112 @@
+"""SGLang's attention back end for the steps of a request that is larger than its device.
+
+Per layer: the step's own tokens and the tail are on the device; older units come through the window. What fills a
+piece goes out, the rest is the new tail.
+"""
+
+from __future__ import annotations
+
+import logging
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import torch
+from sglang.srt.layers.attention.base_attn_backend import AttentionBackend
+
+from prism.core.errors import PrismError
+from prism.policy.long_prompts import WindowPlan, bring_order
+from sglang_patches.long_attention import SoftmaxMerge, attend_own
+from sglang_patches.long_window import Bringing, LongWindow, Storing
+from sglang_patches.seat import UnitStore
+
+log = logging.getLogger(__name__)
+
+
+class LongAttention(AttentionBackend):  # type: ignore[misc]
+    """Of one request, from its first chunk to its end. A step is :meth:`begin`, the forward pass, :meth:`end`."""
+
+    def __init__(self, runner: Any, plan: WindowPlan, layers: int, window: LongWindow, store: UnitStore) -> None:
+        super().__init__()
+        self.device = runner.device
+        self.token_to_kv_pool, self.req_to_token_pool = runner.token_to_kv_pool, runner.req_to_token_pool
+        self._first_layer = int(runner.token_to_kv_pool.start_layer)
+        self._plan, self._layers, self._window, self._store = plan, layers, window, store
+        self._threads = ThreadPoolExecutor(1, "long-in"), ThreadPoolExecutor(1, "long-out")
+        self._bringing: Bringing | None = None
+        self._storing = Storing(store, self._threads[1])
+        self._pieces = self._step_tokens = 0
+        self.lost = ""
+        """Why the step has no result: KV that it needs is gone, or finds no room."""
+
+    def begin(self) -> None:
+        """Before a step."""
+        order = bring_order(self._layers, self._pieces)
+        self._bringing = Bringing(self._store, self._window, order, self._threads[0])
+        self._step_tokens = 0
+
+    def end(self) -> None:
+        """Behind a step, whatever came of it."""
+        if self._bringing is not None:
+            self._bringing.stop()
+            self._bringing = None
+        try:
+            self._storing.finish()
+        except (PrismError, OSError) as error:
+            self.lost = self.lost or str(error)
+        tokens = self._window.tail_tokens + self._step_tokens
+        self._pieces += self._plan.pieces(tokens)
+        self._window.tail_tokens = tokens % self._plan.piece_tokens
+
+    def close(self) -> None:
+        for thread in self._threads:
+            thread.shutdown()
+
+    def init_forward_metadata(self, forward_batch: Any) -> None:
+        """There is none: one sequence, whose keys are where they are."""
+
+    def forward_extend(self, q: Any, k: Any, v: Any, layer: Any, forward_batch: Any, *_: Any, **__: Any) -> Any:
+        return self._attend(q, k, v, layer)
+
+    def forward_decode(self, q: Any, k: Any, v: Any, layer: Any, forward_batch: Any, *_: Any, **__: Any) -> Any:
+        return self._attend(q, k, v, layer)
+
+    def _attend(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, layer: Any) -> torch.Tensor:
+        queries = q.reshape(-1, layer.tp_q_head_num, layer.qk_head_dim)
+        if not self.lost:
+            keys = k.view(-1, layer.tp_k_head_num, layer.qk_head_dim)
+            values = v.view(-1, layer.tp_v_head_num, layer.v_head_dim)
+            try:
+                return self._attend_all(queries, keys, values, layer.layer_id - self._first_layer, layer.scaling)
+            except (PrismError, OSError) as error:
+                log.warning("a step of a long prompt is lost: %s", error)
+                self.lost = str(error) or type(error).__name__
+        return q.new_zeros((len(queries), layer.tp_q_head_num * layer.v_head_dim))
+
+    def _attend_all(
+        self, queries: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, layer: int, scale: float
+    ) -> torch.Tensor:
+        assert self._bringing is not None, "a step that was not begun"
+        before, piece = self._window.tail_tokens, self._plan.piece_tokens
+        self._step_tokens = len(keys)
+        tail_keys, tail_values = self._window.tail(layer)
+        own_keys = torch.cat([tail_keys[:before], keys.to(tail_keys.dtype)])
+        own_values = torch.cat([tail_values[:before], values.to(tail_values.dtype)])
+        merge = SoftmaxMerge(queries, own_keys.shape[1], own_values.shape[2], scale)
+        attend_own(merge, own_keys, own_values, before, piece)
+        for number in range(self._pieces):
+            slot = self._bringing.next((layer, number))
+            merge.take(*self._window.slot(slot))
+            self._bringing.read(slot)
+        self._put_away(layer, own_keys, own_values)
+        return merge.answer()
+
+    def _put_away(self, layer: int, keys: torch.Tensor, values: torch.Tensor) -> None:
+        piece = self._plan.piece_tokens
+        full = self._plan.pieces(len(keys))
+        for i in range(full):
+            part = slice(i * piece, (i + 1) * piece)
+            self._storing.put((layer, self._pieces + i), keys[part], values[part])
+        rest = len(keys) - full * piece
+        tail_keys, tail_values = self._window.tail(layer)
+        tail_keys[:rest] = keys[full * piece :]
+        tail_values[:rest] = values[full * piece :]

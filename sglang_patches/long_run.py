@@ -1,0 +1,170 @@
+"""One long request on its way: its window, its units outside, and a batch of its own for each step."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+
+from prism.policy.long_prompts import WINDOW_SHARE, LongShape, WindowPlan, plan_window
+from sglang_patches.kv_allocator import Unplaced
+from sglang_patches.long_backend import LongAttention
+from sglang_patches.long_window import LongWindow
+from sglang_patches.seat import UnitStore
+
+
+class PaddingSlots:
+    """In place of an allocator: every token has the padding slot, since its KV lies elsewhere."""
+
+    page_size = 1
+
+    def __init__(self, device: str) -> None:
+        self.device, self.placement = device, Unplaced()
+
+    def alloc(self, need_size: int) -> torch.Tensor:
+        return torch.zeros(need_size, dtype=torch.int64, device=self.device)
+
+
+class NoTree:
+    """In place of a prefix cache, for a batch: SGLang asks it where slots come from."""
+
+    page_size = 1
+
+    def __init__(self, slots: PaddingSlots) -> None:
+        self.token_to_kv_pool_allocator = slots
+
+    def is_chunk_cache(self) -> bool:
+        return True
+
+    def supports_swa(self) -> bool:
+        return False
+
+    def supports_mamba(self) -> bool:
+        return False
+
+
+class LongRun:
+    """Owns ``window`` and ``store`` until :meth:`close`."""
+
+    def __init__(
+        self,
+        scheduler: Any,
+        req: Any,
+        plan: WindowPlan,
+        layers: int,
+        window: LongWindow,
+        store: UnitStore,
+        most_chunk_tokens: int,
+    ) -> None:
+        self._scheduler, self.req, self.window, self.store = scheduler, req, window, store
+        self._runner = scheduler.tp_worker.model_runner
+        self.backend = LongAttention(self._runner, plan, layers, window, store)
+        self.aborted = False
+        self._chunk_tokens = min(int(scheduler.chunked_prefill_size or scheduler.max_prefill_tokens), most_chunk_tokens)
+        self._done = 0
+        """Tokens that have KV, or will behind the step that runs."""
+        self._batch: Any = None
+        req._refresh_fill_ids()
+        self._prompt = len(req.full_untruncated_fill_ids)
+        req.last_node, req.cache_protected_len = None, 0
+
+    def next_batch(self) -> Any:
+        """A chunk of the prompt, or the next token. The step before it must have been processed."""
+        if self._done < self._prompt:
+            self._batch = self._prefill(min(self._done + self._chunk_tokens, self._prompt))
+        else:
+            self._batch.prepare_for_decode()
+        # SGLang frees the slots behind what its tree protects: there are none.
+        self.req.cache_protected_len = self.req.kv_committed_len
+        return self._batch
+
+    def _prefill(self, end: int) -> Any:
+        from sglang.srt.managers.schedule_batch import ScheduleBatch
+        from sglang.srt.managers.scheduler_components.metrics_reporter import PrefillStats
+        from sglang.srt.observability.metrics_collector import QueueCount
+        from sglang.srt.observability.req_time_stats import set_time_batch
+
+        scheduler, req, first = self._scheduler, self.req, self._done
+        slots = PaddingSlots(scheduler.device)
+        middle = end < self._prompt
+        req.inflight_middle_chunks += middle
+        req.prefix_indices = torch.zeros(first, dtype=torch.int64, device=scheduler.device)
+        req.set_extend_range(first, end)
+        if first == 0:
+            set_time_batch([req], "set_forward_entry_time")
+        batch = ScheduleBatch.init_new(
+            [req],
+            scheduler.req_to_token_pool,
+            slots,
+            NoTree(slots),
+            scheduler.model_config,
+            scheduler.enable_overlap,
+            scheduler.spec_algorithm,
+            chunked_req=req if middle else None,
+        )
+        batch.contains_last_prefill_chunk = not middle
+        batch.prepare_for_extend()
+        batch.decoding_reqs = None
+        batch.prefill_stats = PrefillStats(end - first, 0, 1.0, QueueCount.from_reqs([], False), int(first == 0))
+        self._done = end
+        return batch
+
+    @contextmanager
+    def computing(self) -> Iterator[None]:
+        """A step of this request runs: with its own back end, and none of the captured graphs."""
+        runner = self._runner
+        before = runner.attn_backend, runner.decode_cuda_graph_runner
+        runner.attn_backend, runner.decode_cuda_graph_runner = self.backend, None
+        self.backend.begin()
+        try:
+            yield
+        finally:
+            runner.attn_backend, runner.decode_cuda_graph_runner = before
+            self.backend.end()
+
+    def release(self) -> None:
+        """Its place in SGLang's tables is free again, if it has one."""
+        from sglang.srt.mem_cache.common import release_kv_cache
+
+        if self.req.req_pool_idx is not None:
+            release_kv_cache(self.req, self._scheduler.tree_cache, is_insert=False)
+
+    def close(self) -> None:
+        """Give all memory back, on the device and outside."""
+        self.backend.close()
+        self.store.close()
+        self.window.close()
+
+
+def layout_of(scheduler: Any) -> tuple[LongShape, WindowPlan] | None:
+    """What a token's KV is and the window for it; None for a model whose attention cannot be computed in parts here
+    (docs/memory.md), or whose device has no room for the smallest window."""
+    from sglang.srt.layers.radix_attention import AttentionType, RadixAttention
+    from sglang.srt.mem_cache.memory_pool import MHATokenToKVPool
+    from sglang.srt.mem_cache.radix_cache import RadixCache
+
+    seat, tree = scheduler.server_args.prism_seat, scheduler.tree_cache
+    pool = scheduler.token_to_kv_pool_allocator.get_kvcache()
+    plain = seat.world == 1 and scheduler.is_generation and not scheduler.enable_lora and not seat.first_pieces
+    plain = plain and scheduler.spec_algorithm.is_none()
+    plain = plain and type(tree) is RadixCache and not tree.disable and not tree.is_eagle and tree.page_size == 1
+    if not plain or type(pool) is not MHATokenToKVPool or pool.dtype != pool.store_dtype:
+        return None
+    layers = [m for m in scheduler.tp_worker.model_runner.model.modules() if isinstance(m, RadixAttention)]
+    known = all(
+        m.attn_type is AttentionType.DECODER
+        and m.sliding_window_size <= 0
+        and not m.logit_cap
+        and not m.is_cross_attention
+        and not m.use_irope
+        and m.xai_temperature_len <= 0
+        for m in layers
+    )
+    if not known or sorted(m.layer_id for m in layers) != list(range(pool.start_layer, pool.start_layer + len(layers))):
+        return None
+    token_bytes = pool.head_num * (pool.head_dim + pool.v_head_dim) * pool.store_dtype.itemsize
+    shape = LongShape(len(layers), token_bytes)
+    plan = plan_window(shape, seat.kv_capacity_bytes // WINDOW_SHARE)
+    return None if plan is None else (shape, plan)

@@ -1,0 +1,149 @@
+"""What of a long request is on the device: the tails of all layers, and slots through which units pass.
+
+::
+
+    | tail of layer 0: K, V | tail of layer 1 | ... | slot 0: K, V | slot 1 |      each of piece_tokens tokens
+
+The memory is charged as *staging*, for as long as the request runs. A thread brings units into slots in the order in
+which attention will read them, while the device computes with the ones before; another takes full tails out.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from queue import SimpleQueue
+from typing import Any
+
+import numpy as np
+import torch
+
+from prism import memory
+from prism.policy.long_prompts import SLOTS, WindowPlan
+from sglang_patches.seat import UnitStore
+
+Unit = tuple[int, int]
+
+
+class LongWindow:
+    """Raises :class:`prism.memory.errors.OutOfMemory` when the device has no room for it now."""
+
+    def __init__(self, owner: memory.Owner, plan: WindowPlan, layers: int, pool: Any) -> None:
+        """``pool``: SGLang's KV pool, which says what a token's K and V are."""
+        self._plan, self._layers = plan, layers
+        page = owner.page_bytes
+        self._region = owner.window_region(-(-plan.nbytes // page) * page)
+        try:
+            self._region.commit()
+        except BaseException:
+            self._region.close()
+            raise
+        self._bytes = torch.from_dlpack(self._region.memory())
+        self._shapes = (pool.head_num, pool.head_dim), (pool.head_num, pool.v_head_dim)
+        self._dtype = pool.dtype
+        self.tail_tokens = 0
+        """In every layer's tail."""
+
+    def tail(self, layer: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """K and V of ``piece_tokens`` tokens, those behind ``tail_tokens`` without meaning."""
+        return self._parts(self._unit(layer))
+
+    def slot(self, slot: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """K and V of the unit that was brought there."""
+        return self._parts(self._unit(self._layers + slot))
+
+    def fill(self, slot: int, packed: Any) -> None:
+        """Bring a unit; it is there when this returns."""
+        self._unit(self._layers + slot).copy_(torch.from_numpy(packed))
+        self.settle()
+
+    def settle(self) -> None:
+        """What this thread has begun with the window's memory is done."""
+        if self._bytes.is_cuda:
+            torch.cuda.current_stream(self._bytes.device).synchronize()
+
+    def _unit(self, number: int) -> torch.Tensor:
+        return self._bytes[number * self._plan.unit_bytes : (number + 1) * self._plan.unit_bytes]
+
+    def _parts(self, unit: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        flat, tokens = unit.view(self._dtype), self._plan.piece_tokens
+        (heads, k_dim), (_, v_dim) = self._shapes
+        cut = tokens * heads * k_dim
+        return flat[:cut].view(tokens, heads, k_dim), flat[cut:].view(tokens, heads, v_dim)
+
+    @property
+    def held_bytes(self) -> int:
+        return self._region.committed_bytes
+
+    def close(self) -> None:
+        """Give the memory back. Nothing here may be used any more."""
+        self._bytes = torch.empty(0, dtype=torch.uint8)
+        self._region.close()
+
+
+class Bringing:
+    """The units of one step on their way in, at most SLOTS ahead of the attention that reads them."""
+
+    def __init__(self, store: UnitStore, window: LongWindow, order: Iterator[Unit], thread: ThreadPoolExecutor) -> None:
+        self._store, self._window, self._order = store, window, order
+        self._free: SimpleQueue[int | None] = SimpleQueue()
+        self._ready: SimpleQueue[tuple[Unit, int] | BaseException] = SimpleQueue()
+        for slot in range(SLOTS):
+            self._free.put(slot)
+        self._done = thread.submit(self._bring)
+
+    def _bring(self) -> None:
+        try:
+            for unit in self._order:
+                slot = self._free.get()
+                if slot is None:
+                    return
+                with self._store.read(unit) as packed:
+                    self._window.fill(slot, packed)
+                self._ready.put((unit, slot))
+        except BaseException as error:  # raised by :meth:`next` where the unit is missing
+            self._ready.put(error)
+
+    def next(self, unit: Unit) -> int:
+        """The slot of ``unit``, the next of the order. Raises what went wrong with it."""
+        found = self._ready.get()
+        if isinstance(found, BaseException):
+            raise found
+        assert found[0] == unit, f"attention asks for {unit}, {found[0]} was brought"
+        return found[1]
+
+    def read(self, slot: int) -> None:
+        """The unit in ``slot`` is not needed any more."""
+        self._window.settle()
+        self._free.put(slot)
+
+    def stop(self) -> None:
+        """Nothing is on its way any more."""
+        self._free.put(None)
+        self._done.result()
+
+
+class Storing:
+    """Units on their way out: as many at once as there are slots."""
+
+    def __init__(self, store: UnitStore, thread: ThreadPoolExecutor) -> None:
+        self._store, self._thread = store, thread
+        self._going: deque[Future[None]] = deque()
+
+    def put(self, unit: Unit, keys: torch.Tensor, values: torch.Tensor) -> None:
+        """Raises what went wrong with an earlier unit."""
+        while len(self._going) >= SLOTS:
+            self._going.popleft().result()
+        packed = torch.cat([keys.reshape(-1), values.reshape(-1)]).view(torch.uint8).cpu().numpy()
+        self._going.append(self._thread.submit(self._store.put, unit, np.ascontiguousarray(packed)))
+
+    def finish(self) -> None:
+        """All units are stored. Raises what went wrong with one."""
+        try:
+            while self._going:
+                self._going.popleft().result()
+        finally:
+            for going in self._going:
+                going.cancel()
+            self._going.clear()

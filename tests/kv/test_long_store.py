@@ -1,0 +1,135 @@
+"""Units of long prompts: with lenders first, in host memory when they want it back, lost where there is no room."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import signal
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from prism import memory
+from prism.kv.host_pool import HostPool
+from prism.kv.lent_shelf import Lender, LentShelf
+from prism.kv.long_store import LongStore, LongTiers, TiersFull
+from prism.kv.piece_file import BadPiece
+from prism.memory.rows import Packed
+from prism.policy.long_prompts import LongShape, TierVerdict, plan_window
+
+PAGE = 64 << 10
+SHAPE = LongShape(2, 1024)
+PLAN = plan_window(SHAPE, 1 << 40)
+assert PLAN is not None
+UNIT = PLAN.unit_bytes
+
+
+def data(number: int) -> Packed:
+    return np.full(UNIT, number, dtype=np.uint8)
+
+
+def lender(folder: Path, units: int) -> memory.Device:
+    device = memory.open_device("host:1", units * UNIT, account_dir=folder / "accounts", page_bytes=PAGE)
+    device.offer(0)
+    return device
+
+
+def tiers(folder: Path, host_units: int, device: memory.Device | None = None) -> LongTiers:
+    shelf = None if device is None else LentShelf([Lender(device, "borrower", 0.0)])
+    return LongTiers(HostPool(folder / "pool", host_units * UNIT), shelf, 0.0)
+
+
+def begin(made: LongTiers, pieces: int) -> LongStore:
+    assert PLAN is not None
+    store = made.begin(SHAPE, PLAN, pieces * PLAN.piece_tokens)
+    assert isinstance(store, LongStore)
+    return store
+
+
+def assert_there(store: LongStore, *numbers: int) -> None:
+    for number in numbers:
+        with store.read((0, number)) as found:
+            assert (found == number).all()
+
+
+def test_what_lenders_want_back_goes_to_host_memory(tmp_path: Path) -> None:
+    device = lender(tmp_path, 4)
+    made = tiers(tmp_path, 8, device)
+    store = begin(made, 2)
+    assert store.host_bytes == 0, "the lender has room for all of it"
+    for number in range(4):
+        store.put((0, number), data(number))
+    assert store.lent_bytes == 4 * UNIT
+    assert_there(store, 0, 1, 2, 3)
+    device.offer(None)
+    store.answer()
+    assert store.lent_bytes == 0
+    assert device.free_bytes() == device.capacity_bytes
+    assert_there(store, 0, 1, 2, 3)
+    store.close()
+    made.close()
+    assert HostPool(tmp_path / "pool", 8 * UNIT).use().booked_bytes == 0
+    assert not device.audit().problems
+
+
+def test_a_unit_that_finds_no_room_when_its_lender_wants_it_is_told_to_be_gone(tmp_path: Path) -> None:
+    device = lender(tmp_path, 4)
+    made = tiers(tmp_path, 1, device)
+    store = begin(made, 2)
+    for number in range(4):
+        store.put((0, number), data(number))
+    device.offer(None)
+    store.answer()
+    gone = 0
+    for number in range(4):
+        try:
+            assert_there(store, number)
+        except BadPiece:
+            gone += 1
+    assert gone == 3
+    with pytest.raises(TiersFull):
+        store.put((1, 0), data(9))
+    store.close()
+    made.close()
+
+
+def test_one_prompt_waits_for_what_another_has_claimed_and_a_third_never_fits(tmp_path: Path) -> None:
+    made = tiers(tmp_path, 8)
+    assert PLAN is not None
+    first = begin(made, 3)
+    waits = made.begin(SHAPE, PLAN, 2 * PLAN.piece_tokens)
+    assert isinstance(waits, TierVerdict)
+    assert waits.may_fit
+    assert not waits.fits
+    never = made.begin(SHAPE, PLAN, 5 * PLAN.piece_tokens)
+    assert isinstance(never, TierVerdict)
+    assert not never.may_fit
+    first.close()
+    begin(made, 2).close()
+
+
+def claim_and_wait(folder: Path, ready: object) -> None:
+    claim = HostPool(folder / "pool", 8 * UNIT).claim(6 * UNIT)
+    assert claim is not None
+    claim.write(data(1), 0)
+    ready.set()  # type: ignore[attr-defined]
+    signal.pause()
+
+
+def test_what_a_killed_process_has_claimed_is_free_again(tmp_path: Path) -> None:
+    context = multiprocessing.get_context("fork")
+    ready = context.Event()
+    process = context.Process(target=claim_and_wait, args=(tmp_path, ready))
+    process.start()
+    assert ready.wait(60)
+    pool = HostPool(tmp_path / "pool", 8 * UNIT)
+    assert pool.claimable_bytes() == 2 * UNIT
+    assert pool.claim(3 * UNIT) is None
+    assert process.pid is not None
+    os.kill(process.pid, signal.SIGKILL)
+    process.join()
+    claim = pool.claim(8 * UNIT)
+    assert claim is not None
+    claim.close()
+    assert pool.use().booked_bytes == 0

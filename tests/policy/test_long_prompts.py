@@ -1,0 +1,86 @@
+"""Prompts larger than a device: who is one, the window, and whether the tiers hold them."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from prism.policy.long_prompts import (
+    SLOTS,
+    LongShape,
+    TierRoom,
+    bring_order,
+    estimate_step_s,
+    first_host_bytes,
+    goes_long,
+    judge_tiers,
+    most_long_tokens,
+    plan_window,
+)
+
+SHAPES = st.builds(LongShape, st.integers(1, 96), st.sampled_from([256, 1024, 4096, 8192]))
+ROOMS = st.lists(
+    st.builds(lambda free, more: TierRoom("t", free, free + more), st.integers(0, 1 << 34), st.integers(0, 1 << 34)),
+    min_size=1,
+    max_size=3,
+)
+
+
+def test_a_request_is_long_when_its_prompt_and_the_beginning_of_its_answer_do_not_fit() -> None:
+    assert not goes_long(800, 1 << 30, 1000)
+    assert goes_long(940, 1 << 30, 1000), "64 tokens of its answer would not fit"
+    assert not goes_long(940, 10, 1000), "it asks for ten"
+    assert goes_long(2000, 1, 1000)
+
+
+@given(shape=SHAPES, most=st.integers(0, 1 << 30))
+def test_the_window_is_the_largest_that_fits(shape: LongShape, most: int) -> None:
+    plan = plan_window(shape, most)
+    smallest = 8 * shape.token_bytes * (shape.layers + SLOTS)
+    assert (plan is None) == (most < smallest)
+    if plan is not None:
+        assert plan.nbytes == plan.unit_bytes * (shape.layers + SLOTS) <= most
+        assert plan.piece_tokens == 512 or 2 * plan.nbytes > most
+
+
+@given(shape=SHAPES, rooms=ROOMS, extra=st.integers(1, 2000))
+def test_the_longest_request_fits_when_nobody_else_is_there_and_a_longer_one_does_not(
+    shape: LongShape, rooms: list[TierRoom], extra: int
+) -> None:
+    plan = plan_window(shape, 1 << 40)
+    assert plan is not None
+    most = most_long_tokens(shape, plan, rooms)
+    assert judge_tiers(shape, plan, most, rooms).may_fit
+    beyond = judge_tiers(shape, plan, most + extra, rooms)
+    assert not beyond.may_fit
+    assert not beyond.fits, "what does not fit an empty machine does not fit a full one"
+
+
+@given(layers=st.integers(1, 40), pieces=st.integers(0, 40))
+def test_every_unit_comes_once_a_step_layer_by_layer(layers: int, pieces: int) -> None:
+    order = list(bring_order(layers, pieces))
+    assert len(order) == len(set(order)) == layers * pieces
+    assert order == sorted(order)
+
+
+@given(needed=st.integers(0, 1 << 40), lent=st.integers(0, 1 << 40))
+def test_host_memory_is_taken_for_what_lenders_do_not_cover(needed: int, lent: int) -> None:
+    taken = first_host_bytes(needed, lent)
+    assert 0 <= taken <= needed
+    assert taken + lent >= needed
+
+
+def test_a_refusal_names_what_is_needed_and_what_there_is() -> None:
+    shape = LongShape(2, 1024)
+    plan = plan_window(shape, 1 << 20)
+    assert plan is not None
+    verdict = judge_tiers(shape, plan, 4096, [TierRoom("lent memory", 0, 1 << 20), TierRoom("host memory", 0, 2 << 20)])
+    assert not verdict.may_fit
+    assert "8.0 MiB" in verdict.words()
+    assert "lent memory 1.0 MiB, host memory 2.0 MiB" in verdict.words()
+
+
+def test_a_step_takes_the_slower_of_link_and_arithmetic() -> None:
+    assert estimate_step_s(100, 10.0, 3.0) == 10.0
+    assert estimate_step_s(100, 1000.0, 3.0) == 3.0
+    assert estimate_step_s(100, 0.0, 3.0) == 3.0

@@ -1,0 +1,136 @@
+"""A request's attention step by step, with all but its tail outside: the same as with everything on the device."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from prism import memory
+from prism.kv.host_pool import HostPool
+from prism.kv.long_store import LongStore, LongTiers
+from prism.memory.errors import OutOfMemory
+from prism.policy.long_prompts import LongShape, TierVerdict, WindowPlan, plan_window
+from sglang_patches.long_backend import LongAttention
+from sglang_patches.long_window import LongWindow
+from tests.sglang_patches.test_long_attention import whole
+
+LAYERS, HEADS, KV_HEADS, DIM, V_DIM = 3, 4, 2, 16, 8
+SHAPE = LongShape(LAYERS, KV_HEADS * (DIM + V_DIM) * 4)
+POOL = SimpleNamespace(head_num=KV_HEADS, head_dim=DIM, v_head_dim=V_DIM, dtype=torch.float32, start_layer=0)
+STEPS = (40, 40, 23, 1, 1, 1, 1, 1, 1)
+
+
+@pytest.fixture
+def device() -> Iterator[memory.Device]:
+    with tempfile.TemporaryDirectory() as folder:
+        yield memory.open_device("host:0", 64 << 20, account_dir=folder)
+
+
+@pytest.fixture
+def pool(tmp_path: Path) -> HostPool:
+    return HostPool(tmp_path / "pool", 1 << 20)
+
+
+def small_plan() -> WindowPlan:
+    plan = plan_window(SHAPE, SHAPE.token_bytes * 16 * (LAYERS + 2))
+    assert plan is not None
+    assert plan.piece_tokens == 16
+    return plan
+
+
+def layer(number: int) -> SimpleNamespace:
+    return SimpleNamespace(
+        tp_q_head_num=HEADS,
+        tp_k_head_num=KV_HEADS,
+        tp_v_head_num=KV_HEADS,
+        qk_head_dim=DIM,
+        v_head_dim=V_DIM,
+        layer_id=number,
+        scaling=0.25,
+    )
+
+
+def run_steps(window: LongWindow, store: LongStore, steps: tuple[int, ...]) -> tuple[LongAttention, bool]:
+    """Whether every answer is that of one softmax over all tokens so far."""
+    torch.manual_seed(1)
+    runner = SimpleNamespace(device="cpu", token_to_kv_pool=POOL, req_to_token_pool=None)
+    backend = LongAttention(runner, small_plan(), LAYERS, window, store)
+    past = [(torch.empty(0, KV_HEADS, DIM), torch.empty(0, KV_HEADS, V_DIM)) for _ in range(LAYERS)]
+    equal = True
+    for tokens in steps:
+        backend.begin()
+        for number in range(LAYERS):
+            q, k, v = (torch.randn(tokens, h, d) for h, d in ((HEADS, DIM), (KV_HEADS, DIM), (KV_HEADS, V_DIM)))
+            before = len(past[number][0])
+            past[number] = torch.cat([past[number][0], k]), torch.cat([past[number][1], v])
+            found = backend.forward_extend(q.view(tokens, -1), k, v, layer(number), None)
+            wanted = whole(q, *past[number], before, 0.25)
+            equal = equal and torch.allclose(found, wanted, atol=1e-5)
+        backend.end()
+    return backend, equal
+
+
+def test_attention_over_units_is_attention_over_everything(device: memory.Device, pool: HostPool) -> None:
+    owner = device.register("engine")
+    window = LongWindow(owner, small_plan(), LAYERS, POOL)
+    assert owner.held("staging") == window.held_bytes >= small_plan().nbytes
+    tiers = LongTiers(pool, None, 0.0)
+    store = tiers.begin(SHAPE, small_plan(), sum(STEPS))
+    assert isinstance(store, LongStore)
+    backend, equal = run_steps(window, store, STEPS)
+    assert equal
+    assert not backend.lost
+    assert tiers.brought_bytes > 0
+    assert store.host_bytes == SHAPE.bytes_of(sum(STEPS) // 16 * 16) == pool.use().booked_bytes
+    backend.close()
+    store.close()
+    window.close()
+    assert pool.use().booked_bytes == 0
+    assert device.free_bytes() == device.capacity_bytes
+    assert not device.audit().problems
+    owner.close()
+
+
+def test_a_unit_that_is_not_what_was_stored_costs_the_step(device: memory.Device, pool: HostPool) -> None:
+    owner = device.register("engine")
+    window = LongWindow(owner, small_plan(), LAYERS, POOL)
+    store = LongTiers(pool, None, 0.0).begin(SHAPE, small_plan(), 120)
+    assert isinstance(store, LongStore)
+    backend, _ = run_steps(window, store, (40,))
+    assert not backend.lost
+    (part,) = (pool.directory / "claims").glob(".part-*")
+    with part.open("r+b") as file:
+        file.write(b"xx")
+    backend.begin()
+    for number in range(LAYERS):
+        parts = torch.ones(1, HEADS * DIM), torch.ones(1, KV_HEADS, DIM), torch.ones(1, KV_HEADS, V_DIM)
+        assert not backend.forward_decode(*parts, layer(number), None).isnan().any()
+    backend.end()
+    assert "not what was stored" in backend.lost
+    backend.close()
+    store.close()
+    window.close()
+    owner.close()
+
+
+def test_a_window_that_finds_no_room_leaves_nothing(device: memory.Device) -> None:
+    other = device.register("other")
+    other.reserve(64 << 20, "kv")
+    owner = device.register("engine")
+    with pytest.raises(OutOfMemory):
+        LongWindow(owner, small_plan(), LAYERS, POOL)
+    assert owner.held("staging") == 0
+    owner.close()
+    other.close()
+
+
+def test_what_the_pool_cannot_hold_is_told_with_numbers(pool: HostPool) -> None:
+    found = LongTiers(pool, None, 0.0).begin(SHAPE, small_plan(), 10_000)
+    assert isinstance(found, TierVerdict)
+    assert not found.may_fit
+    assert "host memory 1.0 MiB" in found.words()
