@@ -113,8 +113,8 @@ class FleetPool:
         now = {_entry((mark, layout)): ((mark, layout), nbytes) for layout, nbytes in wanted.items()}
         for gone in self._entries.pop(mark, {}).keys() - now.keys():
             self._book.forget(gone)
-        for entry, (_, nbytes) in now.items():
-            self._book.need(entry, nbytes)
+        for entry, ((_, layout), nbytes) in now.items():
+            self._book.need(entry, nbytes, frozenset(self._packs.holders(mark, layout)))
         if now:
             self._entries[mark] = now
 

@@ -160,6 +160,16 @@ def test_a_death_moves_what_died_and_nothing_else() -> None:
     assert fetched == {e for e in needed if before[e] == dead} - ({"e0"} if dead != "b" else set())
 
 
+def test_of_equal_machines_one_that_needs_nobody_else_is_the_home() -> None:
+    for near in "abc":
+        pool = ParameterPool()
+        for machine in "abc":
+            pool.put_machine(machine, 100)
+        pool.need("e", 1, frozenset(near))
+        pool.settle()
+        assert pool.home_of("e") == near
+
+
 def test_a_machine_that_is_not_there_is_no_keeper() -> None:
     pool = ParameterPool()
     with pytest.raises(KeyError):

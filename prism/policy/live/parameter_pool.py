@@ -33,6 +33,7 @@ class PoolHost:
 @dataclass(slots=True)
 class PoolEntry:
     nbytes: int
+    near: frozenset[str]
     home: PoolHost | None = None
     holders: set[str] = field(default_factory=set)
 
@@ -89,13 +90,15 @@ class ParameterPool:
         self._dirty |= now != known.copies
         known.copies = now
 
-    def need(self, entry: str, nbytes: int) -> None:
-        """``entry`` must have a copy (from now on one of so many bytes)."""
+    def need(self, entry: str, nbytes: int, near: frozenset[str] = frozenset()) -> None:
+        """``entry`` must have a copy (from now on one of so many bytes). ``near``: machines that need nobody else to
+        have it in memory; of machines that are as good otherwise one of these is taken."""
         if entry in self._entries:
             if self._entries[entry].nbytes == nbytes:
+                self._entries[entry].near = near
                 return
             self.forget(entry)
-        self._entries[entry] = PoolEntry(nbytes, holders=self._held.setdefault(entry, set()))
+        self._entries[entry] = PoolEntry(nbytes, near, holders=self._held.setdefault(entry, set()))
         self._homeless[entry] = None
         self._sizes[nbytes] += 1
         self._dirty = True
@@ -169,10 +172,10 @@ class ParameterPool:
         return min(entry.holders, default=None)
 
     def _place(self, name: str, among: Iterable[PoolHost]) -> None:
-        nbytes = self._entries[name].nbytes
+        nbytes, near = self._entries[name].nbytes, self._entries[name].near
         fitting = [m for m in among if m.room_bytes >= nbytes]
         if fitting:
-            self._settle_at(name, min(fitting, key=lambda m: (m.load_bytes, m.name)))
+            self._settle_at(name, min(fitting, key=lambda m: (m.load_bytes, m.name not in near, m.name)))
 
     def _settle_at(self, name: str, machine: PoolHost) -> None:
         entry = self._entries[name]
