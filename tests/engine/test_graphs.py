@@ -149,6 +149,32 @@ def test_a_worker_opens_its_own_gpu_and_compiles_sampling_while_parked(
     assert calls == ["gpu 3", "1 1 1", "2 2 2", "synchronize", "empty"]
 
 
+def test_what_sglang_keeps_of_a_model_on_a_gpu_goes_with_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Buffers of graphs that nothing else refers to: gigabytes for each parked engine."""
+    from sglang.srt.layers.rotary_embedding import factory
+    from sglang.srt.model_executor import input_buffers
+    from sglang.srt.model_executor.graph_shared_output import GraphSharedOutput
+
+    from prism.engine import sglang_process
+
+    monkeypatch.setattr(factory, "_ROPE_DICT", {"a shape": object()})
+    monkeypatch.setattr(input_buffers, "_forward_input_buffer_pool", {"input_ids": torch.zeros(1)})
+    monkeypatch.setattr(GraphSharedOutput, "_process_shared", object())
+    sglang_process.forget_globals()
+    assert not factory._ROPE_DICT and not input_buffers._forward_input_buffer_pool
+    assert GraphSharedOutput._process_shared is None
+
+
+def test_ranks_may_stand_on_gpus_with_unequal_memory_left(monkeypatch: pytest.MonkeyPatch) -> None:
+    """SGLang refuses such ranks unless it is told not to look."""
+    from sglang.srt.environ import envs
+
+    assert envs.SGLANG_ENABLE_TP_MEMORY_INBALANCE_CHECK.get() is True
+    for name, value in boot.CUDA_ENVIRONMENT.items():
+        monkeypatch.setenv(name, value)
+    assert envs.SGLANG_ENABLE_TP_MEMORY_INBALANCE_CHECK.get() is False
+
+
 def test_sizing_after_capture_is_off_whatever_sglang_thinks(monkeypatch: pytest.MonkeyPatch) -> None:
     from sglang.srt.environ import envs
 
