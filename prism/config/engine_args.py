@@ -39,6 +39,7 @@ OWNED: Final = {
     ),
     "speculative_num_draft_tokens": "`speculative.draft_tokens`",
     "speculative_ngram_capacity": "`speculative.ngrams`",
+    "torchao_config": "Prism, whose images and account have no torchao tensors; quantise the checkpoint instead",
     "is_embedding": "`kind`",
     **dict.fromkeys(
         ("disaggregation_mode", "encoder_only", "language_only", "dllm_algorithm", "enable_mis"),
