@@ -243,6 +243,7 @@ def spec_with(model: ModelConfig, facts: ModelFacts, path: str) -> ModelSpec:
         keep_alive_s=None if model.keep_alive_s is None else float(model.keep_alive_s),
         min_kv_bytes=int(model.min_kv_bytes),
         late=model.late,
+        prefer=model.prefer,
         max_wait_s=float(model.max_wait_s),
         scheduling=model.scheduling,
         lending=model.lending,

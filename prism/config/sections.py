@@ -14,7 +14,7 @@ from prism.config.section import Section
 from prism.config.units import Bytes, Seconds
 from prism.core.ids import kind_and_index
 from prism.core.settings import LongPromptPlace
-from prism.core.specs import LatePolicy, LendingRole, ModelKind, Scheduling, SpeculativeAlgorithm
+from prism.core.specs import LatePolicy, LendingRole, ModelKind, Prefer, Scheduling, SpeculativeAlgorithm
 
 MODEL_NAME_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9._:/@+-]{0,199}$"
 DEVICE_PATTERN = r"^(cuda|host):(0|[1-9][0-9]{0,3})$"
@@ -111,6 +111,13 @@ class ModelOptions(Section, frozen=True, kw_only=True):
         LatePolicy,
         Meta(description="A request too late for its TTFT runs after the others (serve) or gets 429 (reject)."),
     ] = LatePolicy.SERVE
+    prefer: Annotated[
+        Prefer,
+        Meta(
+            description="What its requests are admitted by where not all can have both: their first token (ttft), a "
+            "steady stream (tpot), or both or nothing."
+        ),
+    ] = Prefer.BOTH
     scheduling: Annotated[
         Scheduling,
         Meta(

@@ -12,7 +12,7 @@ from enum import StrEnum
 from prism.core.ids import DeviceId, ModelName, NodeId, RequestId
 from prism.core.instances import InstanceKey, Parts
 from prism.core.request import Request
-from prism.core.specs import DeviceSpec, ModelSpec
+from prism.core.specs import DeviceSpec, ModelSpec, Prefer
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +63,11 @@ class EngineUp:
     device_tokens: int = 0
     """Most tokens of a request that is served on the device alone; larger ones have their KV outside and take a window
     of it (:mod:`prism.policy.long_prompts`). 0: there is no such difference."""
+    weight_bytes: int = 0
+    """That a decode step reads on this device (the shard's part)."""
+    slo_tpot_s: float = float("inf")
+    """The model's objective for a token after the first."""
+    prefer: Prefer = Prefer.BOTH
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,6 +17,17 @@ class LatePolicy(StrEnum):
     """It is refused at once with 429, so that the client can go elsewhere."""
 
 
+class Prefer(StrEnum):
+    """Which of its objectives a model's requests are admitted by, where not all can have both."""
+
+    TTFT = "ttft"
+    """First tokens in time: its requests begin although the device is too busy for their time per token."""
+    TPOT = "tpot"
+    """A steady stream: its requests wait, beyond their objective for the first token too, until they would have it."""
+    BOTH = "both"
+    """Both or nothing: what can have only one of them waits for those that can have both."""
+
+
 class Scheduling(StrEnum):
     """In which order an engine serves its model's requests."""
 
@@ -141,6 +152,7 @@ class ModelSpec:
     min_kv_bytes: int = 0
     """KV memory that must stay free beside the weights for the model to be placed on a device."""
     late: LatePolicy = LatePolicy.SERVE
+    prefer: Prefer = Prefer.BOTH
     max_wait_s: float = 60.0
     """Starvation bound: after this wait a request is scheduled ahead of every deadline."""
     engine_args: tuple[tuple[str, object], ...] = field(default=())

@@ -30,7 +30,7 @@ class DeviceShell:
         self, spec: DeviceSpec, settings: GpuSettings, memory: Callable[[], MemoryReport], services: NodeServices
     ) -> None:
         self.device, self.page_bytes = spec.id, max(1, spec.page_bytes)
-        self.scheduler = GpuScheduler(spec.id, settings)
+        self.scheduler = GpuScheduler(spec.id, settings, spec.kind)
         self.desk = RequestDesk(self.scheduler, services)
         self._intake = QueueReader(
             services.store, keys.device_queue(spec.id), services.consumer, self.desk.ledger, self.desk.admit

@@ -336,6 +336,9 @@ def _engine_up(instance: LocalInstance, handle: Handle, page_bytes: int) -> Engi
         elastic=instance.elastic,
         kv_page_bytes=page_bytes,
         fair=instance.spec.scheduling is Scheduling.FAIR,
+        weight_bytes=instance.spec.shard_weight_bytes,
+        slo_tpot_s=instance.spec.slo_tpot_s,
+        prefer=instance.spec.prefer,
     )
 
 

@@ -3,6 +3,8 @@ back."""
 
 from __future__ import annotations
 
+import math
+
 _PRIOR_S = 0.25
 """The first guess weighs as much as this many seconds of measured prefill."""
 _MEMORY_S = 5.0
@@ -61,6 +63,46 @@ class TokenTime:
     def mean_s(self, now_s: float) -> float:
         """0 when no answer ended lately."""
         return self._seconds / self._tokens if now_s - self._seen_s <= _ANSWERS_S else 0.0
+
+
+_BEGINS_S = 10.0
+_ANSWER_GUESS_S = 3.0
+_LONGEST_FED = 4.0
+"""Beyond so many requests at a time an engine is taken to go on for ever."""
+
+
+class Pace:
+    """How often requests begin on an engine, and how long they take: how long it will go on."""
+
+    __slots__ = ("_answer_s", "_begins", "_seen_s")
+
+    def __init__(self) -> None:
+        self._begins, self._seen_s, self._answer_s = 0.0, 0.0, _ANSWER_GUESS_S
+
+    def note_begin(self, now_s: float) -> None:
+        """A request began."""
+        self._begins = self._begins * math.exp((self._seen_s - now_s) / _BEGINS_S) + 1.0
+        self._seen_s = now_s
+
+    def note_answer(self, seconds: float) -> None:
+        """A request ended that took so long."""
+        self._answer_s += 0.1 * (seconds - self._answer_s)
+
+    @property
+    def answer_s(self) -> float:
+        """How long a request takes, on average."""
+        return self._answer_s
+
+    def fed(self, now_s: float) -> float:
+        """Requests that begin while one runs, the one before aside."""
+        begins = self._begins * math.exp((self._seen_s - now_s) / _BEGINS_S)
+        return max(0.0, begins - 1.0) / _BEGINS_S * self._answer_s
+
+    def lasts_s(self, rest_s: float, now_s: float) -> float:
+        """How long an engine goes on whose requests take ``rest_s`` more: the busy period of a queue with a server for
+        everybody."""
+        fed = min(self.fed(now_s), _LONGEST_FED)
+        return rest_s if fed <= 0.0 else rest_s * math.expm1(fed) / fed
 
 
 class SharedClock:

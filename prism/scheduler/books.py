@@ -26,6 +26,8 @@ class Books:
         self.fleet = Fleet()
         self.rates = DemandRates(settings, self.fleet)
         self.models: dict[ModelName, ModelRecord] = {}
+        self.catalog_version = 0
+        """Another one whenever models come, change or go."""
         self.times = DeviceTimes(self.fleet, self.models, settings)
         self.loaded: dict[InstanceKey, InstanceRecord] = {}
         """All instances, in whatever state."""

@@ -28,6 +28,7 @@ class CatalogEntries:
             model = ModelRecord(spec, spec.pinned, SlidingRate(self._books.settings.rate_window_s))
             self._books.models[spec.name] = model
         old, model.spec, model.removed = model.spec, spec, False
+        self._books.catalog_version += 1
         model.stillborn = 0
         self._wanting.failures.clear_failure(model)
         if _loads_differently(old, spec):
@@ -53,6 +54,7 @@ class CatalogEntries:
 
     def _remove(self, model: ModelRecord, now_s: float) -> None:
         model.removed, model.want = True, None
+        self._books.catalog_version += 1
         self._wanting.unwant_model(model)
         self._wanting.failures.forget_model(model.name)
         refuse_waiting(self._outbox, model, because(ReasonCode.UNKNOWN_MODEL), None, now_s)

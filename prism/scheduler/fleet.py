@@ -27,9 +27,12 @@ class Fleet:
         self.devices: dict[DeviceId, DeviceRecord] = {}
         self.idle: dict[InstanceKey, InstanceRecord] = {}
         """Active instances without requests, in the order in which they were found to be idle."""
+        self.version = 0
+        """Another one whenever devices come, go, change or drain."""
         self._rebuild()
 
     def _rebuild(self) -> None:
+        self.version += 1
         self.board = PressureBoard([d.spec for d in self.devices.values()])
         self.index = {id: i for i, id in enumerate(self.devices)}
         self.usable: Mask = np.array([not d.draining for d in self.devices.values()], dtype=np.bool_)
@@ -71,6 +74,7 @@ class Fleet:
 
     def set_draining(self, device: DeviceId, on: bool, carry: bool) -> None:
         self.devices[device].draining, self.devices[device].carries = on, on and carry
+        self.version += 1
         self.usable[self.index[device]] = not on
 
     def charge_instance(self, instance: InstanceRecord) -> None:
@@ -127,6 +131,7 @@ class Fleet:
         if abs(more_bytes) >= max(1, device.spec.page_bytes):
             device.spec = replace(device.spec, memory_bytes=capacity_bytes)
             self.board.resize(self.index[device.spec.id], more_bytes)
+            self.version += 1
 
     def set_load(self, id: DeviceId, load: float, now_s: float) -> None:
         """Engines with requests take ``load`` of the device's bandwidth from now on."""

@@ -39,6 +39,7 @@ from prism.core.instances import InstanceKey
 from prism.core.reasons import ReasonCode, because
 from prism.core.request import Request
 from prism.core.settings import GpuSettings
+from prism.core.specs import DeviceKind
 from prism.policy.latency_model import retry_after_s
 from prism.scheduler.backlog import Backlog
 from prism.scheduler.gpu_dispatch import Dispatcher, too_large
@@ -73,11 +74,11 @@ class InstanceTimes:
 class GpuScheduler:
     """See the module. Events about requests or models it does not know are ignored: they crossed on the way."""
 
-    def __init__(self, device: DeviceId, settings: GpuSettings) -> None:
+    def __init__(self, device: DeviceId, settings: GpuSettings, kind: DeviceKind = DeviceKind.CUDA) -> None:
         self.device = device
         self.settings = settings
         self._queue = WaitingQueue(settings.admission, settings.overdue_share)
-        self._engines = DeviceEngines(settings.decode_reserve_tokens)
+        self._engines = DeviceEngines(settings.decode_reserve_tokens, kind)
         self._memory = MemoryBudget(self._engines)
         self._dispatcher = Dispatcher(settings, self._queue, self._engines, self._memory)
         self._backlog = Backlog()

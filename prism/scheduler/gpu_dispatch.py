@@ -12,6 +12,7 @@ from prism.core.settings import Admission, GpuSettings
 from prism.policy.latency_model import retry_after_s
 from prism.scheduler.gpu_engine import EngineState
 from prism.scheduler.gpu_engines import DeviceEngines
+from prism.scheduler.gpu_gate import PromiseGate
 from prism.scheduler.gpu_memory import MemoryBudget
 from prism.scheduler.gpu_queue import WaitingQueue
 
@@ -23,6 +24,7 @@ class Dispatcher:
         self, settings: GpuSettings, queue: WaitingQueue, engines: DeviceEngines, memory: MemoryBudget
     ) -> None:
         self._settings, self._queue, self._engines, self._memory = settings, queue, engines, memory
+        self._gate = PromiseGate(settings, queue, engines)
         self.wake_s: float | None = None
         """Dispatch again at this time at the latest; None: nothing changes before the next event."""
 
@@ -43,47 +45,65 @@ class Dispatcher:
         for request in self._queue.plan(now_s, self._engines.accepted_s(), self._engines.prefill_s):
             self._refuse_late(request, now_s, effects)
         for request in self._hand_out(ready, now_s, effects):
-            if request.must_run_s > now_s:
-                self.wake_s = min(self.wake_s or request.must_run_s, request.must_run_s)
+            self._wake_by(request.must_run_s, now_s)
 
     def _hand_out(self, ready: list[ModelName], now_s: float, effects: list[GpuEffect]) -> list[Request]:
         """Dispatch in rank order from the lines of the ``ready`` models; returns the heads that lack memory. For the
         head of the best rank:
 
         1. Its engine cannot start anything now: its model's line waits.
-        2. There is memory for it: it is handed over, and the next of its line is a head.
-        3. It would not fit an empty device: refused, and the next of its line is a head.
-        4. It lacks memory: its line waits. It is not overtaken: nobody behind it gets memory from now on,
-        5. unless it is late already (beyond its bound): then only from twice its bound on, so that it does not make
+        2. It would break promises (:mod:`.gpu_promises`): it waits, and those of its line that are too late as well.
+        3. There is memory for it: it is handed over, and the next of its line is a head.
+        4. It would not fit an empty device: refused, and the next of its line is a head.
+        5. It lacks memory: its line waits. It is not overtaken: nobody behind it gets memory from now on,
+        6. unless it is late already (beyond its bound): then only from twice its bound on, so that it does not make
            others late too.
         """
-        heads = [(head[0], model) for model in ready if (head := self._queue.head(model)) is not None]
-        heapify(heads)
+        heads = self._heads(ready)
+        self._gate.begin_round(now_s)
         free_bytes = self._memory.spendable_bytes()
         if ready:
             self._memory.none_blocked()
-        blocked: list[Request] = []
+        blocked: dict[ModelName, Request] = {}
         while heads:
-            model = heappop(heads)[1]
-            head, engine = self._queue.head(model), self._engines.of(model)
-            if head is None or not engine.can_start():  # 1
+            _, model, too_late = heappop(heads)
+            head, engine = self._queue.head_of(model, too_late), self._engines.of(model)
+            if head is None or model in blocked or not engine.can_start():  # 1
                 continue
             _, request, code = head
+            if not self._gate.admits(engine, request, code, now_s):  # 2
+                continue
             cost_bytes = engine.need_bytes(self._claim_tokens(engine, request))
-            if cost_bytes is not None and cost_bytes <= free_bytes:  # 2
+            if cost_bytes is not None and cost_bytes <= free_bytes:  # 3
                 free_bytes -= cost_bytes
                 self._hand_over(engine, request, code, now_s, effects)
-            elif not self._refused_for_size(request, now_s, effects):  # 3, 4
-                blocked.append(request)
+            elif not self._refused_for_size(request, now_s, effects):  # 4, 5
+                blocked[model] = request
                 if cost_bytes is not None:
                     self._memory.note_blocked(request.slo_ttft_s)
                 patient = code is ReasonCode.OVERDUE and now_s < request.must_run_s + request.max_wait_s
-                if cost_bytes is not None and not patient:  # 5
+                if cost_bytes is not None and not patient:  # 6
                     free_bytes = 0
                 continue
-            if (head := self._queue.head(model)) is not None:
-                heappush(heads, (head[0], model))
-        return blocked
+            if (head := self._queue.head_of(model, too_late)) is not None:
+                heappush(heads, (head[0], model, too_late))
+        self._wake_by(self._gate.wake_s, now_s)
+        return list(blocked.values())
+
+    def _heads(self, ready: list[ModelName]) -> list[tuple[int, ModelName, bool]]:
+        """Rank, model and whether they are too late of the first requests of the lines, as a heap."""
+        heads = [
+            (head[0], model, too_late)
+            for model in ready
+            for too_late in (False, True)
+            if (head := self._queue.head_of(model, too_late)) is not None
+        ]
+        heapify(heads)
+        return heads
+
+    def _wake_by(self, at_s: float, now_s: float) -> None:
+        if now_s < at_s < float("inf"):
+            self.wake_s = at_s if self.wake_s is None else min(self.wake_s, at_s)
 
     def _dispatch_all(self, now_s: float, effects: list[GpuEffect]) -> None:
         for model in list(self._queue.models()):
@@ -98,6 +118,7 @@ class Dispatcher:
         prefill_s = engine.speed.seconds(request.prefill_tokens)
         self._queue.dispatched(code, prefill_s)
         self._engines.dispatched(engine, request, self._claim_tokens(engine, request), now_s)
+        self._gate.begun(request)
         reason = because(
             code,
             waited_s=now_s - request.arrival_s,

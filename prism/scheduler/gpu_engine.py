@@ -7,7 +7,8 @@ from dataclasses import dataclass, field
 from prism.core.events import EngineLoad, EngineUp
 from prism.core.ids import RequestId
 from prism.core.request import Request
-from prism.policy.latency_model import PrefillSpeed, TokenTime
+from prism.core.specs import Prefer
+from prism.policy.latency_model import Pace, PrefillSpeed, TokenTime
 from prism.policy.long_prompts import WINDOW_SHARE, goes_long
 
 
@@ -18,9 +19,24 @@ class InFlight:
     request: Request
     dispatched_clock_s: float
     """Shared device clock at dispatch."""
+    promised: bool
+    """It is in time so far (:mod:`prism.policy.promises`)."""
+    began_s: float
     has_token: bool = False
     first_token_s: float = 0.0
     """When it came, of this attempt."""
+    undisturbed_s: float = 0.0
+    """The device's clock of undisturbed steps then."""
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What an answer that ended says of steps."""
+
+    tokens: int
+    """After the first one of its attempt, at least one."""
+    undisturbed_s: float
+    """The device's clock of undisturbed steps at the first token."""
 
 
 @dataclass(slots=True)
@@ -36,6 +52,15 @@ class EngineState:
     no_token_yet: int = 0
     served: int = 0
     """Requests that got their first token."""
+    promised: int = 0
+    """Requests that are in time so far."""
+    held_tokens: int = 0
+    """Tokens of its requests when they began."""
+    began_sum_s: float = 0.0
+    """Sum of the times at which they began."""
+    pace: Pace = field(default_factory=Pace)
+    log_factor: float = 0.0
+    """Logarithm of what its steps take over what a roofline says, as it was learned."""
     growth_tokens: int = 0
     """What the running ones are expected to grow by in the time to come."""
     backlog_tokens: int = 0
@@ -102,12 +127,21 @@ class EngineState:
         """Tokens that stand before those of others: a long request's chunks and their steps take turns."""
         return 0 if self.is_long(request) else request.prefill_tokens
 
-    def dispatched(self, request: Request, claim_tokens: int, clock_s: float) -> None:
-        self.in_flight[request.id] = InFlight(request, clock_s)
+    def dispatched(self, request: Request, claim_tokens: int, clock_s: float, now_s: float) -> None:
+        promised = self.is_in_time(request, now_s)
+        self.in_flight[request.id] = InFlight(request, clock_s, promised, now_s)
+        self.promised += promised
+        self.held_tokens += request.kv_tokens
+        self.began_sum_s += now_s
+        self.pace.note_begin(now_s)
         self.no_token_yet += 1
         self.backlog_tokens += self._backlog_of(request)
         self.claims[request.id] = claim_tokens
         self.claimed_tokens += claim_tokens
+
+    def is_in_time(self, request: Request, now_s: float) -> bool:
+        """Its first token came in time, or still may, as far as anybody minds."""
+        return request.is_resumed or self.up.prefer is Prefer.TPOT or now_s <= request.deadline_s
 
     def first_token(self, id: RequestId, clock_s: float, now_s: float) -> bool:
         """Its prefill is done: learn the speed. False if the request is not in its prefill here."""
@@ -116,6 +150,9 @@ class EngineState:
             return False
         entry.has_token, entry.first_token_s = True, now_s
         self.served += 1
+        if entry.promised and not self.is_in_time(entry.request, now_s):
+            entry.promised = False
+            self.promised -= 1
         self.growth_tokens += self.growth_of(entry.request)
         self._leave_backlog(entry)
         busy_s = clock_s - max(entry.dispatched_clock_s, self.last_token_clock_s)
@@ -130,6 +167,9 @@ class EngineState:
         entry = self.in_flight.pop(id, None)
         if entry is None:
             return None
+        self.promised -= entry.promised
+        self.held_tokens -= entry.request.kv_tokens
+        self.began_sum_s -= entry.began_s
         if entry.has_token:
             self.growth_tokens -= self.growth_of(entry.request)
         else:
@@ -137,14 +177,18 @@ class EngineState:
         self._drop_claim(id)
         return entry
 
-    def answered(self, id: RequestId, generated_tokens: int, now_s: float) -> None:
-        """The request's last token is out, ``generated_tokens`` of all attempts: learn what a token takes."""
+    def answered(self, id: RequestId, generated_tokens: int, now_s: float) -> Answer | None:
+        """The request's last token is out, ``generated_tokens`` of all attempts: learn what a token takes. None: it
+        says nothing."""
         entry = self.in_flight.get(id)
         if entry is None or not entry.has_token:
-            return
+            return None
         tokens = generated_tokens - entry.request.generated_tokens - 1
-        if tokens > 0 and now_s > entry.first_token_s:
-            self.token_time.observe(tokens, now_s - entry.first_token_s, now_s)
+        if tokens <= 0 or now_s <= entry.first_token_s:
+            return None
+        self.token_time.observe(tokens, now_s - entry.first_token_s, now_s)
+        self.pace.note_answer(now_s - entry.began_s)
+        return Answer(tokens, entry.undisturbed_s)
 
     def growth_of(self, request: Request) -> int:
         """Tokens kept for a running request: it is halfway through its answer on average, and has to get by until

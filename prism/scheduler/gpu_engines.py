@@ -11,16 +11,19 @@ from prism.core.events import EngineLoad, EngineUp
 from prism.core.ids import ModelName, RequestId
 from prism.core.instances import InstanceKey
 from prism.core.request import Request
+from prism.core.specs import DeviceKind
 from prism.policy.latency_model import PrefillSpeed, SharedClock
 from prism.scheduler.gpu_engine import EngineState
+from prism.scheduler.gpu_promises import Promises
 
 
 class DeviceEngines:
     """Owned by one :class:`prism.scheduler.gpu.GpuScheduler`. Events about requests and instances that are not here
     change nothing."""
 
-    def __init__(self, decode_reserve_tokens: int) -> None:
+    def __init__(self, decode_reserve_tokens: int, kind: DeviceKind) -> None:
         self._reserve_tokens = decode_reserve_tokens
+        self.promises = Promises(kind)
         self._engines: dict[InstanceKey, EngineState] = {}
         self._serving: dict[ModelName, EngineState] = {}
         """Who gets a model's requests: of its instances that do not drain, the one that came up last."""
@@ -95,21 +98,26 @@ class DeviceEngines:
 
     def dispatched(self, engine: EngineState, request: Request, claim_tokens: int, now_s: float) -> None:
         """The request is in ``engine`` from now on and will take ``claim_tokens`` there."""
-        engine.dispatched(request, claim_tokens, self._clock.advance(now_s))
+        engine.dispatched(request, claim_tokens, self._clock.advance(now_s), now_s)
         self._engine_of[request.id] = engine
+        self.promises.changed(engine, now_s)
         self._count_sharer(engine, now_s)
 
     def first_token(self, id: RequestId, now_s: float) -> None:
         """Its prefill is done."""
         engine = self._engine_of.get(id)
         if engine is not None:
-            engine.first_token(id, self._clock.advance(now_s), now_s)
+            if engine.first_token(id, self._clock.advance(now_s), now_s):
+                self.promises.changed(engine, now_s)
+                engine.in_flight[id].undisturbed_s = self.promises.clock_s(now_s)
             self._count_sharer(engine, now_s)
 
     def finished(self, id: RequestId, generated_tokens: int, now_s: float) -> None:
         """Its last token is out, ``generated_tokens`` of all attempts."""
         if engine := self._engine_of.get(id):
-            engine.answered(id, generated_tokens, now_s)
+            answer = engine.answered(id, generated_tokens, now_s)
+            if answer is not None:
+                self.promises.learn(engine, answer, now_s)
         self.left(id, now_s)
 
     def left(self, id: RequestId, now_s: float) -> Request | None:
@@ -119,6 +127,7 @@ class DeviceEngines:
         if engine is None:
             return None
         entry = engine.gone(id)
+        self.promises.changed(engine, now_s)
         self._count_sharer(engine, now_s)
         return None if entry is None else entry.request
 
@@ -149,6 +158,7 @@ class DeviceEngines:
 
     def _orphan(self, engine: EngineState, now_s: float) -> None:
         self._count_sharer(engine, now_s, gone=True)
+        self.promises.changed(engine, now_s, gone=True)
         for id, entry in engine.in_flight.items():
             del self._engine_of[id]
             self._orphans[id] = entry.request

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass, field
 
 from prism.core.ids import ModelName, RequestId
@@ -34,19 +34,32 @@ _NOTHING_S = 1e-9
 """Rounding error of sums of seconds."""
 
 PrefillSeconds = Callable[[Request], float]
+_Entry = tuple[int, RequestId, ReasonCode]
+_TOO_LATE = (ReasonCode.LATE, ReasonCode.OVERDUE)
 
 
 @dataclass(slots=True)
 class _ModelLine:
-    """The waiting requests of one model: ``(rank, id, code)`` by rank; entries of requests that left are skipped."""
+    """The waiting requests of one model: ``(rank, id, code)`` by rank, those that are too late by themselves; entries
+    of requests that left are skipped."""
 
     since_s: float
     """Since when it has not been empty."""
     slo_ttft_s: float
     """Of its first request: a model has one objective."""
-    ranked: deque[tuple[int, RequestId, ReasonCode]] = field(default_factory=deque)
+    ranked: deque[_Entry] = field(default_factory=deque)
+    late: deque[_Entry] = field(default_factory=deque)
+    """Those that will miss their first token, late and overdue ones."""
     count: int = 0
     tokens: int = 0
+
+    def put(self, entry: _Entry) -> None:
+        """Behind the others of its kind."""
+        (self.late if entry[2] in _TOO_LATE else self.ranked).append(entry)
+
+    def clear(self) -> None:
+        self.ranked.clear()
+        self.late.clear()
 
 
 class WaitingQueue:
@@ -71,7 +84,7 @@ class WaitingQueue:
     def __contains__(self, id: RequestId) -> bool:
         return id in self._requests
 
-    def models(self) -> Iterable[ModelName]:
+    def models(self) -> Collection[ModelName]:
         """Models with waiting requests."""
         return self._lines.keys()
 
@@ -136,18 +149,29 @@ class WaitingQueue:
 
     def head(self, model: ModelName) -> tuple[int, Request, ReasonCode] | None:
         """The model's next request with its rank among all models."""
+        heads = [head for too_late in (False, True) if (head := self.head_of(model, too_late)) is not None]
+        return min(heads, key=lambda head: head[0], default=None)
+
+    def head_of(self, model: ModelName, too_late: bool) -> tuple[int, Request, ReasonCode] | None:
+        """The same among those of the model that will miss their first token, or among the others."""
         line = self._lines.get(model)
-        while line is not None and line.ranked:
-            rank, id, code = line.ranked[0]
+        entries = deque() if line is None else line.late if too_late else line.ranked
+        while entries:
+            rank, id, code = entries[0]
             request = self._requests.get(id)
             if request is not None:
                 return rank, request, code
-            line.ranked.popleft()
+            entries.popleft()
         return None
+
+    def in_time(self, model: ModelName) -> int:
+        """How many of the model's requests are not known to be too late (those that just left may count)."""
+        line = self._lines.get(model)
+        return 0 if line is None else min(line.count, len(line.ranked))
 
     def ranking(self) -> list[RequestId]:
         """All waiting requests in the order in which they stand now."""
-        entries = [e for line in self._lines.values() for e in line.ranked if e[1] in self._requests]
+        entries = [e for line in self._lines.values() for e in (*line.ranked, *line.late) if e[1] in self._requests]
         return [id for _, id, _ in sorted(entries)]
 
     def beyond(self, model: ModelName, kept_share: float) -> list[RequestId]:
@@ -156,7 +180,8 @@ class WaitingQueue:
         line = self._lines.get(model)
         if line is None:
             return []
-        standing = [id for _, id, code in line.ranked if id in self._requests and code is not ReasonCode.RESUMED]
+        entries = sorted((*line.ranked, *line.late))
+        standing = [id for _, id, code in entries if id in self._requests and code is not ReasonCode.RESUMED]
         return standing[math.ceil(kept_share * len(standing)) :]
 
     # --- planning ---
@@ -253,17 +278,17 @@ class WaitingQueue:
             code = ReasonCode.OVERDUE
         elif now_s + busy_s + seconds(request) > request.deadline_s:
             code = ReasonCode.LATE
-        ranked = self._lines[request.model].ranked
-        ranked.clear()
-        ranked.append((1, request.id, code))
+        line = self._lines[request.model]
+        line.clear()
+        line.put((1, request.id, code))
         self._next_rank, self._first_rank = 1, 0
         return [request] if code is ReasonCode.LATE and request.late is LatePolicy.REJECT else []
 
     def _rank(self, ranking: list[tuple[Request, ReasonCode]]) -> None:
         for line in self._lines.values():
-            line.ranked.clear()
+            line.clear()
         for rank, (request, code) in enumerate(ranking, 1):
-            self._lines[request.model].ranked.append((rank, request.id, code))
+            self._lines[request.model].put((rank, request.id, code))
         self._next_rank, self._first_rank = len(ranking), 0
 
 

@@ -23,7 +23,7 @@ from prism.core.events import (
 )
 from prism.core.instances import InstanceKey
 from prism.core.settings import Admission, GpuSettings
-from prism.core.specs import DeviceSpec
+from prism.core.specs import DeviceSpec, ModelSpec
 from prism.scheduler.gpu import GpuScheduler
 from prism.scheduler.request_life import DeviceRequests, Stage
 from prism.sim.account import Account
@@ -72,7 +72,7 @@ class SimDevice:
     ) -> None:
         self.id, self.spec, self.gpu, self.pool = spec.id, spec, gpu, pool
         self.account = Account(queue, spec.memory_bytes, gpu.page_bytes)
-        self.scheduler = GpuScheduler(spec.id, settings)
+        self.scheduler = GpuScheduler(spec.id, settings, spec.kind)
         self.requests: DeviceRequests[Job] = DeviceRequests()
         """In this device's queue or engines."""
         self.shards: dict[InstanceKey, DeviceShard] = {}
@@ -185,27 +185,30 @@ class SimDevice:
         if engine.key in self._draining and not self.requests.running(engine.key):
             self._sink.emptied(engine)
 
-    def serve(self, engine: Engine, max_request_tokens: int, bytes_per_token: int, keep_alive_s: float | None) -> None:
-        """``engine`` takes requests from now on."""
+    def serve(self, engine: Engine, model: ModelSpec) -> None:
+        """``engine`` takes requests of ``model`` from now on."""
         self.engines[engine.key] = engine
         limits = engine.limits
         self.tell(
             EngineUp(
                 engine.key,
                 engine.cost.prefill_tokens_per_s(min(2048, limits.chunk_tokens)),
-                bytes_per_token,
+                engine.kv.bytes_per_token,
                 limits.max_running,
                 limits.chunk_tokens,
-                max_request_tokens,
+                model.context_tokens,
                 engine.kv.elastic,
                 self.account.page_bytes,
+                weight_bytes=model.shard_weight_bytes,
+                slo_tpot_s=model.slo_tpot_s,
+                prefer=model.prefer,
             )
         )
         self._stale[engine] = None
         self.requests.came_up(engine.key.model, self._queue.now_s)
         self.tell_loads()
         self._reports.touch()
-        self._reports.watch_keep_alive(engine.key, keep_alive_s)
+        self._reports.watch_keep_alive(engine.key, model.keep_alive_s)
 
     def stop_admitting(self, engine: Engine) -> None:
         """No new requests for ``engine``; the sink hears when it is empty."""

@@ -151,7 +151,7 @@ class Nodes:
         for device in devices:
             shard = device.shards[record.key]
             shard.kv, shard.lead = engine.kv, lead.scheduler
-        lead.serve(engine, spec.context_tokens, engine.kv.bytes_per_token, spec.keep_alive_s)
+        lead.serve(engine, spec)
         if activation is not None:
             self._report(record.devices)
             self._tell(ActivationFinished(record.key, self._queue.now_s - activation.started_s))

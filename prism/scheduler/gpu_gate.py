@@ -1,0 +1,97 @@
+"""Which waiting requests may begin as far as promises to those that run go (:mod:`prism.policy.promises`), and whose
+turn it is to begin all the same."""
+
+from __future__ import annotations
+
+from prism.core.ids import ModelName, RequestId
+from prism.core.reasons import ReasonCode
+from prism.core.request import Request
+from prism.core.settings import Admission, GpuSettings
+from prism.core.specs import Prefer
+from prism.scheduler.gpu_engine import EngineState
+from prism.scheduler.gpu_engines import DeviceEngines
+from prism.scheduler.gpu_queue import WaitingQueue
+
+_TOO_LATE = (ReasonCode.LATE, ReasonCode.OVERDUE)
+
+
+class PromiseGate:
+    """Owned by one :class:`prism.scheduler.gpu_dispatch.Dispatcher`. Asked for heads of lines in rank order."""
+
+    def __init__(self, settings: GpuSettings, queue: WaitingQueue, engines: DeviceEngines) -> None:
+        self._on = settings.admission is Admission.MOORE_HODGSON
+        self._queue, self._engines = queue, engines
+        self._turns = OverdueTurns(settings.overdue_share)
+        self._holds = self._held = False
+        """Some request that could be in time was held in this round; and in the last one."""
+        self.wake_s = float("inf")
+        """When a request that was held in this round cannot wait any longer."""
+
+    def begin_round(self, now_s: float) -> None:
+        """What can begin is about to be looked for."""
+        self._turns.look(self._engines, now_s)
+        self._held, self._holds, self.wake_s = self._holds, False, float("inf")
+
+    def admits(self, engine: EngineState, request: Request, code: ReasonCode, now_s: float) -> bool:
+        """Whether the request, the first of its line, may go to its engine.
+
+        1. Its stream has begun, or its engine's requests take turns: it may.
+        2. It is too late: while nobody in time is held, where it harms nobody; when it is overdue, in its turn.
+        3. Else if it breaks no promise, or when it cannot wait any longer and more requests are in time with it.
+        """
+        if not self._on or engine.up.fair or code is ReasonCode.RESUMED:  # 1
+            return True
+        promises, model = self._engines.promises, request.model
+        followed = len(self._queue.models()) > 1
+        if code in _TOO_LATE and engine.up.prefer is not Prefer.TPOT:  # 2
+            free = not (self._holds or self._held)
+            if free and promises.may_begin(engine, request, 0, True, followed, now_s):
+                return True
+            return code is ReasonCode.OVERDUE and self._turns.takes(request, now_s)
+        before_s = self._engines.accepted_s() + engine.speed.seconds(request.prefill_tokens)
+        latest_s = promises.latest_s(request, before_s)
+        patient = engine.up.prefer is Prefer.TPOT
+        in_time, can_wait = self._queue.in_time(model), patient or now_s < latest_s
+        if promises.may_begin(engine, request, in_time, can_wait, followed, now_s):  # 3
+            return True
+        if code is ReasonCode.OVERDUE and self._turns.takes(request, now_s):
+            return True
+        self._holds = True
+        if now_s < latest_s and not patient:
+            self.wake_s = min(self.wake_s, latest_s)
+        return False
+
+    def begun(self, request: Request) -> None:
+        """The request went to its engine."""
+        self._turns.begun(request)
+
+
+class OverdueTurns:
+    """Requests beyond their starvation bound that would break promises: one model's at a time begins all the same,
+    as long as that takes no more than its share of the time."""
+
+    def __init__(self, share: float) -> None:
+        self._pause = 1.0 / share - 1.0
+        self._model: ModelName | None = None
+        self._since_s = 0.0
+        self._next_s = float("-inf")
+        self._begun: set[RequestId] = set()
+
+    def look(self, engines: DeviceEngines, now_s: float) -> None:
+        """A turn ends when all that began in it are done; the next one begins after its pause."""
+        if self._model is None:
+            return
+        self._begun = {id for id in self._begun if engines.owns(id)}
+        if not self._begun:
+            self._next_s, self._model = now_s + self._pause * (now_s - self._since_s), None
+
+    def takes(self, request: Request, now_s: float) -> bool:
+        """Whether it is the request's turn: those of one model have it that were overdue when it began."""
+        if self._model is None and now_s >= self._next_s:
+            self._model, self._since_s = request.model, now_s
+        return self._model == request.model and request.must_run_s <= self._since_s
+
+    def begun(self, request: Request) -> None:
+        """The request went to its engine."""
+        if request.model == self._model:
+            self._begun.add(request.id)

@@ -1,0 +1,111 @@
+"""Who may begin on a device without breaking what was promised to those that run (:mod:`prism.policy.promises`), by
+what their steps take as it is learned from answers that end."""
+
+from __future__ import annotations
+
+import math
+from typing import Final
+
+from prism.core.instances import InstanceKey
+from prism.core.request import Request
+from prism.core.specs import DeviceKind, Prefer
+from prism.policy.device_time import GUESSES, Batch, alone_s, bandwidth_share, slowdown
+from prism.policy.promises import Decoder, Entrant, may_begin
+from prism.scheduler.gpu_engine import Answer, EngineState
+
+_LEARN: Final = 0.1
+"""Part of an answer's logarithmic error that its engine's correction takes over."""
+_MOST: Final = math.log(8.0)
+_MOST_DONE: Final = 0.8
+"""Of a request as long as most there is always something left."""
+_TOO_SLOW_ANYWAY: Final = 2.0
+"""What misses its objective alone begins where steps take no longer than so many times what they take alone."""
+_LEAD_SHARE: Final = 0.1
+"""Part of its objective before which a request can wait no longer, beside its prefill."""
+
+
+class Promises:
+    """Of one device. Owns the clock of undisturbed time and what was learned of steps; engines keep their factors."""
+
+    def __init__(self, kind: DeviceKind) -> None:
+        self._rates = GUESSES[kind]
+        self._crowd = 1.0
+        self._at_s = 0.0
+        self._clock_s = 0.0
+        self._running: dict[InstanceKey, tuple[EngineState, float]] = {}
+        """Engines that run something, with their shares."""
+
+    # --- what happens ---
+
+    def clock_s(self, now_s: float) -> float:
+        """Seconds of undisturbed steps that an engine which ran all the time would have made."""
+        if now_s > self._at_s:
+            self._clock_s += (now_s - self._at_s) / self._crowd
+            self._at_s = now_s
+        return self._clock_s
+
+    def changed(self, engine: EngineState, now_s: float, gone: bool = False) -> None:
+        """Requests came to the engine, or left it; ``gone``: it is no more."""
+        self.clock_s(now_s)
+        if engine.in_flight and not gone:
+            share = bandwidth_share(self._rates, self._batch(engine, 0, 0))
+            self._running[engine.up.key] = engine, share
+        else:
+            self._running.pop(engine.up.key, None)
+        self._crowd = slowdown(sum([share for _, share in self._running.values()]))
+
+    def learn(self, engine: EngineState, answer: Answer, now_s: float) -> None:
+        """An answer of the engine ended."""
+        undisturbed_s = self.clock_s(now_s) - answer.undisturbed_s
+        if undisturbed_s <= 0.0:
+            return
+        said_s = self._alone_s(engine, self._batch(engine, 0, 0))
+        error = math.log(undisturbed_s / answer.tokens / said_s)
+        engine.log_factor = min(_MOST, max(-_MOST, engine.log_factor + _LEARN * error))
+
+    # --- questions ---
+
+    def latest_s(self, request: Request, before_s: float) -> float:
+        """From when on the request cannot wait without missing its first token, ``before_s`` (its own prefill included)
+        being prefilled before it comes."""
+        return request.deadline_s - before_s - _LEAD_SHARE * request.slo_ttft_s
+
+    def may_begin(
+        self, engine: EngineState, request: Request, in_time: int, can_wait: bool, followed: bool, now_s: float
+    ) -> bool:
+        """Whether the request may go to its engine now. ``in_time``: so many of its model's waiting requests could be
+        in time if it does. ``followed``: requests of other models wait too."""
+        if math.isinf(engine.up.slo_tpot_s):
+            return True
+        was = self._decoder(engine, None, now_s) if engine.up.key in self._running else None
+        others = [self._decoder(e, None, now_s) for e, _ in self._running.values() if e is not engine]
+        alone_s = self._alone_s(engine, self._batch(engine, request.kv_tokens, 1))
+        gain = in_time if engine.up.prefer is Prefer.TTFT or engine.up.slo_tpot_s >= alone_s else 0
+        entrant = Entrant(self._decoder(engine, request, now_s), was, gain, can_wait, followed)
+        return may_begin(entrant, others)
+
+    def _decoder(self, engine: EngineState, entrant: Request | None, now_s: float) -> Decoder:
+        """As it runs, or with one more request."""
+        batch = self._batch(engine, 0 if entrant is None else entrant.kv_tokens, 0 if entrant is None else 1)
+        bearable, promised, pace = engine.up.slo_tpot_s / self._alone_s(engine, batch), engine.promised, engine.pace
+        done = 0.0
+        if entrant is None and engine.in_flight:
+            ran_s = now_s - engine.began_sum_s / len(engine.in_flight)
+            done = min(_MOST_DONE, ran_s / pace.answer_s)
+        if engine.up.prefer is Prefer.TTFT:
+            bearable, promised = math.inf, 0
+        elif bearable < 1.0:
+            bearable, promised = _TOO_SLOW_ANYWAY, 0
+        elif done:
+            ahead = max(1.0, (bearable - done * self._crowd) / (1.0 - done))
+            bearable += (ahead - bearable) * math.exp(-pace.fed(now_s))
+        rest_s = pace.answer_s * (1.0 - done)
+        share = bandwidth_share(self._rates, batch)
+        return Decoder(share, bearable, promised, rest_s, pace.lasts_s(rest_s, now_s))
+
+    def _batch(self, engine: EngineState, more_tokens: int, more: int) -> Batch:
+        kv_bytes = (engine.held_tokens + more_tokens) * engine.up.kv_bytes_per_token
+        return Batch(engine.up.weight_bytes, kv_bytes, max(1, len(engine.in_flight) + more))
+
+    def _alone_s(self, engine: EngineState, batch: Batch) -> float:
+        return math.exp(engine.log_factor) * alone_s(self._rates, batch)

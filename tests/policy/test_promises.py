@@ -1,0 +1,84 @@
+"""Who may begin beside those that run."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from prism.policy.promises import Decoder, Entrant, crowd_for, kept, may_begin
+
+shares = st.floats(0.05, 1.0)
+decoders = st.builds(Decoder, shares, st.floats(1.0, 6.0), st.integers(0, 8), st.just(1.0), st.floats(1.0, 9.0))
+
+
+def runs(share: float, bearable: float, promised: int, rest_s: float = 1.0, lasts_s: float = 1.0) -> Decoder:
+    return Decoder(share, bearable, promised, rest_s, lasts_s)
+
+
+def entrant(share: float, bearable: float = 9.0, gain: int = 1, can_wait: bool = True) -> Entrant:
+    return Entrant(runs(share, bearable, 0), None, gain, can_wait)
+
+
+def test_the_first_begins_whatever_comes_of_it() -> None:
+    assert may_begin(entrant(1.0, bearable=1.0, gain=0), [])
+
+
+def test_it_waits_where_it_would_make_those_slow_that_are_in_time() -> None:
+    assert may_begin(entrant(0.7), [runs(0.7, 1.5, 3)])
+    assert not may_begin(entrant(0.9), [runs(0.7, 1.5, 3)])
+    assert may_begin(entrant(0.9), [runs(0.7, 1.5, 0)])  # it runs nothing that could be in time
+
+
+def test_it_waits_where_it_would_be_too_slow_itself() -> None:
+    assert not may_begin(entrant(0.9, bearable=1.5), [runs(0.7, 9.0, 0)])
+    assert not may_begin(entrant(0.9, bearable=1.5, can_wait=False), [runs(0.7, 9.0, 0)])
+
+
+def test_when_it_cannot_wait_any_longer_numbers_decide() -> None:
+    there = [runs(0.7, 1.5, 3)]
+    assert not may_begin(entrant(0.9, gain=3, can_wait=False), there)
+    assert may_begin(entrant(0.9, gain=4, can_wait=False), there)
+    assert not may_begin(entrant(0.9, gain=4), there)
+
+
+def test_what_is_too_late_anyway_breaks_nothing() -> None:
+    there = [runs(0.7, 1.5, 1)]
+    assert not may_begin(entrant(0.9, gain=0, can_wait=False), there)
+    assert may_begin(entrant(0.7, gain=0, can_wait=False), there)
+
+
+def test_one_more_in_a_batch_counts_with_the_whole_batch() -> None:
+    was, then = runs(0.6, 3.0, 5), runs(0.7, 1.2, 5)
+    assert not may_begin(Entrant(then, was, 1, can_wait=True), [runs(0.6, 9.0, 0)])
+
+
+def test_who_ends_soon_counts_for_a_part_of_the_time() -> None:
+    ends, stays = runs(0.8, 9.0, 0, rest_s=0.1, lasts_s=0.1), runs(0.8, 9.0, 0)
+    assert crowd_for(runs(0.7, 9.0, 0), [ends]) < crowd_for(runs(0.7, 9.0, 0), [stays]) == 1.5
+    assert may_begin(entrant(0.7, bearable=1.3), [ends])
+    assert not may_begin(entrant(0.7, bearable=1.3), [stays])
+
+
+def test_where_nobody_else_waits_it_is_not_lost_for_those_who_end_soon() -> None:
+    there = [runs(0.8, 1.5, 1, rest_s=1.0, lasts_s=1.0)]
+    soon = Entrant(runs(0.8, 1.2, 0, rest_s=4.0, lasts_s=4.0), None, 2, can_wait=False)
+    assert not may_begin(soon, there)
+    assert may_begin(replace(soon, followed=False), there)
+    assert not may_begin(replace(soon, followed=False, can_wait=True), there)
+
+
+@given(st.lists(decoders, min_size=1, max_size=6), decoders, st.integers(0, 8), st.booleans())
+def test_what_begins_never_lets_fewer_be_in_time(there: list[Decoder], one: Decoder, gain: int, can_wait: bool) -> None:
+    """Whatever begins beside others: as many promises are kept as before, itself and those that follow it counted."""
+    fresh = replace(one, promised=0)
+    if may_begin(Entrant(fresh, None, gain, can_wait), there):
+        assert fresh.bearable >= crowd_for(fresh, there)
+        assert kept([*there, fresh]) + (0 if can_wait else gain) >= kept(there)
+
+
+@given(st.lists(decoders, max_size=6), decoders)
+def test_where_the_device_has_bandwidth_for_all_nobody_waits(there: list[Decoder], one: Decoder) -> None:
+    if sum(d.share for d in there) + one.share <= 1.0:
+        assert may_begin(Entrant(replace(one, promised=0), None, 0, True), there)
