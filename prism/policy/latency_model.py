@@ -71,7 +71,7 @@ _LONGEST_FED = 4.0
 """Beyond so many requests at a time an engine is taken to go on for ever."""
 
 
-class Pace:
+class EnginePace:
     """How often requests begin on an engine, and how long they take: how long it will go on."""
 
     __slots__ = ("_answer_s", "_begins", "_seen_s")

@@ -8,7 +8,7 @@ from prism.core.events import EngineLoad, EngineUp
 from prism.core.ids import RequestId
 from prism.core.request import Request
 from prism.core.specs import Prefer
-from prism.policy.latency_model import Pace, PrefillSpeed, TokenTime
+from prism.policy.latency_model import EnginePace, PrefillSpeed, TokenTime
 from prism.policy.long_prompts import WINDOW_SHARE, goes_long
 
 
@@ -30,7 +30,7 @@ class InFlight:
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class EndedAnswer:
     """What an answer that ended says of steps."""
 
     tokens: int
@@ -58,7 +58,7 @@ class EngineState:
     """Tokens of its requests when they began."""
     began_sum_s: float = 0.0
     """Sum of the times at which they began."""
-    pace: Pace = field(default_factory=Pace)
+    pace: EnginePace = field(default_factory=EnginePace)
     log_factor: float = 0.0
     """Logarithm of what its steps take over what a roofline says, as it was learned."""
     growth_tokens: int = 0
@@ -177,7 +177,7 @@ class EngineState:
         self._drop_claim(id)
         return entry
 
-    def answered(self, id: RequestId, generated_tokens: int, now_s: float) -> Answer | None:
+    def answered(self, id: RequestId, generated_tokens: int, now_s: float) -> EndedAnswer | None:
         """The request's last token is out, ``generated_tokens`` of all attempts: learn what a token takes. None: it
         says nothing."""
         entry = self.in_flight.get(id)
@@ -188,7 +188,7 @@ class EngineState:
             return None
         self.token_time.observe(tokens, now_s - entry.first_token_s, now_s)
         self.pace.note_answer(now_s - entry.began_s)
-        return Answer(tokens, entry.undisturbed_s)
+        return EndedAnswer(tokens, entry.undisturbed_s)
 
     def growth_of(self, request: Request) -> int:
         """Tokens kept for a running request: it is halfway through its answer on average, and has to get by until

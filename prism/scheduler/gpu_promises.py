@@ -11,7 +11,7 @@ from prism.core.request import Request
 from prism.core.specs import DeviceKind, Prefer
 from prism.policy.device_time import GUESSES, Batch, alone_s, bandwidth_share, slowdown
 from prism.policy.promises import Decoder, Entrant, may_begin
-from prism.scheduler.gpu_engine import Answer, EngineState
+from prism.scheduler.gpu_engine import EndedAnswer, EngineState
 
 _LEARN: Final = 0.1
 """Part of an answer's logarithmic error that its engine's correction takes over."""
@@ -54,7 +54,7 @@ class Promises:
             self._running.pop(engine.up.key, None)
         self._crowd = slowdown(sum([share for _, share in self._running.values()]))
 
-    def learn(self, engine: EngineState, answer: Answer, now_s: float) -> None:
+    def learn(self, engine: EngineState, answer: EndedAnswer, now_s: float) -> None:
         """An answer of the engine ended."""
         undisturbed_s = self.clock_s(now_s) - answer.undisturbed_s
         if undisturbed_s <= 0.0:
