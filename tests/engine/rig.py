@@ -135,7 +135,11 @@ class Rig:
         self._reader: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
-        await self.pool.start()
+        try:
+            await self.pool.start()
+        except BaseException:
+            self.inbox.close()  # a context of ZeroMQ with an open socket waits for it for ever when it is collected
+            raise
         self._reader = asyncio.create_task(self._read())
 
     async def close(self) -> None:
