@@ -16,11 +16,13 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Final
 
+from prism.core.errors import PrismError
 from prism.memory.errors import OutOfMemory
 from prism.remote.hub import LinkHub
 from prism.remote.link import PeerLink
 from prism.remote.messages import FetchKv, PeerHello, RunPieces
 from prism.remote.orders import GrowRoute, HoldPieces, KvWay, Order, RouteStop, ServeLayers, SetRoute
+from prism.remote.state import RemoteState
 from sglang_patches.hooks import Hook, HookKind
 from sglang_patches.kv_guard import refuse
 from sglang_patches.kv_move_in import without
@@ -57,6 +59,10 @@ class RemoteLayers:
         """Tokens whose KV, or a part of it, was fetched from peers."""
         self._growing: KvWay | None = None
         """Set while what peers run is to be taken over."""
+        self._lacking = ""
+        """Why weights do not come."""
+        self._declined = 0
+        """Fetching the KV of the pieces below it took longer than beginning again."""
         if self._seat.first_pieces:
             self._foreign.held = frozenset(self._seat.first_pieces)
         self._stored: Any = None
@@ -72,6 +78,17 @@ class RemoteLayers:
         """No route is left: requests wait."""
         return not self._usable(self._leader.route)
 
+    @property
+    def state(self) -> RemoteState:
+        held, layers = self._foreign.held, self._pieces.layers
+        return RemoteState(
+            layers=layers,
+            held_layers=sum(1 <= piece <= layers for piece in held),
+            alone=len(held) == self._pieces.count and not self._leader.remote,
+            peers=[self._leader.names[link] for link in self._leader.peers if not link.closed],
+            leaders=self._foreign.leaders,
+        )
+
     def step(self, orders: Sequence[Order]) -> None:
         """Between two steps of the scheduler."""
         self._pump(_FLUSH_S if self._idle and any(link.unsent_bytes for link in self._hub) else 0.0)
@@ -79,7 +96,7 @@ class RemoteLayers:
             self._carry_out(order)
         if self._leader.lost or any(link.closed for link in self._leader.peers):
             self._go_on_elsewhere()
-        if self._growing is not None and self._leader.remote and not self.stalled:
+        if self._growing is not None and (self._leader.remote or self.stalled):
             self._grow(self._growing)
         if self._idle or not self._leader.remote:  # otherwise it is done while the own batch waits
             self._foreign.serve(self._foreign.waiting)
@@ -200,26 +217,67 @@ class RemoteLayers:
             self._seat.kv, self._stored = self._stored, None
 
     def _grow(self, way: KvWay) -> None:
-        """Take over the next pieces whose weights have arrived."""
-        stop = next(stop for stop in self._leader.route if stop.link is not None)
-        end = stop.first
-        while end < stop.end and self._seat.weights.arrived(lambda name: self._pieces.piece_of(name) == end):  # noqa: B023
-            end += 1
-        if end == stop.first:
-            return
-        wanted = self._foreign.held | frozenset(range(stop.first, end))
+        """Bring the next piece that has arrived (all of them while nothing runs: no step waits for more than one), and
+        when none has, take over what is here of what peers run. Without peers the engine goes on alone once it has
+        everything."""
+        while self._bring_one():
+            if not self._idle:
+                return
+        self._tend()
+        if self.stalled:
+            self._go_on_alone()
+        else:
+            self._take_over(way)
+
+    def _tend(self) -> None:
+        """Weights that will never come are the end of an engine without peers; its requests go on elsewhere."""
         try:
-            self._seat.weights.hold(self._pieces.model, lambda name: self._pieces.piece_of(name) in wanted)
+            self._seat.weights.tend()
+        except PrismError as error:
+            if self.stalled:
+                raise
+            if str(error) != self._lacking:
+                log.error("the rest of the weights does not come, peers go on running it: %s", error)
+            self._lacking = str(error)
+
+    def _bring_one(self) -> bool:
+        """False: nothing that could be brought has arrived."""
+        weights, held = self._seat.weights, self._foreign.held
+        piece = next((p for p in range(self._pieces.count) if p not in held and weights.arrived(p)), None)
+        if piece is None:
+            return False
+        try:
+            weights.bring(self._pieces.model, piece)
         except OutOfMemory as error:
-            log.warning("pieces [%d, %d) have no memory yet: %s", stop.first, end, error)
+            log.warning("piece %d has no memory yet: %s", piece, error)
+            return False
+        self._foreign.held = held | {piece}
+        return True
+
+    def _take_over(self, way: KvWay) -> None:
+        """KV is fetched whenever pieces have come, and requests begin again once only, when all have."""
+        stop, held = next(stop for stop in self._leader.route if stop.link is not None), self._foreign.held
+        end = stop.first
+        while end < stop.end and end in held:
+            end += 1
+        whole = len(held) == self._pieces.count
+        if end == stop.first or (end == self._declined and not whole):
             return
-        self._foreign.held = wanted
         layers = range(max(stop.first - 1, 0), min(end - 1, self._pieces.layers))
         fetched = take_kv(self._scheduler, self._leader, stop, layers, way)
-        if fetched is None:
+        if fetched is not None:
+            self.fetched_tokens += fetched
+            self._use(grown(self._leader.route, end))
+        elif whole:
             self._begin_again()
-        self.fetched_tokens += fetched or 0
-        self._use(grown(self._leader.route, end))
+            self._go_on_alone()
+        self._declined = end if fetched is None else 0
+
+    def _go_on_alone(self) -> None:
+        if len(self._foreign.held) == self._pieces.count:
+            self._fallbacks = []
+            self._use((Stop(None, 0, self._pieces.count),))
+            log.info("all weights are here: requests go on in this engine alone")
 
     def _close_unused(self) -> None:
         """Links of no route any more: what their peers keep for this engine is given back."""

@@ -80,6 +80,8 @@ class RouteLeader:
         """Why the last batch has no result; its outcome must be dropped, and its requests begin again."""
         self._known: WeakKeyDictionary[PeerLink, Any] = WeakKeyDictionary()
         """The request table as each peer has it."""
+        self.names: WeakKeyDictionary[PeerLink, str] = WeakKeyDictionary()
+        """Of peers that were greeted."""
         self.rates = Rates()
         self._batch = 0
         self._answers: dict[tuple[PeerLink, int], Received] = {}
@@ -119,6 +121,7 @@ class RouteLeader:
         answer = self._ask(link, hello, 0, (), limit_s).message
         if not isinstance(answer, PeerWelcome) or answer.version != VERSION:
             raise PeerLost(f"a peer answered a greeting with {type(answer).__name__}")
+        self.names[link] = answer.engine
         return frozenset(answer.pieces)
 
     def fetch(self, link: PeerLink, first_layer: int, end_layer: int, slots: list[int]) -> tuple[Any, Any]:

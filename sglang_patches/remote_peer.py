@@ -6,6 +6,7 @@ import logging
 from collections import deque
 from collections.abc import Callable
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import torch
 
@@ -35,6 +36,7 @@ class ForeignWork:
         self.held = frozenset(range(pieces.count))
         """Pieces whose weights are here."""
         self._slots: dict[PeerLink, int] = {}
+        self._names: WeakKeyDictionary[PeerLink, str] = WeakKeyDictionary()
         self._kv: dict[PeerLink, ForeignKv] = {}
         self._queue: deque[tuple[PeerLink, Received]] = deque()
 
@@ -43,9 +45,9 @@ class ForeignWork:
         return len(self._queue)
 
     @property
-    def leaders(self) -> int:
+    def leaders(self) -> list[str]:
         """Engines that this one may be asked by now."""
-        return len(self._slots)
+        return sorted(self._names[link] for link in self._slots if not link.closed)
 
     def take(self, link: PeerLink, received: Received) -> None:
         """A message that is for the peer's side."""
@@ -65,7 +67,7 @@ class ForeignWork:
         if problem:
             link.send(Refused(batch=0, reason=problem))
             return
-        self._slots[link] = hello.slots
+        self._slots[link], self._names[link] = hello.slots, hello.engine
         link.send(PeerWelcome(version=VERSION, engine=self._me, pieces=sorted(self.held)))
 
     def forget_closed(self) -> None:

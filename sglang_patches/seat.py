@@ -62,8 +62,16 @@ class WeightSeat(TensorMemory, Protocol):
         give back what they were made of."""
         ...
 
-    def arrived(self, wanted: Callable[[str], bool]) -> bool:
-        """Whether :meth:`hold` would not wait for the parameters ``wanted``."""
+    def arrived(self, piece: int) -> bool:
+        """Whether :meth:`bring` would not wait for the piece (:mod:`prism.remote.pieces`)."""
+        ...
+
+    def tend(self) -> None:
+        """See to it that what has not arrived does. Raises when nobody can."""
+        ...
+
+    def bring(self, model: Any, piece: int) -> None:
+        """Have the parameters of the piece in memory, beside those that are there."""
         ...
 
     def loaded(self, model: Any) -> None:

@@ -8,6 +8,7 @@ import click
 
 from prism.cli import output
 from prism.cli.client import AdminClient, server_options
+from prism.core.ids import local_name
 
 COLUMNS = (
     "MODEL",
@@ -35,7 +36,13 @@ def command(client: AdminClient, as_json: bool) -> None:
     if as_json:
         output.print_json(models)
         return
-    output.print_table(COLUMNS, [row for model in models for row in model_rows(model)], "no model is loaded")
+    columns: tuple[str, ...] = COLUMNS
+    rows = [row for model in models for row in model_rows(model)]
+    if any(replica.get("remote") for model in models for replica in model.get("replicas", ())):
+        columns = (*COLUMNS, "LAYERS")
+        shown = [layers(replica) for model in models for replica in model.get("replicas") or [{}]]
+        rows = [(*row, text) for row, text in zip(rows, shown, strict=True)]
+    output.print_table(columns, rows, "no model is loaded")
     for model in models:
         if model.get("failure"):
             click.echo(f"{model['name']}: {model['failure']}")
@@ -55,6 +62,17 @@ def weights(replica: dict[str, Any]) -> str:
     if replica["state"] != "loading" or not arriving or arriving.get("took_s") is not None:
         return output.size(replica.get("weight_bytes"))
     return f"{output.size(arriving['bytes_done'])} of {output.size(arriving['bytes_all'])}"
+
+
+def layers(replica: dict[str, Any]) -> str:
+    """``3/32 over host:0``: those that are there, and who runs the others; ``32/32 for host:1``: whose it runs, too."""
+    remote = replica.get("remote")
+    if not remote:
+        return "-"
+    words = [f"{remote['held_layers']}/{remote['layers']}"]
+    for word, devices in (("over", remote["peers"]), ("for", remote["leaders"])):
+        words += [f"{word} {','.join(map(local_name, devices))}"] if devices else []
+    return " ".join(words)
 
 
 def is_live(model: dict[str, Any]) -> bool:

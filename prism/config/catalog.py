@@ -6,7 +6,7 @@ import difflib
 import hmac
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
 from functools import cached_property
 from pathlib import Path
@@ -17,6 +17,7 @@ import msgspec
 from prism.config.adapters import lora_room, pool_bytes
 from prism.config.document import CatalogFile
 from prism.config.errors import CatalogError
+from prism.config.live import LiveScalingConfig
 from prism.config.load import examine_file, load_file
 from prism.config.model_files import ModelFacts, local_folder, model_facts
 from prism.config.model_kinds import image_arguments, reads_both_ways
@@ -57,6 +58,7 @@ class Catalog:
     server: ServerConfig
     log: LogConfig
     keys: tuple[KeyConfig, ...]
+    live_scaling: LiveScalingConfig = field(default_factory=LiveScalingConfig)
     adapters: tuple[AdapterConfig, ...] = ()
     """LoRA adapters over some of the models."""
 
@@ -185,6 +187,7 @@ def _catalog(file: Path, document: CatalogFile) -> Catalog:
         engines=document.engines,
         weights=document.weights,
         kv=document.kv,
+        live_scaling=document.live_scaling,
         server=document.server,
         log=document.log,
         keys=document.keys,

@@ -6,6 +6,7 @@ from typing import Annotated, Literal
 
 from msgspec import Meta, field
 
+from prism.config.live import LiveScalingConfig
 from prism.config.policy import PolicyConfig
 from prism.config.section import Section
 from prism.config.sections import (
@@ -52,6 +53,9 @@ class CatalogFile(Section, frozen=True, kw_only=True):
         default_factory=WeightConfig
     )
     kv: Annotated[KvConfig, Meta(description="KV outside of engines.")] = field(default_factory=KvConfig)
+    live_scaling: Annotated[LiveScalingConfig, Meta(description="Serving while weights arrive.")] = field(
+        default_factory=LiveScalingConfig
+    )
     server: Annotated[ServerConfig, Meta(description="The HTTP front door.")] = field(default_factory=ServerConfig)
     log: Annotated[LogConfig, Meta(description="Logs.")] = field(default_factory=LogConfig)
     keys: Annotated[tuple[KeyConfig, ...], Meta(description="API keys.")] = ()

@@ -13,7 +13,7 @@ LIVE_SERVER_KEYS: Final = frozenset(
 )
 """Attributes of ``server`` that running processes take over; the others are part of how processes were started."""
 
-RESTART_SECTIONS: Final = ("devices", "virtual", "gpu_memory_fraction", "engines", "weights", "kv")
+RESTART_SECTIONS: Final = ("devices", "virtual", "gpu_memory_fraction", "engines", "weights", "kv", "live_scaling")
 
 REACTIVATE_KEYS: Final = frozenset(
     {"path", "revision", "tp", "context_tokens", "engine_args", "kind", "lora", "scheduling", "lending", "speculative"}

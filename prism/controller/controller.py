@@ -314,7 +314,8 @@ class Controller:
         spec = self.models.known(effect.model)
         if spec is None:
             raise ValueError(f"{effect.model} is activated, and nobody has introduced it")
-        return self.orders.activate(effect, spec, supplies.get(effect.key, {}), now_s)
+        live = self.models.catalog.live_scaling.mode
+        return self.orders.activate(effect, spec, supplies.get(effect.key, {}), now_s, live)
 
     def _refuse(self, effect: RefuseWaiting) -> None:
         told = refusal_of(effect.model, effect.reason, effect.detail)

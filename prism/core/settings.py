@@ -21,6 +21,16 @@ class PolicyName(StrEnum):
         return self in (PolicyName.STATIC, PolicyName.MUXSERVE)
 
 
+class LiveScaling(StrEnum):
+    """When a further instance of a model begins to serve. (No ``off``: that is a boolean in YAML.)"""
+
+    WHOLE = "whole"
+    """When all of its weights are there."""
+    PAIR = "pair"
+    """It leads requests as soon as it has embedding and head; an instance of the same machine that has everything runs
+    the layers that are still to come."""
+
+
 class KvprMode(StrEnum):
     """Which pressure Algorithm 1 compares."""
 

@@ -6,14 +6,16 @@ All calls belong to one asyncio loop.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Final, Protocol
 
 from prism.core.ids import DeviceId, EngineId
 from prism.core.instances import InstanceKey, Part
 from prism.core.specs import ModelSpec
 from prism.engine.events import AnyEvent, EngineCounters
+from prism.remote.orders import KvWay, RouteStop
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,6 +33,23 @@ class Work:
     """Mailbox address of the front-door worker."""
     attempt: int
     resumed: tuple[int, ...] = ()
+
+
+class LayerOrders(Protocol):
+    """What an engine can be told about layers in others (:class:`prism.engine.remote_orders.RemoteOrders`). Methods
+    wait until it is done, and raise :class:`OrderRefused`, or :class:`EngineGone` when the engine ends."""
+
+    async def serve_layers(self, path: Path) -> None:
+        """Run layers for engines that connect at ``path``."""
+        ...
+
+    async def set_route(self, *routes: Sequence[RouteStop], answer_s: float = ...) -> None:
+        """Lead requests over the first route, and over the next one when a peer is lost."""
+        ...
+
+    async def grow_route(self, kv: KvWay = ...) -> None:
+        """Take over what peers run, as its weights arrive. Returns when it has begun."""
+        ...
 
 
 class Handle(Protocol):
@@ -91,6 +110,22 @@ class Handle(Protocol):
         """Of one that is served on the device alone, where larger ones are served too; else 0."""
         ...
 
+    @property
+    def workers(self) -> tuple[str, ...]:
+        """Names of the processes, in rank order: :class:`prism.remote.state.RemoteState` has them."""
+        ...
+
+    @property
+    def began_with(self) -> tuple[int, ...]:
+        """Pieces of the model that were there when the engine was; the others were to come, and until it gets a route
+        (:attr:`remote`) or has them all its requests wait. Empty: all were there."""
+        ...
+
+    @property
+    def remote(self) -> LayerOrders:
+        """Orders about layers in other engines."""
+        ...
+
     def submit(self, work: Work) -> None:
         """Hand the request over; returns at once. Raises :class:`EngineGone` if the engine is known to be dead."""
         ...
@@ -146,9 +181,11 @@ class Engines(Protocol):
         kv_limit_bytes: int | None = None,
         timeout_s: float | None = None,
         mark: str = "",
+        first_pieces: Sequence[int] = (),
     ) -> Handle:
         """Make ``part`` of the instance ``key`` of ``spec`` ready. ``mark`` is the weights' fingerprint, for a folder
-        without weights whose pack is in the store (or arriving there). ``kv_limit_bytes`` is the most KV the model may
+        without weights whose pack is in the store (or arriving there). ``first_pieces``: it need not wait for others
+        (:attr:`Handle.began_with` says whether it did). ``kv_limit_bytes`` is the most KV the model may
         hold on each device; requests are cut or refused by what fits into its whole pages (a later
         :meth:`Handle.set_kv_limit` moves memory, not this bound). ``timeout_s`` is by default so long
         (:func:`longest_activation_s`) that only what is stuck runs out of it. Raises

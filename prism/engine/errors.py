@@ -47,3 +47,7 @@ class NoSeat(EngineSetupError):
 
 class EngineGone(PrismError):
     """The engine handle was used after its engine died or was deactivated."""
+
+
+class OrderRefused(PrismError):
+    """The engine did not do what it was told; the text says why."""

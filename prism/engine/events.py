@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import msgspec
 
+from prism.remote.state import RemoteState
+
 
 class EngineEvent(msgspec.Struct, tag=True, frozen=True, kw_only=True):
     """Base of all events of one engine."""
@@ -78,6 +80,8 @@ class EngineCounters(EngineEvent, frozen=True, kw_only=True):
     """Tokens whose KV was brought back, or from a peer, since activation instead of being computed again."""
     adapters: list[str] = []
     """LoRA adapters in device memory, by name."""
+    remote: RemoteState | None = None
+    """None: it was never told anything about layers in other engines."""
 
 
 class Died(EngineEvent, frozen=True, kw_only=True):

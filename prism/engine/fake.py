@@ -19,6 +19,7 @@ from prism.core.specs import ModelSpec
 from prism.engine.api import Work
 from prism.engine.errors import ActivationCause, CannotActivate, EngineGone
 from prism.engine.events import Accepted, AnyEvent, AttemptFinished, AttemptFirstToken, Died, EngineCounters
+from prism.engine.fake_layers import FakeLayers
 from prism.engine.fake_payload import fake_extra, fake_tokens, fake_vector, read_payload
 from prism.wire.mailbox import Outbox
 from prism.wire.messages import TokenItem, Tokens, encode
@@ -61,7 +62,13 @@ class FakeHandle:
     prefill_tokens_per_s = 1e6
 
     def __init__(
-        self, engine: str, key: InstanceKey, devices: tuple[DeviceId, ...], speed: FakeSpeed, outbox: Outbox
+        self,
+        engine: str,
+        key: InstanceKey,
+        devices: tuple[DeviceId, ...],
+        speed: FakeSpeed,
+        outbox: Outbox,
+        began_with: Sequence[int] = (),
     ) -> None:
         self.id, self.key, self.devices = EngineId(engine), key, devices
         self.phases: Mapping[str, float] = {"fake": speed.activation_s}
@@ -74,6 +81,9 @@ class FakeHandle:
         """Adapters it was told to let go of."""
         self.answer: Callable[[tuple[int, ...]], list[int]] | None = None
         """Tokens to answer a prompt with, ending with ``stop``; None: made-up tokens up to the limit."""
+        self.workers = (str(self.id),)
+        self.began_with = tuple(began_with)
+        self.remote = FakeLayers(self.began_with)
         self._speed, self._outbox = speed, outbox
         self._runs: dict[str, _Run] = {}
         self._events: asyncio.Queue[AnyEvent | None] = asyncio.Queue()
@@ -82,6 +92,7 @@ class FakeHandle:
     @property
     def load(self) -> EngineCounters:
         return EngineCounters(
+            remote=self.remote.state,
             running=len(self._runs),
             queued=0,
             free_kv_tokens=1 << 20,
@@ -240,6 +251,7 @@ class FakePool:
         kv_limit_bytes: int | None = None,
         timeout_s: float | None = None,
         mark: str = "",
+        first_pieces: Sequence[int] = (),
     ) -> FakeHandle:
         if timeout_s is not None and self.speed.activation_s > timeout_s:
             raise CannotActivate(spec.name, part.devices, ActivationCause.TIMEOUT, f"not ready in {timeout_s:g} s")
@@ -249,7 +261,7 @@ class FakePool:
                 raise CannotActivate(spec.name, part.devices, ActivationCause.ENGINE_DIED, self.broken[device])
         if (cause := self.failures.get(spec.name)) is not None:
             raise CannotActivate(spec.name, part.devices, cause, "the fake pool was told to fail")
-        return self.start_engine(key, part.devices, kv_limit_bytes)
+        return self.start_engine(key, part.devices, kv_limit_bytes, first_pieces)
 
     def counts(self) -> Mapping[DeviceId, Mapping[str, int]]:
         active: dict[DeviceId, dict[str, int]] = {}
@@ -263,10 +275,15 @@ class FakePool:
         return dict(self.broken)
 
     def start_engine(
-        self, key: InstanceKey, devices: Sequence[DeviceId], kv_limit_bytes: int | None = None
+        self,
+        key: InstanceKey,
+        devices: Sequence[DeviceId],
+        kv_limit_bytes: int | None = None,
+        first_pieces: Sequence[int] = (),
     ) -> FakeHandle:
         """An engine at once, for callers that have no :class:`ModelSpec`."""
-        handle = FakeHandle(f"fake-{os.getpid()}-{next(self._numbers)}", key, tuple(devices), self.speed, self._outbox)
+        name = f"fake-{os.getpid()}-{next(self._numbers)}"
+        handle = FakeHandle(name, key, tuple(devices), self.speed, self._outbox, first_pieces)
         handle.set_kv_limit(kv_limit_bytes)
         self.handles.append(handle)
         return handle

@@ -128,6 +128,14 @@ class EngineHandle:
         return self.info.device_tokens
 
     @property
+    def began_with(self) -> tuple[int, ...]:
+        return tuple(self.info.began_with)
+
+    @property
+    def workers(self) -> tuple[str, ...]:
+        return tuple(link.worker for link in self._links)
+
+    @property
     def running(self) -> frozenset[str]:
         """Ids submitted and neither finished nor lost."""
         return frozenset(self._running)

@@ -7,13 +7,8 @@ import itertools
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from prism.core.errors import PrismError
-from prism.engine.errors import EngineGone
+from prism.engine.errors import EngineGone, OrderRefused
 from prism.remote.orders import GrowRoute, HoldPieces, KvWay, Order, OrderDone, RouteStop, ServeLayers, SetRoute
-
-
-class OrderRefused(PrismError):
-    """The engine did not do what it was told; the text says why."""
 
 
 class RemoteOrders:

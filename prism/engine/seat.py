@@ -70,7 +70,8 @@ class WorkerSeat:
         self._last_load_s = 0.0
         self._device = device
         self._orders: list[Order] = []
-        self.first_pieces = command.first_pieces
+        self.first_pieces: tuple[int, ...] = ()
+        """Of this activation, as :attr:`kv` and :attr:`fair`."""
         self._lent = 0
         self.kv: KvKeeper | None = None
         """Of this activation: the worker sets it."""
@@ -247,6 +248,7 @@ def measure_load(scheduler: Any, weight_bytes: int, world: int, adapters: list[s
         kv_kept_pieces=0 if kv is None else kv.stored_pieces,
         kv_brought_tokens=(0 if kv is None else kv.fetched_tokens) + (0 if remote is None else remote.fetched_tokens),
         adapters=adapters,
+        remote=None if remote is None else remote.state,
     )
 
 
@@ -267,7 +269,7 @@ _POOLED_STEPS = 2
 or the device would wait for them, as nothing is decoded meanwhile."""
 
 
-def describe(scheduler: Any, weight_bytes: int, from_image: bool) -> EngineInfo:
+def describe(scheduler: Any, weights: EngineWeights) -> EngineInfo:
     """What schedulers must know about the engine that ``scheduler`` runs."""
     step_tokens = scheduler.chunked_prefill_size or scheduler.max_prefill_tokens
     long: LongPrompts | None = getattr(scheduler, "prism_long", None)
@@ -278,7 +280,8 @@ def describe(scheduler: Any, weight_bytes: int, from_image: bool) -> EngineInfo:
         chunk_tokens=step_tokens if scheduler.is_generation else _POOLED_STEPS * step_tokens,
         max_request_tokens=most if long is None else max(most, long.most_tokens),
         device_tokens=0 if long is None else long.device_tokens,
-        weight_bytes=weight_bytes,
+        weight_bytes=weights.held_bytes,
         dtype_bytes=scheduler.model_config.dtype.itemsize,
-        from_image=from_image,
+        from_image=weights.from_image,
+        began_with=list(weights.began_with),
     )

@@ -70,7 +70,7 @@ class EngineWeights:
     ) -> None:
         """``virtual_bytes`` bounds and ``estimated_bytes`` guesses the size of weights no image exists of.
         ``platform`` names what quantised weights are laid out for. ``first_pieces``: :meth:`fill` waits for these
-        only; without an image that raises :class:`WeightsError`. ``links``: what :meth:`fill` may load over."""
+        only; without an image it is all or nothing (:attr:`began_with`). ``links``: what :meth:`fill` may load over."""
         self.links = links
         self._store, self._key, self._label, self._platform = store, key, label, platform
         self.beside = GrowingRegion(owner, virtual_bytes)
@@ -87,10 +87,9 @@ class EngineWeights:
         self._before: BeforeLoading | None = None
         self._region: memory.WeightRegion | None = None
         self._asked = 0
-        self._first = frozenset(first_pieces)
-        if self._first and self.packed is None:
-            self._close_raw()
-            raise WeightsError(f"{label} has no image yet: it cannot begin with some of its pieces")
+        self.began_with: tuple[int, ...] = ()
+        """Pieces that were there when the engine was; none: all were."""
+        self._begin(first_pieces)
         self._resting: PackHeader | None = None
         """Of the image that filled the region last."""
         self.expected_bytes = estimated_bytes
@@ -103,6 +102,11 @@ class EngineWeights:
             self._region.commit(timeout_s=ROOM_WAIT_S)
             self._bytes = self._region.tensor(0, (self._region.nbytes,), torch.uint8)
             self.expected_bytes = header.data_bytes
+
+    def _begin(self, first_pieces: Sequence[int]) -> None:
+        if first_pieces and self.packed is None:
+            log.info("%s has no image here yet: all of its weights are loaded before it serves", self._label)
+        self.began_with = tuple(first_pieces) if self.packed is not None else ()
 
     def _fits(self, packed: ResidentPack) -> bool:
         """Whether the image is for such a device. Another one's stays: it may be read here for others' sake."""
@@ -156,7 +160,7 @@ class EngineWeights:
         if self.packed is None or self._region is None:
             return False
         start_s = time.perf_counter()
-        if not self._first:
+        if not self.began_with:
             load(self.packed, self._region, links=self.links)
         self.phases["copy"] = time.perf_counter() - start_s
         try:
@@ -165,15 +169,15 @@ class EngineWeights:
         except (AttributeError, KeyError) as error:
             raise WeightsError(f"the image of {self._label} does not fit the model: {error}") from error
         self._check_filled(model)
-        if self._first:
+        if self.began_with:
             self._held = HeldTensors(self._region, self.packed)
-            self._held.begin(model, self._first)
+            self._held.begin(model, frozenset(self.began_with))
             self.phases["copy"] = time.perf_counter() - start_s
         return True
 
-    def arrived(self, wanted: Callable[[str], bool]) -> bool:
+    def arrived(self, piece: int) -> bool:
         """See :meth:`sglang_patches.seat.WeightSeat.arrived`."""
-        return self._held is not None and self._held.arrived(wanted)
+        return self._held is not None and self._held.arrived(piece)
 
     def hold(self, model: torch.nn.Module, wanted: Callable[[str], bool]) -> None:
         """See :meth:`sglang_patches.seat.WeightSeat.hold`. Raises :class:`WeightsError` when there is no image."""
@@ -182,6 +186,16 @@ class EngineWeights:
         if self._held is None:
             self._held = HeldTensors(self._region, self.packed)
         self._held.hold(model, wanted)
+
+    def bring(self, model: torch.nn.Module, piece: int) -> None:
+        """See :meth:`sglang_patches.seat.WeightSeat.bring`."""
+        if self._held is not None:
+            self._held.bring(model, {piece})
+
+    def tend(self) -> None:
+        """See :meth:`sglang_patches.seat.WeightSeat.tend`."""
+        if self._held is not None:
+            self._held.tend()
 
     @property
     def whole(self) -> bool:
@@ -307,13 +321,18 @@ class EngineWeights:
             self.packed = None
         return self.packed is not None
 
-    def wake(self, links: LoadLinks | None = None) -> None:
-        """Memory behind the addresses again, and the weights in it."""
+    def wake(self, model: torch.nn.Module, first_pieces: Sequence[int] = (), links: LoadLinks | None = None) -> None:
+        """Memory behind the addresses again, and the weights in it: all, or these pieces of ``model``'s."""
         self.links = links
         assert self.packed is not None and self._region is not None
         start_s = time.perf_counter()
+        self._begin(first_pieces)
         self._region.commit(timeout_s=ROOM_WAIT_S)
-        load(self.packed, self._region, links=links)
+        if self.began_with:
+            self._held = HeldTensors(self._region, self.packed)
+            self._held.begin(model, frozenset(self.began_with))
+        else:
+            load(self.packed, self._region, links=links)
         self.phases = {"copy": time.perf_counter() - start_s}
 
     def release(self) -> None:

@@ -61,6 +61,8 @@ from prism.kv.settings import DeclaredLinks, read_kv_settings
 from prism.memory.errors import is_out_of_memory
 from prism.memory.gpus import numa_node_of
 from prism.obs.logs import setup_logging
+from prism.transfer.errors import TransferError
+from prism.weights.errors import WeightsError
 from prism.weights.loading.links import LoadLinks
 from prism.weights.store.weight_store import WeightStore
 from prism.wire.secret import read_secret
@@ -186,8 +188,9 @@ class Worker:
             active.scheduler.run_event_loop()
         except Exception as error:
             log.exception("the engine of %s failed", command.model)
-            # A device without room is no request's fault.
-            self._say_last(error, [] if is_out_of_memory(error) else suspects_of(active.scheduler))
+            # A device without room is no request's fault, nor are weights that do not come.
+            blameless = is_out_of_memory(error) or isinstance(error, WeightsError | TransferError)
+            self._say_last(error, [] if blameless else suspects_of(active.scheduler))
             self._drain()
             return False
         start_s = time.perf_counter()
@@ -216,7 +219,8 @@ class Worker:
         active.seat.kv, active.seat.fair = self._keeper(active.weights, command), command.fair
         self._open_long(active)
         weights = active.weights
-        info = describe(active.scheduler, weights.held_bytes, weights.from_image)
+        active.seat.first_pieces = weights.began_with
+        info = describe(active.scheduler, weights)
         phases = {**clock.phases, **{f"weights.{k}": v for k, v in weights.phases.items()}}
         self._channel.send(encode(Activated(phases=phases, info=info, helped_bytes=weights.helped_bytes)))
         return active
@@ -261,7 +265,7 @@ class Worker:
         self, skeleton: Skeleton, command: ActivateModel, mark: str, clock: Phases, links: LoadLinks
     ) -> ActiveModel:
         try:
-            skeleton.weights.wake(links)
+            skeleton.weights.wake(skeleton.scheduler.tp_worker.model_runner.model, command.first_pieces, links)
             clock.done("reserve")
             wake(skeleton, command.engine)
         except BaseException:

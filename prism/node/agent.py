@@ -10,6 +10,7 @@ import time
 import uuid
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Final, Protocol
 
 import msgspec
@@ -97,6 +98,8 @@ class AgentMachine:
     """By device; those without one are no GPUs."""
     lending: DeviceLending | None = None
     """None: its devices lend each other nothing."""
+    layers_dir: Path | None = None
+    """For sockets of engines that run layers for others; None: none does."""
 
 
 class NodeAgent:
@@ -137,7 +140,8 @@ class NodeAgent:
         self.weights = weights
         self.lending = machine.lending
         borrowed = None if self.lending is None else self.lending.borrowed_bytes
-        self.instances = Instances(self.node, pool, self.shells, self._changed.set, self.measures, weights, borrowed)
+        changed, layers = self._changed.set, machine.layers_dir
+        self.instances = Instances(self.node, pool, self.shells, changed, self.measures, weights, borrowed, layers)
         self._commands: set[asyncio.Task[None]] = set()
         self._leaving = self._left = False
 

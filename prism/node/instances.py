@@ -12,21 +12,24 @@ import logging
 import time
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
+from pathlib import Path
 from typing import Final
 
 from prism.core.events import ActivationError, EngineUp
 from prism.core.ids import DeviceId, ModelName, NodeId
-from prism.core.instances import InstanceKey, Part, Parts, parts_by_node, queue_device
-from prism.core.specs import ModelSpec, Scheduling
+from prism.core.instances import InstanceKey, parts_by_node
+from prism.core.specs import Scheduling
 from prism.core.views import InstanceState
 from prism.engine.api import Engines, Handle
 from prism.engine.errors import ActivationCause, CannotActivate
 from prism.node.device import DeviceShell
+from prism.node.live_pairs import LivePairs
+from prism.node.local_instance import LocalInstance
 from prism.node.measures import NodeMeasures
 from prism.node.weights import NodeWeights, PreparedWeights
 from prism.scheduler import keepalive
-from prism.scheduler.instance_life import DRAIN_S, InstanceLife, InstanceStep, Steps
+from prism.scheduler.instance_life import DRAIN_S, InstanceStep, Steps
 from prism.transfer.errors import TransferError
 from prism.weights.errors import WeightsError
 from prism.wire.messages import (
@@ -58,33 +61,6 @@ _CAUSES: Final[Mapping[ActivationCause, ActivationError]] = {
 """What the scheduler needs to know of why an activation failed."""
 
 
-@dataclass(slots=True)
-class LocalInstance:
-    """The part of an instance that stands on this machine. Changed by :class:`Instances` only."""
-
-    key: InstanceKey
-    spec: ModelSpec
-    part: Part
-    parts: Parts
-    """All of the instance's, this one among them."""
-    elastic: bool
-    """Its KV memory has no fixed share."""
-    life: InstanceLife = field(default_factory=InstanceLife)
-    handle: Handle | None = None
-    watcher: asyncio.Task[None] | None = None
-    drained_by: asyncio.TimerHandle | None = None
-    gone: asyncio.Event = field(default_factory=asyncio.Event)
-
-    @property
-    def state(self) -> InstanceState:
-        return self.life.state
-
-    @property
-    def takes_requests(self) -> bool:
-        """The queue of one of this machine's devices is the instance's."""
-        return queue_device(self.parts) == self.part.lead
-
-
 class Instances:
     """All instances of the node. ``changed`` is called whenever one comes, goes or changes state."""
 
@@ -97,11 +73,14 @@ class Instances:
         measures: NodeMeasures,
         weights: NodeWeights | None = None,
         borrowed_bytes: Callable[[ModelName], int] | None = None,
+        layers_dir: Path | None = None,
     ) -> None:
         """``weights`` brings what is not on this machine; None: there are no other machines. ``borrowed_bytes`` tells
-        what a model has of other devices' memory."""
+        what a model has of other devices' memory. ``layers_dir`` takes the sockets of engines that run layers for
+        others; None: none does."""
         self._node, self._pool, self._shells, self._changed, self._measures = node, pool, shells, changed, measures
         self._weights, self._borrowed_bytes = weights, borrowed_bytes or (lambda model: 0)
+        self._live = LivePairs(layers_dir, self.all, measures, changed)
         self._instances: dict[InstanceKey, LocalInstance] = {}
         self._running_commands: dict[str, asyncio.Task[CommandResult]] = {}
         self._endings: set[asyncio.Task[None]] = set()
@@ -143,6 +122,7 @@ class Instances:
         watchers = [instance.watcher for instance in self.all() if instance.watcher is not None]
         for task in [*self._running_commands.values(), *self._endings, *watchers]:
             task.cancel()
+        self._live.close()
 
     def reports(self) -> list[InstanceReport]:
         """Every instance with its numbers, for the controller and for operators."""
@@ -196,7 +176,9 @@ class Instances:
             instance.part,
             kv_limit_bytes=message.kv_cap_bytes,
             mark=at_hand.mark,
+            first_pieces=await self._live.first_pieces(instance, message.live),
         )
+        await self._live.lead(instance, handle)
         seconds = time.monotonic() - started_s
         log.info("%s is ready on %s after %.3f s (%s)", instance.key, ", ".join(devices), seconds, message.reason)
         if handle.helped_bytes:
@@ -318,6 +300,7 @@ class Instances:
             waited_s=times.waited_s,
             token_s=times.token_s,
             adapters=load.adapters if load else [],
+            remote=self._live.report(instance),
         )
 
     def _idle_s(self, instance: LocalInstance) -> float:

@@ -71,13 +71,16 @@ class NodeConfig(msgspec.Struct, frozen=True, kw_only=True):
     leaves: bool = False
     """On SIGTERM models and requests go to other machines first. False: what runs is left to the next agent here."""
     state_dir: str = ""
+    layers_keep_fraction: float | None = None
+    """See :class:`prism.supervisor.fleet.FleetSettings`."""
 
 
 async def serve(config: NodeConfig) -> None:
     """Runs the agent until SIGTERM or SIGINT."""
     accounts = Path(config.run_dir) / "accounts"
     devices = {d.id: memory.open_device(local_name(d.id), d.memory_bytes, account_dir=accounts) for d in config.devices}
-    lending = DeviceLending(devices, read_kv_settings(accounts).lend_keep_fraction)
+    keep = read_kv_settings(accounts).lend_keep_fraction
+    lending = DeviceLending(devices, config.layers_keep_fraction if keep is None else keep)
     on_gpus = any(d.kind is DeviceKind.CUDA for d in config.devices)
     options = PoolOptions(
         run_dir=Path(config.run_dir),
@@ -104,7 +107,14 @@ async def serve(config: NodeConfig) -> None:
         kept_bytes = options.parked_per_device * options.parked_bytes
         watches = {d.id: watch for d in config.devices if (watch := _watch(d, devices[d.id])) is not None}
         machine = AgentMachine(
-            NodeId(config.node), specs, devices, {"state_dir": config.state_dir}, kept_bytes, watches, lending
+            NodeId(config.node),
+            specs,
+            devices,
+            {"state_dir": config.state_dir},
+            kept_bytes,
+            watches,
+            lending,
+            layers_dir=None if config.layers_keep_fraction is None else Path(config.run_dir),
         )
         weights = None if secret is None else _weights(config, secret)
         agent = NodeAgent(machine, config.settings, pool, store, inbox, Metrics(), weights)

@@ -55,6 +55,15 @@ class NodeMeasures:
         if tokens > 0:
             self._metrics.inc(names.KV_BROUGHT, tokens, model=model, device=device)
 
+    def began_early(self, model: str, devices: Sequence[str]) -> None:
+        """An engine serves before all its weights are there."""
+        for device in devices:
+            self._metrics.inc(names.LIVE_STARTS, model=model, device=device)
+
+    def went_alone(self, model: str, seconds: float) -> None:
+        """It has all its weights, so long after it began."""
+        self._metrics.observe(names.LIVE_SECONDS, seconds, model=model)
+
     def activation(
         self, model: str, devices: Sequence[str], source: str, phases: Mapping[str, float], outcome: str
     ) -> None:

@@ -208,6 +208,19 @@ KV_BROUGHT: Final = counter(
     "device",
     promql="sum by (model) (rate(prism_kv_brought_tokens_total[5m]))",
 )
+LIVE_STARTS: Final = counter(
+    "prism_live_starts_total",
+    "Instances that served before all their weights were there (`live_scaling`).",
+    "model",
+    "device",
+    promql="sum by (model) (increase(prism_live_starts_total[1h]))",
+)
+LIVE_SECONDS: Final = histogram(
+    "prism_live_seconds",
+    "How long an instance served with layers running in others, until it had all its weights.",
+    "model",
+    promql="histogram_quantile(0.5, sum by (le, model) (rate(prism_live_seconds_bucket[1h])))",
+)
 ACTIVATIONS: Final = counter(
     "prism_activations_total",
     "Activations. `source`: where the weights came from (host, disk, remote, device); `outcome`: ok, failed.",

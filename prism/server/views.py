@@ -26,11 +26,14 @@ async def models_view(front: Front, only: str | None = None) -> list[dict[str, A
     seen = {model["name"]: model for model in cluster.get("models", ())}
     measured = _measured(cluster.get("instances", ()))
     arriving = {(a["model"], a["node"]): a for a in cluster.get("arriving", ())}
+    remote = {(i["model"], i["generation"]): i.get("remote") for i in cluster.get("instances", ())}
     waiting = cluster.get("inactive", {})
     return [
         _model(
             model,
-            _replicas(model.name, placed.get(ModelName(model.name), []), seen.get(model.name, {}), measured, arriving),
+            _replicas(
+                model.name, placed.get(ModelName(model.name), []), seen.get(model.name, {}), measured, arriving, remote
+            ),
             _known(cluster, model.name, seen.get(model.name, {})),
             waiting.get(model.name, 0),
             use.get(model.name, ModelUse()),
@@ -109,6 +112,7 @@ def _replicas(
     seen: dict[str, Any],
     measured: dict[tuple[str, int], Counter[str]],
     arriving: dict[tuple[str, str], dict[str, Any]],
+    remote: dict[tuple[str, int], dict[str, Any]],
 ) -> list[dict[str, Any]]:
     known = {instance["generation"]: instance for instance in seen.get("instances", ())}
     unordered = [i for i in known.values() if i["state"] == InstanceState.WAITING]
@@ -125,6 +129,7 @@ def _replicas(
             "since_s": since_s,
             **_load(len(devices), known.get(generation, {}), measured.get((model, generation), Counter())),
             "arriving": arriving.get((model, node_of(devices[0]))),
+            "remote": remote.get((model, generation)),
             "reason": reason,
         }
         for generation, devices, state, since_s, reason in rows
@@ -136,7 +141,7 @@ def _measured(reports: Iterable[dict[str, Any]]) -> dict[tuple[str, int], Counte
     measured: dict[tuple[str, int], Counter[str]] = {}
     for report in reports:
         counts = measured.setdefault((report["model"], report["generation"]), Counter())
-        for key in ("running", "waiting"):
+        for key in ("running", "waiting", "served"):
             counts[key] += report.get(key, 0)
         for key in ("weight_bytes", "kv_bytes"):
             counts[key] += report.get(key, 0) * len(report["devices"])
@@ -145,7 +150,7 @@ def _measured(reports: Iterable[dict[str, Any]]) -> dict[tuple[str, int], Counte
 
 def _load(ranks: int, known: dict[str, Any], measured: Counter[str]) -> dict[str, int]:
     """What a replica holds and does: as its agents measured it, else as the scheduler counts it."""
-    counted = {key: known.get(key, 0) for key in ("running", "waiting")}
+    counted = {"served": 0, **{key: known.get(key, 0) for key in ("running", "waiting")}}
     counted["kv_bytes"] = known.get("kv_bytes", 0) * ranks
     return {"weight_bytes": measured["weight_bytes"], **counted, **measured}
 

@@ -139,6 +139,7 @@ class Supervisor:
             zygote_socket=str(self._zygote_socket),
             engines=fleet.engines,
             settings=fleet.gpu,
+            layers_keep_fraction=fleet.layers_keep_fraction,
             parent_pid=os.getpid(),
             secret_file=None if self._secret_file is None else str(self._secret_file),
             weights=weights,

@@ -8,7 +8,7 @@ from typing import Final
 import msgspec
 
 from prism.config.catalog import Catalog
-from prism.core.settings import GpuSettings, LongPromptPlace
+from prism.core.settings import GpuSettings, LiveScaling, LongPromptPlace
 from prism.kv.settings import DeclaredLinks, KvSettings
 from prism.node.main import EngineSettings
 from prism.weights.store.budget import Budget, share_of_memory
@@ -56,6 +56,8 @@ class FleetSettings(msgspec.Struct, frozen=True, kw_only=True):
     weights: WeightSettings
     kv: KvShare
     gpu: GpuSettings
+    layers_keep_fraction: float | None = None
+    """Devices lend for layers of other engines what is free beyond this part of them; None: no layers run elsewhere."""
 
 
 class FleetDocument(msgspec.Struct, frozen=True, kw_only=True):
@@ -98,7 +100,15 @@ def settings_of(catalog: Catalog) -> FleetSettings:
         long_prompts=catalog.kv.long_prompts,
         links={d.id: DeclaredLinks(host=float(d.links.host_bytes_s), peer=float(d.links.peer_bytes_s)) for d in listed},
     )
-    return FleetSettings(engines=engines, standby=catalog.engines.standby, weights=weights, kv=kv, gpu=settings.gpu)
+    live = catalog.live_scaling.mode is not LiveScaling.WHOLE
+    return FleetSettings(
+        engines=engines,
+        standby=catalog.engines.standby,
+        weights=weights,
+        kv=kv,
+        gpu=settings.gpu,
+        layers_keep_fraction=catalog.kv.lend_keep_fraction if live else None,
+    )
 
 
 def decode(document: str) -> FleetDocument:

@@ -26,6 +26,7 @@ import msgspec
 
 from prism.core.ids import DeviceId, NodeId, node_of
 from prism.core.instances import InstanceKey, Parts, devices_of
+from prism.core.settings import LiveScaling
 from prism.core.specs import ModelSpec
 from prism.core.views import InstanceState
 
@@ -173,6 +174,8 @@ class ActivateCommand(Message, frozen=True, kw_only=True):
     one per rank; none: they are here, or nobody has them."""
     peers: dict[str, str] = {}
     """Weight servers of the other nodes, for what is in the model's folder beside weights."""
+    live: LiveScaling = LiveScaling.WHOLE
+    """Whether its engines may serve before their weights are here."""
 
 
 class DeactivateCommand(Message, frozen=True, kw_only=True):
@@ -263,6 +266,19 @@ class AdminCommand(Message, frozen=True, kw_only=True):
     """``load``: so many of the model."""
 
 
+class RemoteReport(msgspec.Struct, frozen=True, kw_only=True):
+    """An instance that leads its requests over other engines, or runs layers for them, in an
+    :class:`InstanceReport`."""
+
+    layers: int
+    held_layers: int
+    """Those whose weights are there."""
+    peers: list[str] = []
+    """Devices of the instances that run layers for it; it has not all weights, or does not use them yet."""
+    leaders: list[str] = []
+    """Devices of the instances for which it runs layers."""
+
+
 class InstanceReport(msgspec.Struct, frozen=True, kw_only=True):
     """The parts of one instance that stand on the node, in an :class:`AgentReport`."""
 
@@ -289,6 +305,8 @@ class InstanceReport(msgspec.Struct, frozen=True, kw_only=True):
     """Mean time of a token, after the first, of the answers that ended lately; 0: none did."""
     adapters: list[str] = []
     """LoRA adapters in device memory."""
+    remote: RemoteReport | None = None
+    """None: no layers of it run in other engines, and it runs none for others."""
 
     def devices_on(self, node: NodeId) -> tuple[DeviceId, ...]:
         """Those of the instance's devices that the numbers are of."""

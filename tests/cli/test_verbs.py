@@ -42,6 +42,15 @@ def test_ps(server: FakeServer, prism: Run) -> None:
     assert "cold" not in shown
     assert "48.0 MiB" in lines["org/chat"], "what it has borrowed"
     assert len(json.loads(prism("ps", "--json").output)) == 2
+    assert "LAYERS" not in shown
+    pair = [
+        {"layers": 32, "held_layers": 32, "peers": [], "leaders": ["n/cuda:1"]},
+        {"layers": 32, "held_layers": 3, "peers": ["n/cuda:0"], "leaders": []},
+    ]
+    replicas = [{**MODEL["replicas"][0], "remote": remote} for remote in pair]
+    server.answers["GET /admin/models"] = {"models": [{**MODEL, "replicas": replicas}, waiting]}
+    shown = prism("ps").output
+    assert "32/32 for cuda:1" in shown and "3/32 over cuda:0" in shown
     server.answers["GET /admin/models"] = {"models": [COLD]}
     assert "no model is loaded" in prism("ps").output
     gone, well = {"id": "n/cuda:1", "fault": "Xid 79"}, {"id": "n/cuda:0", "fault": ""}

@@ -15,16 +15,15 @@ from typing import Any
 import msgspec
 import pytest
 
+from prism.engine.errors import OrderRefused
+from prism.engine.events import Died
 from prism.engine.handle import EngineHandle
-from prism.engine.remote_orders import OrderRefused
 from prism.remote.link import PeerLink
 from prism.remote.messages import Refused, RunPieces
 from prism.remote.orders import KvWay, RouteStop
-from prism.remote.pieces import layers_of, piece_of
-from prism.weights.store.disk_fill import FillLock
-from prism.weights.store.host_copy import open_copy
 from prism.weights.store.weight_store import WeightStore
-from tests.engine.rig import Rig, prompt, tokenized
+from tests.engine.rig import Rig, prompt, tokenized, until_died
+from tests.engine.slow_image import SlowImage
 from tests.patience import happens
 
 pytestmark = pytest.mark.engine
@@ -183,39 +182,6 @@ async def _reply(link: PeerLink) -> Refused:
     return received[0].message
 
 
-class SlowImage:
-    """The image of a model, from now on arriving in host memory piece by piece, as from another machine."""
-
-    def __init__(self, rig: Rig) -> None:
-        store = WeightStore(rig.folder / "store")
-        key = store.ls()[0].key
-        resident = store.get(key)
-        assert resident is not None
-        self._header, self._bytes = resident.header, bytes(resident.data)
-        resident.close()
-        store.rm(key)
-        path = store.make_host_copy(self._header)
-        self._filling = FillLock(path)
-        assert self._filling.acquire(), "whoever fills a copy holds its lock"
-        copy = open_copy(path, writable=True)
-        assert copy is not None
-        self._copy = copy
-        self._layers = layers_of(t.name for t in self._header.tensors)
-
-    def arrive(self, *pieces: int) -> None:
-        for t in self._header.tensors:
-            if {piece_of(name, self._layers) for name in (t.name, *t.aliases)} & set(pieces):
-                first = self._header.blocks[t.block].offset + t.offset
-                for leaf in self._header.cut.holding(first, first + t.nbytes):
-                    begin, end = self._header.leaf_range(leaf)
-                    self._copy.write(begin, memoryview(self._bytes)[begin:end])
-                    assert self._copy.accept(leaf)
-
-    def close(self) -> None:
-        self._copy.close()
-        self._filling.release()
-
-
 @pytest.mark.parametrize("kv", [KvWay.FETCH, pytest.param(KvWay.RECOMPUTE, marks=pytest.mark.slow)])
 async def test_an_engine_serves_while_its_weights_arrive(rig: Rig, kv: KvWay) -> None:
     """It begins with one layer of four, takes the others over as they come, and ends alone; no token changes."""
@@ -224,7 +190,7 @@ async def test_an_engine_serves_while_its_weights_arrive(rig: Rig, kv: KvWay) ->
         first = await rig.activate(spec, [rig.devices[1]])
         await first.deactivate()  # it leaves an image
         whole = await rig.activate(spec, [rig.devices[0]])
-        image = SlowImage(rig)
+        image = SlowImage(WeightStore(rig.folder / "store"), "demo-llama")
         stack.callback(image.close)
         image.arrive(0, 1, 5)
         leader = await rig.activate(spec, [rig.devices[1]], first_pieces=[0, 1, 5])
@@ -250,3 +216,49 @@ async def test_an_engine_serves_while_its_weights_arrive(rig: Rig, kv: KvWay) ->
         else:
             told = await happens(lambda: leader.load, "what the leader did is told")
             assert told.kv_brought_tokens == 0
+
+
+@pytest.mark.slow
+async def test_one_that_loses_its_peer_goes_on_alone_when_it_has_its_weights(rig: Rig) -> None:
+    """And a worker that has the model still built begins with some of it, too; weights that never come end it."""
+    spec, first_pieces = rig.spec("demo-llama"), [0, 1, 5]
+    first = await rig.activate(spec, [rig.devices[1]])
+    await first.deactivate()  # it leaves an image
+    whole = await rig.activate(spec, [rig.devices[0]])
+    image = SlowImage(WeightStore(rig.folder / "store"), "demo-llama")
+    image.arrive(*first_pieces)
+    leader = await rig.activate(spec, [rig.devices[1]], first_pieces=first_pieces)
+    assert leader.began_with == (0, 1, 5)
+    p = Pair(rig, "demo-llama", whole, leader, rig.folder / "whole.layers")
+    rig.pool.memory[rig.devices[0]].offer(0)
+    await whole.remote.serve_layers(p.path)
+    await leader.remote.set_route(p.over(p.path, 2, 5))
+    await leader.remote.grow_route()
+    prompts = [prompt(70 + i, 40 + 9 * i) for i in range(3)]
+    rids = [rig.submit(leader, tokenized("", q, 3 * NEW)) for q in prompts]
+    await rig.wait_tokens(rids[0], 5)
+    os.kill(whole.pids[0], signal.SIGKILL)
+    await happens(lambda: leader.load and leader.load.remote and not leader.load.remote.peers, "it lost its peer")
+    image.arrive(2, 3, 4)
+    for rid, q in zip(rids, prompts, strict=True):
+        assert await rig.answer(rid) == rig.reference(p.name, q, 3 * NEW)
+    await happens(lambda: leader.load and leader.load.remote and leader.load.remote.alone, "it is alone")
+    await leader.deactivate()
+    image.close()
+    image = SlowImage(WeightStore(rig.folder / "store"), "demo-llama")
+    image.arrive(*first_pieces)
+    again = await rig.activate(spec, [rig.devices[1]], first_pieces=first_pieces)
+    assert again.began_with == (0, 1, 5) and "wake" in again.phases
+    await again.remote.grow_route()
+    rid = rig.submit(again, tokenized("", prompts[0], NEW))
+    image.arrive(2, 3, 4)
+    assert await rig.answer(rid) == rig.reference(p.name, prompts[0], NEW)
+    await again.deactivate()
+    image.close()
+    image = SlowImage(WeightStore(rig.folder / "store"), "demo-llama")
+    image.arrive(*first_pieces)
+    lost = await rig.activate(spec, [rig.devices[1]], first_pieces=first_pieces)
+    await lost.remote.grow_route()
+    image.close()  # whoever filled it is gone
+    died = (await until_died(lost))[-1]
+    assert isinstance(died, Died) and "SourceLost" in died.reason and not died.suspects

@@ -20,7 +20,7 @@ def reported(*devices: str, running: int) -> dict[str, Any]:
 def shown(*reports: dict[str, Any]) -> dict[str, Any]:
     parts = whole_model([DeviceId("a/host:0"), DeviceId("a/host:1")])
     placed = [Replica(parts=parts, state=InstanceState.READY, generation=Generation(1))]
-    [row] = _replicas("m", placed, {}, _measured(reports), {})
+    [row] = _replicas("m", placed, {}, _measured(reports), {}, {})
     return row
 
 

@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 
 from prism.weights.packs.blocks import TensorPlan, layout_header, plan_blocks, stage_of
 from prism.weights.packs.format import PackKey
+from prism.weights.store.disk_fill import lead_first
 
 
 def plans(*names: str, nbytes: int = 100) -> list[TensorPlan]:
@@ -51,3 +52,11 @@ def test_small_packs_have_small_leaves() -> None:
     large = layout_header(PackKey("m"), plan_blocks(plans("a", nbytes=1 << 30)))
     assert small.leaves >= 32
     assert large.leaf_bytes == 1 << 20
+
+
+def test_a_copy_is_filled_with_embedding_first_layer_and_head_first() -> None:
+    """An engine that has them can begin: others run its layers."""
+    names = ["model.embed_tokens.weight", *(f"model.layers.{i}.mlp.weight" for i in range(3)), "lm_head.weight"]
+    plans = [TensorPlan(name, "float32", (2, 1024)) for name in names]
+    header = layout_header(PackKey("a" * 32), plan_blocks(plans), leaf_bytes=4096)
+    assert lead_first(header) == [0, 1, 2, 3, 8, 9, 4, 5, 6, 7]

@@ -24,6 +24,8 @@ LEAVES_WANTED: Final = 64
 _LAYER: Final = re.compile(r"(?:^|\.)(?:layers|h|blocks|block|layer)\.(\d+)\.")
 _FIRST: Final = ("embed", "wte", "wpe", "word_embeddings", "rotary", "cos_sin")
 HEAD: Final = "head"
+LAYER: Final = "layer"
+"""Blocks of layers are called so, with the layer's number behind."""
 EMBEDDINGS: Final = "embeddings"
 
 
@@ -55,7 +57,7 @@ def stage_of(name: str) -> tuple[int, str]:
     """When a forward pass first needs the tensor: (0, embeddings), (1 + i, layer i) or (a large number, head)."""
     if match := _LAYER.search(name):
         layer = int(match[1])
-        return 1 + layer, f"layer{layer}"
+        return 1 + layer, f"{LAYER}{layer}"
     if any(word in name for word in _FIRST):
         return 0, EMBEDDINGS
     return 1 << 30, HEAD

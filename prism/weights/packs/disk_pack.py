@@ -53,7 +53,7 @@ class DiskPack(ABC):
             at += piece.nbytes
 
     def runs(self, leaves: Sequence[int]) -> list[range]:
-        """``leaves`` (ascending) as runs of neighbours that are read at once, of at most :data:`RUN_BYTES`."""
+        """``leaves``, in their order, as runs of neighbours that are read at once, of at most :data:`RUN_BYTES`."""
         most = max(1, RUN_BYTES // self.header.leaf_bytes)
         found: list[range] = []
         for leaf in leaves:

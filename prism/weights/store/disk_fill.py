@@ -1,4 +1,5 @@
-"""Filling a host copy from the pack on disk, leaf after leaf, each verified as it arrives.
+"""Filling a host copy from the pack on disk, leaf after leaf, each verified as it arrives. What an engine needs to lead
+requests, whoever runs the layers (docs/live-scaling.md), comes first: embedding, first layer and head.
 
 Several leaves are read at a time, past the page cache, so that checksums (and whoever uses what has arrived) overlap
 the reads.
@@ -14,6 +15,7 @@ from pathlib import Path
 from typing import Final
 
 from prism.weights.errors import BadPack
+from prism.weights.packs.blocks import LAYER
 from prism.weights.packs.disk_pack import DiskPack, open_pack
 from prism.weights.packs.format import PackHeader
 from prism.weights.packs.leaf_sums import LeafSums
@@ -49,14 +51,14 @@ class FillLock:
 
 
 def fill_from_disk(copy: HostCopy, pack: Path, stop: threading.Event) -> list[int]:
-    """Reads every absent leaf of ``copy`` (writable) from ``pack``, in order. Returns the leaves that are corrupt on
-    disk. Ends early, between runs of leaves, when ``stop`` is set. Raises :class:`BadPack` if ``pack`` is another pack
-    and ``OSError`` (ENOSPC) when memory is gone."""
+    """Reads every absent leaf of ``copy`` (writable) from ``pack``, :func:`lead_first`. Returns the leaves that are
+    corrupt on disk. Ends early, between runs of leaves, when ``stop`` is set. Raises :class:`BadPack` if ``pack`` is
+    another pack and ``OSError`` (ENOSPC) when memory is gone."""
     with open_pack(pack) as disk:
         header = disk.header
         if header.leaf_sums != copy.header.leaf_sums or header.blocks != copy.header.blocks:
             raise BadPack(pack, "is not the pack that the copy in memory was made from")
-        absent = [leaf for leaf in range(header.leaves) if copy.arrival[leaf] == ABSENT]
+        absent = [leaf for leaf in lead_first(header) if copy.arrival[leaf] == ABSENT]
         todo: Iterator[range] = iter(disk.runs(absent))
         guard = threading.Lock()
 
@@ -72,6 +74,13 @@ def fill_from_disk(copy: HostCopy, pack: Path, stop: threading.Event) -> list[in
             for future in [pool.submit(work) for _ in range(READERS)]:
                 future.result()
     return [leaf for leaf in range(copy.header.leaves) if copy.arrival[leaf] == CORRUPT]
+
+
+def lead_first(header: PackHeader) -> list[int]:
+    """All leaves: those with bytes of anything but layers after the first, and then the others, both in order."""
+    outside = [b for b in header.blocks if not b.name.startswith(LAYER) or b.name.partition(".")[0] == f"{LAYER}0"]
+    first = {leaf for b in outside for leaf in header.cut.holding(b.offset, b.offset + b.nbytes)}
+    return sorted(range(header.leaves), key=lambda leaf: (leaf not in first, leaf))
 
 
 def _fill_run(disk: DiskPack, copy: HostCopy, run: range) -> None:

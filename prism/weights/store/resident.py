@@ -127,8 +127,7 @@ class ResidentPack:
         arrival = self._copy.arrival
         quiet_until = 0.0
         while arrival[leaf] != ARRIVED:
-            if arrival[leaf] == CORRUPT and not self.repair(leaf):
-                self._copy.check(leaf)
+            self._mend(leaf)
             if cancelled():
                 return False
             now = time.monotonic()
@@ -138,6 +137,16 @@ class ResidentPack:
                 quiet_until = now + _TAKEOVER_S
             time.sleep(_POLL_S)
         return True
+
+    def tend(self, leaf: int) -> None:
+        """For who does not wait: sees to it that ``leaf`` comes, as :meth:`wait_leaf` does, and raises like it."""
+        self._mend(leaf)
+        if self._copy.arrival[leaf] != ARRIVED:
+            self._ensure_filler(leaf)
+
+    def _mend(self, leaf: int) -> None:
+        if self._copy.arrival[leaf] == CORRUPT and not self.repair(leaf):
+            self._copy.check(leaf)
 
     def start_filling(self) -> bool:
         """Fills the copy from disk in a thread of this process; False if another process does so already."""

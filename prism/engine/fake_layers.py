@@ -1,0 +1,57 @@
+"""Layers in other engines as fake engines have them: orders are noted and believed."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from prism.engine.errors import OrderRefused
+from prism.remote.orders import KvWay, RouteStop
+from prism.remote.state import RemoteState
+
+
+class FakeLayers:
+    """Implements :class:`prism.engine.api.LayerOrders`. An engine that began with some pieces has all of them when
+    :meth:`arrive` says so; ``refuses`` is what it answers every order with."""
+
+    def __init__(self, began_with: Sequence[int]) -> None:
+        self.state: RemoteState | None = None
+        """As the engine tells it."""
+        self.served_at: Path | None = None
+        self.routes: list[tuple[Sequence[RouteStop], ...]] = []
+        self.grows = False
+        self.refuses = ""
+        self._layers = max(began_with, default=1) - 1
+        self._held = sum(1 <= piece <= self._layers for piece in began_with)
+        if began_with:
+            self._tell([])
+
+    async def serve_layers(self, path: Path) -> None:
+        self._check()
+        self.served_at = path
+
+    async def set_route(self, *routes: Sequence[RouteStop], answer_s: float = 60.0) -> None:
+        self._check()
+        self.routes.append(routes)
+        self.grows = False
+        self._tell([Path(stop.path).stem.removeprefix("layers-") for stop in routes[0] if stop.path])
+
+    async def grow_route(self, kv: KvWay = KvWay.AUTO) -> None:
+        self._check()
+        self.grows = True
+
+    def lose_peers(self) -> None:
+        """The peers of its route are gone."""
+        self._tell([])
+
+    def arrive(self) -> None:
+        """All its weights are there: it serves alone."""
+        assert self.grows, "nobody told it to take over what arrives"
+        self.state = RemoteState(layers=self._layers, held_layers=self._layers, alone=True)
+
+    def _tell(self, peers: list[str]) -> None:
+        self.state = RemoteState(layers=self._layers, held_layers=self._held, alone=False, peers=peers)
+
+    def _check(self) -> None:
+        if self.refuses:
+            raise OrderRefused(self.refuses)

@@ -1,0 +1,167 @@
+"""Kills while one instance leads its requests over another whose layers it lacks, under load.
+
+    python -m tests.e2e.live_kills [--rounds 200] [--seed N]
+
+Every round pairs a new instance with the one that serves, kills one of both, the agent or the controller, lets the
+weights arrive, and waits until every client has got further answers; each answer must be the reference's. Afterwards
+the server must hold no request, byte or process too many.
+"""
+
+from __future__ import annotations
+
+import argparse
+import random
+import tempfile
+import threading
+import time
+from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx
+import psutil
+
+from prism.config.state import StateDir
+from prism.core.ids import local_name
+from prism.weights.store.weight_store import WeightStore
+from tests.engine.slow_image import SlowImage
+
+from .server import REPO, Server, catalog, complete, greedy, prompts, start, until
+from .wellbeing import all_is_well_again
+
+MODEL, TOKENS, CLIENTS = "demo-llama", 24, 6
+VICTIMS = ("peer", "leader", "agent", "controller")
+
+
+def pair_catalog(models: Path) -> dict[str, Any]:
+    """Two devices; engines of few requests at a time, so that others wait for them."""
+    config = catalog(models, memory="64MiB", engine_args={"dtype": "float32", "max_running_requests": 2})
+    return config | {"live_scaling": {"mode": "pair"}}
+
+
+class Load:
+    """Clients that ask all the time; every answer must be the reference's."""
+
+    def __init__(self, server: Server, models: Path) -> None:
+        self._server, self._path = server, str(models / MODEL)
+        self._over = threading.Event()
+        self._asked = prompts(8)
+        for prompt in self._asked:
+            greedy(self._path, prompt, TOKENS)
+        self._answers = [0] * CLIENTS
+        self._asking: list[Future[None]] = []
+
+    def _ask(self, client: int) -> None:
+        while not self._over.is_set():
+            prompt = self._asked[(client + CLIENTS * self._answers[client]) % len(self._asked)]
+            answer = complete(self._server.client, MODEL, prompt, TOKENS)
+            assert answer == greedy(self._path, prompt, TOKENS)
+            self._answers[client] += 1
+
+    def wait_for_all(self) -> None:
+        """Every client gets two answers more: what it had under way, and one that was asked since."""
+        before = list(self._answers)
+
+        def more() -> bool:
+            for failed in [each for each in self._asking if each.done()]:
+                failed.result()
+            return all(now >= then + 2 for now, then in zip(self._answers, before, strict=True))
+
+        until(more, "answers for every client")
+
+    @contextmanager
+    def running(self) -> Iterator[Load]:
+        with ThreadPoolExecutor(CLIENTS) as pool:
+            self._asking = [pool.submit(self._ask, client) for client in range(CLIENTS)]
+            try:
+                yield self
+            finally:
+                self._over.set()
+            for each in self._asking:
+                each.result()
+
+
+def replicas(server: Server) -> list[dict[str, Any]]:
+    """Those that serve, the oldest first."""
+    return sorted(server.replicas(MODEL), key=lambda r: int(r["generation"]))
+
+
+def remote_of(server: Server) -> dict[str, Any]:
+    """What operators see of the layers of the youngest of several instances."""
+    found = replicas(server)
+    return (found[-1].get("remote") or {}) if len(found) > 1 else {}
+
+
+def workers_on(server: Server, device: str) -> list[int]:
+    """Engine processes of a device, parked ones too."""
+    return [pid for pid in server.pids("prism: engine") if _words(pid)[-1:] == [local_name(device)]]  # type: ignore[arg-type]
+
+
+def _words(pid: int) -> list[str]:
+    return " ".join(psutil.Process(pid).cmdline()).split()
+
+
+def kill(server: Server, victim: str) -> None:
+    first, last = replicas(server)[0]["devices"][0], replicas(server)[-1]["devices"][0]
+    match victim:
+        case "peer" | "leader":
+            pids = workers_on(server, first if victim == "peer" else last)
+            assert pids
+            for pid in pids:
+                server.kill(pid)
+        case _:
+            server.kill(server.named(victim))
+
+
+def one_round(server: Server, models: Path, victim: str, chance: random.Random) -> None:
+    """See the module."""
+    complete(server.client, MODEL, "an image is left", 4)
+    until(lambda: len(replicas(server)) == 1, "one instance")
+    image = SlowImage(WeightStore(StateDir(server.state).store), MODEL)
+    image.arrive(0, 1, image.layers + 1)
+    with Load(server, models).running() as load, ThreadPoolExecutor(1) as pool:
+        asked = pool.submit(_load_two, server)
+        until(lambda: remote_of(server).get("peers"), "layers that run elsewhere")
+        asked.result()
+        time.sleep(chance.uniform(0.0, 0.3))
+        kill(server, victim)
+        time.sleep(chance.uniform(0.0, 0.3))
+        order = list(range(2, image.layers + 1))
+        chance.shuffle(order)
+        for piece in order:
+            image.arrive(piece)
+        load.wait_for_all()
+    image.close()
+    all_is_well_again(server, models)
+
+
+def _load_two(server: Server) -> None:
+    try:
+        server.admin(f"models/{MODEL}/load", {"instances": 2})
+    except httpx.HTTPStatusError as refused:  # the scheduler's own scale-out may have come first
+        assert refused.response.status_code < 500, refused.response.text
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="Kill processes while engines run layers for each other.")
+    parser.add_argument("--rounds", type=int, default=20)
+    parser.add_argument("--seed", type=int, default=random.SystemRandom().randrange(10**6))
+    options = parser.parse_args()
+    print(f"--seed {options.seed}", flush=True)
+    chance, models = random.Random(options.seed), REPO / "demo-models"
+    with tempfile.TemporaryDirectory(prefix="prism-live-") as folder:
+        server = start(Path(folder), pair_catalog(models))
+        try:
+            for number in range(options.rounds):
+                victim = chance.choice(VICTIMS)
+                print(f"round {number}: {victim}", flush=True)
+                one_round(server, models, victim, chance)
+        finally:
+            server.stop()
+    print("no fault")
+
+
+if __name__ == "__main__":
+    main()

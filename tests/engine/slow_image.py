@@ -1,0 +1,42 @@
+"""Weights that arrive when a test says so."""
+
+from __future__ import annotations
+
+from prism.remote.pieces import layers_of, piece_of
+from prism.weights.store.disk_fill import FillLock
+from prism.weights.store.host_copy import open_copy
+from prism.weights.store.weight_store import WeightStore
+
+
+class SlowImage:
+    """The image of ``model`` in ``store``, from now on arriving in host memory piece by piece, as from elsewhere."""
+
+    def __init__(self, store: WeightStore, model: str) -> None:
+        (key,) = {i.key for i in store.ls() if (header := store.header(i.key)) is not None and header.label == model}
+        resident = store.get(key)
+        assert resident is not None
+        for leaf in range(resident.header.leaves):  # it may be coming from disk
+            resident.wait_leaf(leaf)
+        self._header, self._bytes = resident.header, bytes(resident.data)
+        resident.close()
+        store.rm(key)
+        path = store.make_host_copy(self._header)
+        self._filling = FillLock(path)
+        assert self._filling.acquire(), "whoever fills a copy holds its lock"
+        copy = open_copy(path, writable=True)
+        assert copy is not None
+        self._copy = copy
+        self.layers = layers_of(t.name for t in self._header.tensors)
+
+    def arrive(self, *pieces: int) -> None:
+        for t in self._header.tensors:
+            if {piece_of(name, self.layers) for name in (t.name, *t.aliases)} & set(pieces):
+                first = self._header.blocks[t.block].offset + t.offset
+                for leaf in self._header.cut.holding(first, first + t.nbytes):
+                    begin, end = self._header.leaf_range(leaf)
+                    self._copy.write(begin, memoryview(self._bytes)[begin:end])
+                    assert self._copy.accept(leaf)
+
+    def close(self) -> None:
+        self._copy.close()
+        self._filling.release()
