@@ -7,17 +7,17 @@ from typing import Annotated
 from msgspec import Meta
 
 from prism.config.section import Section
-from prism.core.settings import LiveScaling
+from prism.core.settings import LiveMode
 
 
 class LiveScalingConfig(Section, frozen=True, kw_only=True):
     """Further instances of a model that serve before their weights are there."""
 
     mode: Annotated[
-        LiveScaling,
+        LiveMode,
         Meta(
             description="An instance that joins others of its model serves when all its weights are there (whole), or "
             "at once, with one of the same machine running the layers that are still to come (pair). Devices then lend "
             "memory for that, as `kv.lend_keep_fraction` says."
         ),
-    ] = LiveScaling.WHOLE
+    ] = LiveMode.WHOLE

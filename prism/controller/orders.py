@@ -14,7 +14,7 @@ from prism.core.effects import Activate, Deactivate
 from prism.core.events import ActivationError
 from prism.core.ids import NodeId
 from prism.core.instances import InstanceKey, parts_by_node
-from prism.core.settings import LiveScaling
+from prism.core.settings import LiveMode
 from prism.core.specs import ModelSpec
 from prism.wire.mailbox import Outbox
 from prism.wire.messages import ActivateCommand, CommandResult, DeactivateCommand
@@ -59,7 +59,7 @@ class Orders:
         spec: ModelSpec,
         supplies: Mapping[NodeId, Supply],
         now_s: float,
-        live: LiveScaling = LiveScaling.WHOLE,
+        live: LiveMode = LiveMode.WHOLE,
     ) -> list[Conclusion]:
         """Orders the instance from all its machines. ``supplies``: by machine, where its weights come from. ``live``:
         whether its engines may serve before these are there."""
@@ -147,9 +147,7 @@ class Orders:
         self._outbox.send(mailbox, message)
         return True
 
-    def _activate_command(
-        self, effect: Activate, spec: ModelSpec, supply: Supply, live: LiveScaling
-    ) -> ActivateCommand:
+    def _activate_command(self, effect: Activate, spec: ModelSpec, supply: Supply, live: LiveMode) -> ActivateCommand:
         return ActivateCommand(
             command=uuid.uuid4().hex,
             reply_to=self._reply_to,

@@ -21,7 +21,7 @@ class PolicyName(StrEnum):
         return self in (PolicyName.STATIC, PolicyName.MUXSERVE)
 
 
-class LiveScaling(StrEnum):
+class LiveMode(StrEnum):
     """When a further instance of a model begins to serve. (No ``off``: that is a boolean in YAML.)"""
 
     WHOLE = "whole"

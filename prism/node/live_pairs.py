@@ -20,7 +20,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
-from prism.core.settings import LiveScaling
+from prism.core.settings import LiveMode
 from prism.core.views import InstanceState
 from prism.engine.api import Handle
 from prism.engine.errors import EngineGone, OrderRefused
@@ -53,12 +53,12 @@ class LivePairs:
         self._folder, self._instances, self._measures, self._changed = folder, instances, measures, changed
         self._following: set[asyncio.Task[None]] = set()
 
-    async def first_pieces(self, leader: LocalInstance, live: LiveScaling) -> tuple[int, ...]:
+    async def first_pieces(self, leader: LocalInstance, live: LiveMode) -> tuple[int, ...]:
         """What the engine of ``leader``, which is about to be made, needs before it can serve: embedding, first layer
         (what the layers share is in its block) and head, or (empty) all of the model. A peer is asked first: one that
         cannot run layers for others says so, and what it cannot the new one cannot either."""
         layers = leader.spec.shape.layers
-        if live is LiveScaling.WHOLE or layers < 2 or await self._peer(leader) is None:
+        if live is LiveMode.WHOLE or layers < 2 or await self._peer(leader) is None:
             return ()
         return (0, 1, layers + 1)
 

@@ -8,7 +8,7 @@ from typing import Final
 import msgspec
 
 from prism.config.catalog import Catalog
-from prism.core.settings import GpuSettings, LiveScaling, LongPromptPlace
+from prism.core.settings import GpuSettings, LiveMode, LongPromptPlace
 from prism.kv.settings import DeclaredLinks, KvSettings
 from prism.node.main import EngineSettings
 from prism.weights.store.budget import Budget, share_of_memory
@@ -100,7 +100,7 @@ def settings_of(catalog: Catalog) -> FleetSettings:
         long_prompts=catalog.kv.long_prompts,
         links={d.id: DeclaredLinks(host=float(d.links.host_bytes_s), peer=float(d.links.peer_bytes_s)) for d in listed},
     )
-    live = catalog.live_scaling.mode is not LiveScaling.WHOLE
+    live = catalog.live_scaling.mode is not LiveMode.WHOLE
     return FleetSettings(
         engines=engines,
         standby=catalog.engines.standby,

@@ -26,7 +26,7 @@ import msgspec
 
 from prism.core.ids import DeviceId, NodeId, node_of
 from prism.core.instances import InstanceKey, Parts, devices_of
-from prism.core.settings import LiveScaling
+from prism.core.settings import LiveMode
 from prism.core.specs import ModelSpec
 from prism.core.views import InstanceState
 
@@ -174,7 +174,7 @@ class ActivateCommand(Message, frozen=True, kw_only=True):
     one per rank; none: they are here, or nobody has them."""
     peers: dict[str, str] = {}
     """Weight servers of the other nodes, for what is in the model's folder beside weights."""
-    live: LiveScaling = LiveScaling.WHOLE
+    live: LiveMode = LiveMode.WHOLE
     """Whether its engines may serve before their weights are here."""
 
 

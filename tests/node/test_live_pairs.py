@@ -11,7 +11,7 @@ from prometheus_client import CollectorRegistry
 
 from prism.core.ids import DeviceId, Generation, ModelName, NodeId
 from prism.core.instances import InstanceKey, whole_model
-from prism.core.settings import LiveScaling
+from prism.core.settings import LiveMode
 from prism.engine.fake import FakeHandle, FakePool, FakeSpeed
 from prism.node import live_pairs
 from prism.node.instances import Instances
@@ -40,9 +40,7 @@ class Pairs:
         self.instances = Instances(NodeId("local"), self.pool, shells, lambda: None, measures, layers_dir=folder)
         bench.on_emptied = self.instances.note_emptied
 
-    async def activate(
-        self, key: InstanceKey, live: LiveScaling, devices: Sequence[DeviceId] = (DEVICE,)
-    ) -> FakeHandle:
+    async def activate(self, key: InstanceKey, live: LiveMode, devices: Sequence[DeviceId] = (DEVICE,)) -> FakeHandle:
         command = ActivateCommand(
             command=f"up {key}",
             reply_to="",
@@ -78,9 +76,9 @@ def over(peer: FakeHandle) -> tuple[RouteStop, ...]:
 
 
 async def test_a_further_instance_serves_early_over_the_first_and_then_alone(pairs: Pairs) -> None:
-    first = await pairs.activate(FIRST, LiveScaling.PAIR)
+    first = await pairs.activate(FIRST, LiveMode.PAIR)
     assert not first.began_with, "there was nobody to run its layers"
-    second = await pairs.activate(SECOND, LiveScaling.PAIR)
+    second = await pairs.activate(SECOND, LiveMode.PAIR)
     assert second.began_with == (0, 1, HEAD) and second.remote.grows
     assert second.remote.routes == [(over(first),)]
     report = next(r.remote for r in pairs.instances.reports() if r.key == SECOND)
@@ -88,25 +86,25 @@ async def test_a_further_instance_serves_early_over_the_first_and_then_alone(pai
     assert pairs.registry.get_sample_value("prism_live_starts_total", {"model": "m", "device": DEVICE}) == 1
     second.remote.arrive()
     await happens(lambda: pairs.registry.get_sample_value("prism_live_seconds_count", {"model": "m"}), "it is alone")
-    third = await pairs.activate(THIRD, LiveScaling.PAIR)
+    third = await pairs.activate(THIRD, LiveMode.PAIR)
     assert third.began_with == (0, 1, HEAD)
 
 
 async def test_off_is_off(pairs: Pairs) -> None:
-    await pairs.activate(FIRST, LiveScaling.WHOLE)
-    assert not (await pairs.activate(SECOND, LiveScaling.WHOLE)).began_with
+    await pairs.activate(FIRST, LiveMode.WHOLE)
+    assert not (await pairs.activate(SECOND, LiveMode.WHOLE)).began_with
     assert pairs.handle(FIRST).remote.served_at is None
 
 
 async def test_one_that_cannot_run_layers_for_others_is_no_peer(pairs: Pairs) -> None:
-    first = await pairs.activate(FIRST, LiveScaling.PAIR)
+    first = await pairs.activate(FIRST, LiveMode.PAIR)
     first.remote.refuses = "layers in other engines together with LoRA adapters"
-    assert not (await pairs.activate(SECOND, LiveScaling.PAIR)).began_with
+    assert not (await pairs.activate(SECOND, LiveMode.PAIR)).began_with
 
 
 async def test_an_engine_whose_peer_is_gone_gets_another_one(pairs: Pairs) -> None:
-    first, second = [await pairs.activate(key, LiveScaling.WHOLE) for key in (FIRST, SECOND)]
-    third = await pairs.activate(THIRD, LiveScaling.PAIR)
+    first, second = [await pairs.activate(key, LiveMode.WHOLE) for key in (FIRST, SECOND)]
+    third = await pairs.activate(THIRD, LiveMode.PAIR)
     assert third.remote.routes == [(over(first),)]
     assert (await pairs.deactivate(FIRST)).ok
     third.remote.lose_peers()
@@ -115,8 +113,8 @@ async def test_an_engine_whose_peer_is_gone_gets_another_one(pairs: Pairs) -> No
 
 
 async def test_one_that_loads_itself_runs_no_layers_for_others(pairs: Pairs) -> None:
-    first = await pairs.activate(FIRST, LiveScaling.PAIR)
-    second = await pairs.activate(SECOND, LiveScaling.PAIR)
+    first = await pairs.activate(FIRST, LiveMode.PAIR)
+    second = await pairs.activate(SECOND, LiveMode.PAIR)
     first.kill()
     await happens(lambda: FIRST not in [x.key for x in pairs.instances.all()], "the first is gone")
-    assert second.began_with and not (await pairs.activate(THIRD, LiveScaling.PAIR)).began_with
+    assert second.began_with and not (await pairs.activate(THIRD, LiveMode.PAIR)).began_with
