@@ -11,6 +11,7 @@ from prism.core.settings import LongPromptPlace
 from prism.kv.host_pool import HostPool, drop_host_pool, host_pool_directory
 from prism.kv.settings import KvSettings, write_kv_settings
 from tests.engine.rig import DEVICE_BYTES, Rig, prompt, reference, tokenized
+from tests.patience import happens
 
 pytestmark = pytest.mark.engine
 BOUND = 64 << 20
@@ -40,6 +41,19 @@ async def test_prompts_larger_than_the_device_are_answered_as_on_a_large_one(
         assert await rig.answer(first) == reference(wide_model, asked, 20)
         assert await rig.answer(beside[0]) == reference(wide_model, short, 12)
         assert await rig.answer(beside[1]) == reference(wide_model, prompt(5, 40), 12)
+        leaves = rig.submit(handle, tokenized("", asked, 400))
+        assert await rig.wait_tokens(leaves, 2)
+        assert tiers.use().booked_bytes > 0
+        waits = rig.submit(handle, tokenized("", asked, 400))
+        handle.abort(waits)
+        handle.abort(leaves)
+        await rig.answer(waits)
+        await rig.answer(leaves)
+        assert rig.tokens.get(waits, []) == []
+        await happens(lambda: tiers.use().booked_bytes == 0, "what was claimed to be given back")
+        too_long = rig.submit(handle, tokenized("", prompt(3, 1200), 5))
+        await rig.answer(too_long)
+        assert "host memory 64.0 MiB" in str(rig.finish[too_long]), "both numbers are told"
     finally:
         await handle.deactivate()
     assert rig.free_bytes() == DEVICE_BYTES
