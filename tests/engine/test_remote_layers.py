@@ -16,13 +16,12 @@ import msgspec
 import pytest
 
 from prism.engine.errors import OrderRefused
-from prism.engine.events import Died
 from prism.engine.handle import EngineHandle
 from prism.remote.link import PeerLink
 from prism.remote.messages import Refused, RunPieces
 from prism.remote.orders import KvWay, RouteStop
 from prism.weights.store.weight_store import WeightStore
-from tests.engine.rig import Rig, prompt, tokenized, until_died
+from tests.engine.rig import Rig, prompt, tokenized
 from tests.engine.slow_image import SlowImage
 from tests.patience import happens
 
@@ -216,49 +215,3 @@ async def test_an_engine_serves_while_its_weights_arrive(rig: Rig, kv: KvWay) ->
         else:
             told = await happens(lambda: leader.load, "what the leader did is told")
             assert told.kv_brought_tokens == 0
-
-
-@pytest.mark.slow
-async def test_one_that_loses_its_peer_goes_on_alone_when_it_has_its_weights(rig: Rig) -> None:
-    """And a worker that has the model still built begins with some of it, too; weights that never come end it."""
-    spec, first_pieces = rig.spec("demo-llama"), [0, 1, 5]
-    first = await rig.activate(spec, [rig.devices[1]])
-    await first.deactivate()  # it leaves an image
-    whole = await rig.activate(spec, [rig.devices[0]])
-    image = SlowImage(WeightStore(rig.folder / "store"), "demo-llama")
-    image.arrive(*first_pieces)
-    leader = await rig.activate(spec, [rig.devices[1]], first_pieces=first_pieces)
-    assert leader.began_with == (0, 1, 5)
-    p = Pair(rig, "demo-llama", whole, leader, rig.folder / "whole.layers")
-    rig.pool.memory[rig.devices[0]].offer(0)
-    await whole.remote.serve_layers(p.path)
-    await leader.remote.set_route(p.over(p.path, 2, 5))
-    await leader.remote.grow_route()
-    prompts = [prompt(70 + i, 40 + 9 * i) for i in range(3)]
-    rids = [rig.submit(leader, tokenized("", q, 3 * NEW)) for q in prompts]
-    await rig.wait_tokens(rids[0], 5)
-    os.kill(whole.pids[0], signal.SIGKILL)
-    await happens(lambda: leader.load and leader.load.remote and not leader.load.remote.peers, "it lost its peer")
-    image.arrive(2, 3, 4)
-    for rid, q in zip(rids, prompts, strict=True):
-        assert await rig.answer(rid) == rig.reference(p.name, q, 3 * NEW)
-    await happens(lambda: leader.load and leader.load.remote and leader.load.remote.alone, "it is alone")
-    await leader.deactivate()
-    image.close()
-    image = SlowImage(WeightStore(rig.folder / "store"), "demo-llama")
-    image.arrive(*first_pieces)
-    again = await rig.activate(spec, [rig.devices[1]], first_pieces=first_pieces)
-    assert again.began_with == (0, 1, 5) and "wake" in again.phases
-    await again.remote.grow_route()
-    rid = rig.submit(again, tokenized("", prompts[0], NEW))
-    image.arrive(2, 3, 4)
-    assert await rig.answer(rid) == rig.reference(p.name, prompts[0], NEW)
-    await again.deactivate()
-    image.close()
-    image = SlowImage(WeightStore(rig.folder / "store"), "demo-llama")
-    image.arrive(*first_pieces)
-    lost = await rig.activate(spec, [rig.devices[1]], first_pieces=first_pieces)
-    await lost.remote.grow_route()
-    image.close()  # whoever filled it is gone
-    died = (await until_died(lost))[-1]
-    assert isinstance(died, Died) and "SourceLost" in died.reason and not died.suspects
