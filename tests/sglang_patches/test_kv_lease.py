@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from prism import memory
-from sglang_patches import kv_lease
+from sglang_patches import kv_demand, kv_lease
 from sglang_patches.kv_demand import GroupDemand, demand_tokens
 from sglang_patches.kv_group_lease import GroupLease
 from sglang_patches.kv_lease import KvLease
@@ -254,7 +254,7 @@ def test_what_is_mapped_ahead_goes_before_the_cache_when_others_wish(device: mem
     assert not device.audit().problems
 
 
-def test_demand_counts_what_runs_first_and_places_in_the_batch() -> None:
+def test_demand_counts_what_runs_first_and_places_in_the_batch(monkeypatch: pytest.MonkeyPatch) -> None:
     scheduler: Any = SimpleNamespace(
         running_batch=SimpleNamespace(reqs=[request(10, 100, output=60)]),
         last_batch=None,
@@ -266,14 +266,7 @@ def test_demand_counts_what_runs_first_and_places_in_the_batch() -> None:
     )
     assert demand_tokens(scheduler, 1) == GroupDemand(16, [21 - 16 + 17, 21 - 16 + 17 + 27])
     assert demand_tokens(scheduler, 1).step == 1
-    scheduler.spec_algorithm.is_none = lambda: False
-    scheduler.server_args = SimpleNamespace(
-        speculative_algorithm="NGRAM",
-        speculative_num_steps=1,
-        speculative_eagle_topk=1,
-        max_speculative_num_draft_tokens=6,
-        page_size=1,
-    )
+    monkeypatch.setattr(kv_demand, "reserve_tokens", lambda _: 12)
     guessing = demand_tokens(scheduler, 1)
     assert guessing == GroupDemand(16 + 12, [17 + 12, 17 + 12 + 27 + 12], guesses=12), "two steps' guesses for each"
     assert guessing.step == 12
