@@ -4,6 +4,8 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 DEMO   := demo-models
 HOSTILE := tests/server/test_hostile.py tests/server/test_fuzz.py tests/server/test_log_privacy.py tests/e2e/test_fuzz.py tests/config/test_malformed.py
+# Tests that keep both cores busy by themselves (engines, whole servers); all others run in two processes.
+BUSY   := tests/e2e tests/engine tests/gpu_kit tests/integration tests/sglang_patches tests/supervisor
 KERNEL := $(shell find csrc -type f 2>/dev/null)
 
 .DEFAULT_GOAL := help
@@ -44,7 +46,8 @@ format: install ## rewrite the sources in the house format
 	@$(BIN)/ruff check --fix .
 
 test: install ## the tests (under 15 minutes on two cores)
-	@$(BIN)/python -m pytest
+	@$(BIN)/python -m pytest -n 2 --dist loadfile $(BUSY:%=--ignore=%)
+	@$(BIN)/python -m pytest $(BUSY)
 
 test-slow: install ## the long ones: chaos, ten thousand at once, memory under pressure (about 12 minutes)
 	@$(BIN)/python -m pytest -m slow

@@ -50,12 +50,17 @@ def ask(live: LiveFront, tokens: int = 20, model: str = "slow") -> httpx.Respons
         return client.post("http://prism/v1/completions", json=body)
 
 
+def answering(live: LiveFront) -> int:
+    """How many requests have a token: a stream alone says only that its entry is about to be written."""
+    return sum(stream.last_token_s is not None for stream in list(live.front.broker.streams.values()))
+
+
 def test_full_is_said_with_503_and_what_runs_ends(served: tuple[LiveFront, redis.Redis]) -> None:
     live, other = served
     assert ask(live).status_code == 200
     with ThreadPoolExecutor(4) as pool:
         running = [pool.submit(ask, live, 100) for _ in range(4)]
-        until(lambda: len(live.front.broker.streams) == 4, "the requests being sent")
+        until(lambda: answering(live) == 4, "the first token of each")
         other.config_set("maxmemory", 1)
         refused = ask(live)
         assert refused.status_code == 503, refused.text
