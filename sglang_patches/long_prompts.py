@@ -157,24 +157,28 @@ class LongPrompts:
         return True
 
     def _window(self) -> LongWindow | None:
-        pool = self._scheduler.token_to_kv_pool_allocator.get_kvcache()
-        try:
-            window = LongWindow(self._seat.owner, self.plan, self.shape.layers, pool)
-        except OutOfMemory:
-            self.wants_window = True
+        if (window := self._try_window()) is None:
             self._make_room()
-            return None
-        self.wants_window = False
+            window = self._try_window()  # at once: before the next step the lease grows again for whoever waits
+        self.wants_window = window is None
+        if window is None:
+            self._seat.owner.wish(self.plan.nbytes, self.plan.nbytes)
         return window
 
+    def _try_window(self) -> LongWindow | None:
+        pool = self._scheduler.token_to_kv_pool_allocator.get_kvcache()
+        try:
+            return LongWindow(self._seat.owner, self.plan, self.shape.layers, pool)
+        except OutOfMemory:
+            return None
+
     def _make_room(self) -> None:
-        """The engine's own cache and unused lease go first; then neighbours feel a wish."""
+        """The engine's own cache and unused lease go first."""
         lease = self._scheduler.token_to_kv_pool_allocator.lease
         part = lease.parts[0]
         evict(self._scheduler, -(-self.plan.nbytes // lease.token_bytes))
         part.returns.settle(wait=True)
         part.give_back(part.demand(self._scheduler).running + part.scattered(), self.plan.nbytes)
-        self._seat.owner.wish(self.plan.nbytes, self.plan.nbytes)
 
     def _refuse(self, req: Any, verdict: TierVerdict) -> None:
         words = f"the request needs memory for {_length(req)} tokens: {verdict.words()}"
