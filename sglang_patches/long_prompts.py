@@ -230,7 +230,7 @@ def close_long(scheduler: Any) -> None:
     """The model leaves: a long request is computed again elsewhere."""
     if (long := long_of(scheduler)) is not None:
         long.close()
-    scheduler.prism_long = None
+        scheduler.prism_long = None
 
 
 def plan_turns(original: Callable[..., Any], scheduler: Any, running_batch: Any, last_batch: Any) -> Any:

@@ -5,15 +5,19 @@ Engines that decode at once slow each other down by the sum of their shares of t
 (:mod:`prism.policy.device_time`). Where that sum is more than the device has, one engine more finishes nothing sooner:
 it only spreads the same tokens over more requests, until nobody's come in time. So a request waits while
 
-- it would make those slow that are in time so far, or be slow itself, and
+- it would be too slow itself more likely than not, or more of those that are in time so far would be lost by it than it
+  is worth, and
 - it can wait: what is left of its time to the first token is longer than its prefill.
 
-When it cannot wait any more it begins if that lets more requests meet both objectives than it lets miss them. One that
-cannot be in time any more begins where it harms nobody.
+When it cannot wait any more it begins if more requests are expected to meet both objectives with it than without. One
+that cannot be in time any more begins where it harms nobody. What steps will take is known to a part (what runs ends,
+what comes is not known), so promises are kept with a chance, and numbers of requests are expected ones: to hold one for
+sure so that others *might* be in time would lose more than it keeps.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
@@ -21,6 +25,11 @@ from prism.policy.device_time import slowdown
 
 _LEAST_PART = 0.5
 """Of the time ahead an engine is there for such a part at least."""
+_ODDS = math.log(1.1), 0.2
+"""Of an estimate of steps: how much longer it is than what comes, and its spread; logarithms (docs/policies.md)."""
+_LIKELY = 0.5
+_HARMLESS = 0.05
+"""Part of the promises that may be lost by one which nobody promised anything."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,13 +74,17 @@ def _part(lasts: float, least: float) -> float:
     return min(1.0, least + (1.0 - least) * lasts)
 
 
-def kept(decoders: Sequence[Decoder], least_part: float = _LEAST_PART) -> int:
-    """Promises that are kept if all of them go on."""
-    count = 0
-    for one in decoders:
-        if one.promised and one.bearable >= crowd_for(one, [d for d in decoders if d is not one], least_part):
-            count += one.promised
-    return count
+def chance(one: Decoder, others: Iterable[Decoder], least_part: float = _LEAST_PART) -> float:
+    """That its steps are as fast as they should be, beside ``others`` (0..1)."""
+    margin = one.bearable / crowd_for(one, others, least_part)
+    return (
+        1.0 if math.isinf(margin) else 0.5 + 0.5 * math.erf((math.log(margin) + _ODDS[0]) / (_ODDS[1] * math.sqrt(2)))
+    )
+
+
+def kept(decoders: Sequence[Decoder], least_part: float = _LEAST_PART) -> float:
+    """Promises that are expected to be kept if all of them go on."""
+    return sum(d.promised * chance(d, [o for o in decoders if o is not d], least_part) for d in decoders if d.promised)
 
 
 def may_begin(entrant: Entrant, others: Sequence[Decoder]) -> bool:
@@ -80,18 +93,18 @@ def may_begin(entrant: Entrant, others: Sequence[Decoder]) -> bool:
     would lose it for certain.
 
     1. Nothing runs: it does, whatever comes of it.
-    2. It would be too slow itself: it does not.
-    3. It breaks no promise: it does.
-    4. It can wait, or is too late anyway: it does not.
-    5. Else by number: if more requests are in time with it than without.
+    2. None could be in time by it: if it harms nobody.
+    3. It cannot wait: if more requests are expected in time with it than without.
+    4. It can wait: if it is likely in time now, and what is lost by that is less than itself.
     """
     if not others and entrant.was is None:  # 1
         return True
     least_part = _LEAST_PART if entrant.followed or entrant.can_wait else 0.0
-    if entrant.engine.bearable < crowd_for(entrant.engine, others, least_part):  # 2
-        return False
+    own = chance(entrant.engine, others, least_part)
     before = kept(others if entrant.was is None else (*others, entrant.was), least_part)
-    after = kept((*others, entrant.engine), least_part)
-    if after >= before:  # 3
-        return True
-    return not entrant.can_wait and after + entrant.gain > before  # 4, 5
+    lost = before - kept((*others, entrant.engine), least_part)
+    if not entrant.gain:  # 2
+        return own >= _LIKELY and lost <= _HARMLESS * max(1.0, before)
+    if not entrant.can_wait:  # 3
+        return entrant.gain * own > lost
+    return own >= _LIKELY and own >= lost  # 4

@@ -50,7 +50,7 @@ def deactivate(worker: Any, kind: str, calls: Calls) -> None:
     made._outside = SimpleNamespace(park=calls.note("give the engine's grant back"), most_kept_bytes=None)
     active: Any = SimpleNamespace(
         scheduler=object(),
-        seat=SimpleNamespace(close_pools=calls.note("unmap KV")),
+        seat=SimpleNamespace(close_pools=calls.note("unmap KV"), long_tiers=None),
         weights=SimpleNamespace(release=calls.note("unmap weights")),
     )
     made._deactivate(active)

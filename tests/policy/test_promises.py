@@ -7,7 +7,7 @@ from dataclasses import replace
 from hypothesis import given
 from hypothesis import strategies as st
 
-from prism.policy.promises import Decoder, Entrant, crowd_for, kept, may_begin
+from prism.policy.promises import Decoder, Entrant, chance, crowd_for, kept, may_begin
 
 shares = st.floats(0.05, 1.0)
 decoders = st.builds(Decoder, shares, st.floats(1.0, 6.0), st.integers(0, 8), st.just(1.0), st.floats(1.0, 9.0))
@@ -32,21 +32,25 @@ def test_it_waits_where_it_would_make_those_slow_that_are_in_time() -> None:
 
 
 def test_it_waits_where_it_would_be_too_slow_itself() -> None:
-    assert not may_begin(entrant(0.9, bearable=1.5), [runs(0.7, 9.0, 0)])
-    assert not may_begin(entrant(0.9, bearable=1.5, can_wait=False), [runs(0.7, 9.0, 0)])
+    assert not may_begin(entrant(0.9, bearable=1.3), [runs(0.7, 9.0, 0)])
+
+
+def test_when_it_cannot_wait_any_longer_it_takes_its_chance_where_it_harms_less() -> None:
+    assert may_begin(entrant(0.9, bearable=1.3, can_wait=False), [runs(0.7, 9.0, 0)])
+    assert not may_begin(entrant(0.9, bearable=1.3, can_wait=False), [runs(0.7, 1.5, 1)])
 
 
 def test_when_it_cannot_wait_any_longer_numbers_decide() -> None:
     there = [runs(0.7, 1.5, 3)]
-    assert not may_begin(entrant(0.9, gain=3, can_wait=False), there)
-    assert may_begin(entrant(0.9, gain=4, can_wait=False), there)
-    assert not may_begin(entrant(0.9, gain=4), there)
+    assert not may_begin(entrant(0.9, gain=1, can_wait=False), there)
+    assert may_begin(entrant(0.9, gain=2, can_wait=False), there)
+    assert not may_begin(entrant(0.9, gain=2), there)
 
 
 def test_what_is_too_late_anyway_breaks_nothing() -> None:
     there = [runs(0.7, 1.5, 1)]
     assert not may_begin(entrant(0.9, gain=0, can_wait=False), there)
-    assert may_begin(entrant(0.7, gain=0, can_wait=False), there)
+    assert may_begin(entrant(0.3, gain=0, can_wait=False), there)
 
 
 def test_one_more_in_a_batch_counts_with_the_whole_batch() -> None:
@@ -63,19 +67,25 @@ def test_who_ends_soon_counts_for_a_part_of_the_time() -> None:
 
 def test_where_nobody_else_waits_it_is_not_lost_for_those_who_end_soon() -> None:
     there = [runs(0.8, 1.5, 1, rest_s=1.0, lasts_s=1.0)]
-    soon = Entrant(runs(0.8, 1.2, 0, rest_s=4.0, lasts_s=4.0), None, 2, can_wait=False)
+    soon = Entrant(runs(0.8, 1.0, 0, rest_s=4.0, lasts_s=4.0), None, 1, can_wait=False)
     assert not may_begin(soon, there)
     assert may_begin(replace(soon, followed=False), there)
     assert not may_begin(replace(soon, followed=False, can_wait=True), there)
 
 
 @given(st.lists(decoders, min_size=1, max_size=6), decoders, st.integers(0, 8), st.booleans())
-def test_what_begins_never_lets_fewer_be_in_time(there: list[Decoder], one: Decoder, gain: int, can_wait: bool) -> None:
-    """Whatever begins beside others: as many promises are kept as before, itself and those that follow it counted."""
+def test_what_begins_loses_less_than_it_gains(there: list[Decoder], one: Decoder, gain: int, can_wait: bool) -> None:
+    """Of what is expected to be in time, whatever begins beside others: itself, and those that follow it where it
+    cannot wait, weigh more than the promises lost."""
     fresh = replace(one, promised=0)
     if may_begin(Entrant(fresh, None, gain, can_wait), there):
-        assert fresh.bearable >= crowd_for(fresh, there)
-        assert kept([*there, fresh]) + (0 if can_wait else gain) >= kept(there)
+        worth = (1 if can_wait else gain) * chance(fresh, there)
+        assert kept(there) - kept([*there, fresh]) <= (worth if gain else 0.05 * max(1.0, kept(there)))
+
+
+@given(decoders, st.lists(decoders, max_size=4), decoders)
+def test_chances_are_chances_and_fall_with_the_crowd(one: Decoder, there: list[Decoder], more: Decoder) -> None:
+    assert 0.0 <= chance(one, [*there, more]) <= chance(one, there) <= 1.0
 
 
 @given(st.lists(decoders, max_size=6), decoders)
