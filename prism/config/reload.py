@@ -16,7 +16,19 @@ LIVE_SERVER_KEYS: Final = frozenset(
 RESTART_SECTIONS: Final = ("devices", "virtual", "gpu_memory_fraction", "engines", "weights", "kv", "live_scaling")
 
 REACTIVATE_KEYS: Final = frozenset(
-    {"path", "revision", "tp", "context_tokens", "engine_args", "kind", "lora", "scheduling", "lending", "speculative"}
+    {
+        "path",
+        "revision",
+        "tp",
+        "context_tokens",
+        "engine_args",
+        "kind",
+        "lora",
+        "scheduling",
+        "lending",
+        "speculative",
+        "prefer",
+    }
 )
 """Attributes of a model that its engine is built from: a change takes effect at its next activation."""
 

@@ -62,7 +62,7 @@ Engines of a model with plain attention guess tokens when the catalog says so (`
 followed the last tokens in the engine's answers so far (SGLang's NGRAM), as a tree that one step checks. No answer
 depends on it: the token behind each node is drawn by the request's seed and position as ever, and a guess is accepted
 if it is that token (`sglang_patches/spec_sampling.py`; SGLang draws by `torch.rand`, and on a CPU takes the likeliest
-token whatever is asked for). Greedy and sampled answers, filters, biases, grammars, log-probabilities, resumed
+token whatever is asked for). Greedy and sampled answers, filters, biases, grammars, resumed
 requests and retraction are equal to those of an engine without guesses (`tests/engine/test_speculation.py`); requests
 with penalties get one token a step, so that these count every token. Slots of guesses are the model's own KV, under its
 lease. The table of n-grams is host memory, bounded by `speculative.ngrams`; it forgets when the model leaves. Such
