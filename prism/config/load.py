@@ -74,8 +74,8 @@ def _elsewhere(source: YamlSource, found: list[InvalidValue]) -> list[InvalidVal
 
 def _stays(problem: InvalidValue, source: YamlSource) -> bool:
     """Whether what ``problem`` is about is wrong and still there: an item of a list cannot be taken out, since those
-    behind it would have other places."""
-    return any(isinstance(path[-1], int) and _is_about(problem, path) for path in source.unknown if path)
+    behind it would have other places, and neither can the whole file."""
+    return any(not path or (isinstance(path[-1], int) and _is_about(problem, path)) for path in source.unknown)
 
 
 def _take_out(data: Any, path: KeyPath) -> None:

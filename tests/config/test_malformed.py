@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import yaml
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from prism.config.errors import CatalogError
@@ -142,6 +142,9 @@ def test_any_tree_loads_or_explains(tree: dict[str, Any]) -> None:
 
 @settings(max_examples=300, deadline=None)
 @given(st.binary(max_size=80) | st.text("a:-[]{}&*!|>'\"\n #%@`<?,0123456789.", max_size=60).map(str.encode))
+@example(b"!x")
+@example(b"<<")
+@example(b"!!int x")
 def test_any_bytes_load_or_explain(data: bytes) -> None:
     loads_or_explains(data)
 
