@@ -49,7 +49,7 @@ test: install ## the tests (under 15 minutes on two cores)
 	@$(BIN)/python -m pytest -n 2 --dist loadfile $(BUSY:%=--ignore=%)
 	@$(BIN)/python -m pytest $(BUSY)
 
-test-slow: install ## the long ones: chaos, ten thousand at once, memory under pressure (about 12 minutes)
+test-slow: install ## the long ones: every family, chaos, ten thousand at once, memory under pressure (about 40 minutes)
 	@$(BIN)/python -m pytest -m slow
 
 storm: install ## kill and stop processes of a real server under mixed load: make storm STORM="--seconds 600 --seed 7"

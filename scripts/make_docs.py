@@ -13,6 +13,7 @@ import json
 import re
 import sys
 from collections.abc import Callable, Iterator
+from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -201,6 +202,8 @@ def engine_registries() -> str:
         "pooled": sorted(strings(definition("is_generation_model"))),
         "cross_encoders": sorted(strings(assigned("_cross_encoding_pooler_archs"))),
         "multimodal": sorted(strings(assigned("multimodal_model_archs"))),
+        "shares_head": classes_with("get_embed_and_head"),
+        "shows_layers": classes_with("set_eagle3_layers_to_capture"),
         "window_hybrids": sorted(
             (strings(definition("is_hybrid_swa_model")) | strings(assigned("MIMO_V2_MODEL_ARCHS")))
             & set(model_classes())
@@ -218,14 +221,34 @@ def dict_keys(module: ast.Module, name: str) -> list[str]:
 
 def model_classes() -> list[str]:
     """The classes that SGLang's models announce (``EntryClass``)."""
+    found: set[str] = set()
+    for node in model_statements():
+        if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "EntryClass":
+            found |= {n.id for n in ast.walk(node.value) if isinstance(n, ast.Name)}
+    return sorted(found)
+
+
+@cache
+def model_statements() -> list[ast.stmt]:
+    """What stands at the top of the files of SGLang's models."""
     spec = find_spec("sglang")
     assert spec is not None and spec.origin is not None
-    found: set[str] = set()
-    for file in (Path(spec.origin).parent / "srt" / "models").rglob("*.py"):
-        for node in ast.parse(file.read_text("utf-8-sig")).body:
-            if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "EntryClass":
-                found |= {n.id for n in ast.walk(node.value) if isinstance(n, ast.Name)}
-    return sorted(found)
+    files = (Path(spec.origin).parent / "srt" / "models").rglob("*.py")
+    return [node for file in sorted(files) for node in ast.parse(file.read_text("utf-8-sig")).body]
+
+
+def classes_with(method: str) -> list[str]:
+    """The announced classes of SGLang's models that have the method, or a class above them has."""
+    bases: dict[str, set[str]] = {}
+    able: set[str] = set()
+    for node in model_statements():
+        if isinstance(node, ast.ClassDef):
+            bases.setdefault(node.name, set()).update(ast.unparse(base).split(".")[-1] for base in node.bases)
+            if any(isinstance(part, ast.FunctionDef) and part.name == method for part in node.body):
+                able.add(node.name)
+    while more := {name for name, above in bases.items() if above & able} - able:
+        able |= more
+    return sorted(able & set(model_classes()))
 
 
 def definition(name: str) -> ast.AST:

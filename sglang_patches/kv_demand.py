@@ -23,6 +23,8 @@ class GroupDemand(NamedTuple):
     """Beyond that, of the first, the first two, ... of the requests that wait."""
     guesses: int = 0
     """Of what runs: what its next step takes for guessed tokens."""
+    alone: int = 0
+    """Of the first that waits, in any free slots: with nothing else in the engine it needs no more than that."""
 
     @property
     def step(self) -> int:
@@ -42,8 +44,9 @@ def demand_tokens(scheduler: Any, block: int, page: int = 1) -> GroupDemand:
         running += _rounded(_rest_of_prompt(chunked), block)
         reserved += _remaining(chunked, most)
     extra = max(0, reserved - running)
-    lengths = (_rounded(_length(r, page, most) + guesses, block) for r in _admissible(scheduler, requests))
-    return GroupDemand(running, [extra + total for total in accumulate(lengths)], len(requests) * guesses)
+    lengths = [_length(r, page, most) + guesses for r in _admissible(scheduler, requests)]
+    admissions = [extra + total for total in accumulate(_rounded(length, block) for length in lengths)]
+    return GroupDemand(running, admissions, len(requests) * guesses, next(iter(lengths), 0))
 
 
 def demand_window(scheduler: Any, block: int, page: int = 1) -> GroupDemand:
@@ -54,11 +57,9 @@ def demand_window(scheduler: Any, block: int, page: int = 1) -> GroupDemand:
     running = _rounded(len(requests) * _rounded(LOOKAHEAD_STEPS, page), block)
     if (chunked := scheduler.chunked_req) is not None:
         running += _rounded(min(_rest_of_prompt(chunked), chunk), block)
-    needs = (
-        _rounded(max(_rounded(min(_tokens(r), chunk), page), window) + page + 1, block)
-        for r in _admissible(scheduler, requests)
-    )
-    return GroupDemand(running, list(accumulate(needs)))
+    needs = [max(_rounded(min(_tokens(r), chunk), page), window) + page + 1 for r in _admissible(scheduler, requests)]
+    admissions = list(accumulate(_rounded(need, block) for need in needs))
+    return GroupDemand(running, admissions, alone=next(iter(needs), 0))
 
 
 def demand_states(scheduler: Any, per_request: int) -> GroupDemand:
@@ -67,7 +68,8 @@ def demand_states(scheduler: Any, per_request: int) -> GroupDemand:
     requests = running_requests(scheduler)
     chunked = [] if scheduler.chunked_req is None else [scheduler.chunked_req]
     waiting = len(_admissible(scheduler, requests))
-    return GroupDemand(len(requests) + len(chunked), [per_request * (i + 1) for i in range(waiting)])
+    admissions = [per_request * (i + 1) for i in range(waiting)]
+    return GroupDemand(len(requests) + len(chunked), admissions, alone=next(iter(admissions), 0))
 
 
 def running_requests(scheduler: Any) -> list[Any]:

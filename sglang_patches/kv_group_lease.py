@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, Final
 
 from prism.memory import GroupKind, KvGroup
@@ -91,10 +92,11 @@ class GroupLease:
         now = self.pool.stats()
         return min(int(now["lease_bytes"] - now["target_bytes"]), int(now["deferred_bytes"]))
 
-    def missing_bytes(self, tokens: int) -> int:
-        """What the lease lacks until so many are available, in whole blocks."""
-        missing = self._slots_within(tokens) - self.mine() // self.group.slot_tokens
-        return self._bytes(missing) if missing > 0 else 0
+    def missing_bytes(self, tokens: Sequence[int]) -> list[int]:
+        """What the lease lacks until so many are available, for each of them, in whole blocks."""
+        slots, most = self.mine() // self.group.slot_tokens, self._slots_within(1 << 62)
+        wanted = (min(-(-max(each, 0) // self.group.slot_tokens), most) for each in tokens)
+        return [self._bytes(each - slots) if each > slots else 0 for each in wanted]
 
     def map_ahead(self, tokens: int) -> None:
         """Have so much of the lease mapped while the device computes, so that the next steps find their pages there.

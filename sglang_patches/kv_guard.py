@@ -17,6 +17,9 @@ itself."""
 
 ALLOCATORS: Final = frozenset({"ElasticTokenAllocator", "ElasticPagedAllocator", "SWATokenToKVPoolAllocator"})
 
+GUESSERS: Final = (None, "NGRAM", "EAGLE", "EAGLE3")
+"""SGLang's algorithms of speculative decoding whose memory is in the account."""
+
 GUESSING: Final = frozenset({"MHATokenToKVPool"})
 """Pools in which accepted tokens' rows can be moved to the others (:mod:`sglang_patches.spec_memory`)."""
 
@@ -73,7 +76,9 @@ def check_settings(server_args: Any) -> None:
     """What would allocate before any pool is made, or make pools that are not KV."""
     kinds = {
         "a memory pool of its own (enable_unified_memory)": server_args.enable_unified_memory,
-        "speculative decoding by a model (docs/models.md)": server_args.speculative_algorithm not in (None, "NGRAM"),
+        f"speculative decoding by {server_args.speculative_algorithm} (docs/models.md)": (
+            server_args.speculative_algorithm not in GUESSERS
+        ),
         "KV on the host (enable_hierarchical_cache)": server_args.enable_hierarchical_cache,
         "8-bit copies of states (enable_int8_mamba_checkpoint)": server_args.enable_int8_mamba_checkpoint,
     }

@@ -182,6 +182,11 @@ class KvLease:
             # The engine's own cache makes room for the rest.
             if bisect_left(waiting, True, key=lambda index: not fit(index, cached)):
                 return
+            # As large as the engine may be: blocks of its own would never do, and nothing that ends would help.
+            if not any(demand.running for demand in demands):
+                needs = [demand.alone for demand in demands]
+                if self._ensure_all([need - own for need, own in zip(needs, cached, strict=True)]):
+                    return
         for part, demand, base, own in zip(self.parts, demands, bases, cached, strict=True):
             # With the last, sequences share blocks.
             any(part.ensure(tokens) for tokens in (base, base - own, demand.running))
@@ -202,10 +207,10 @@ class KvLease:
         """Have the account know what is missing beyond this engine's own cache. It stands until the next step says
         otherwise, so that it is there when a neighbour looks, which may be long after."""
         bases = [d.running + p.scattered() - p.evictable(tree) for p, d in zip(self.parts, demands, strict=True)]
-        steps = zip(*((0, *demand.admissions) for demand in demands), strict=True)
+        steps = [[base + more for more in (0, *d.admissions)] for base, d in zip(bases, demands, strict=True)]
         missing = [
-            sum(part.missing_bytes(base + more) for part, base, more in zip(self.parts, bases, step, strict=True))
-            for step in steps
+            sum(lacks)
+            for lacks in zip(*(p.missing_bytes(step) for p, step in zip(self.parts, steps, strict=True)), strict=True)
         ]
         missing = [nbytes for nbytes in missing if nbytes > 0]
         if missing:

@@ -31,8 +31,6 @@ log = logging.getLogger(__name__)
 
 _EVICT_S: Final = 0.02
 """A step is held up by about this at most to copy what an eviction drops; what is left then is lost."""
-_LEAVE_S: Final = 10.0
-"""A model that leaves takes so long at most to store what it has cached."""
 _TIMED_TOKENS: Final = 32
 """Shorter prefills tell more about a step than about tokens."""
 
@@ -102,7 +100,7 @@ def keep_all(scheduler: Any) -> None:
     if store is None:
         return
     moves_of(scheduler, store).close()
-    end_s = time.perf_counter() + _LEAVE_S
+    end_s = time.perf_counter() + store.leave_s
     for req in [*scheduler.running_batch.reqs, *_chunked(scheduler)]:
         if req.req_pool_idx is not None and req.input_embeds is None:
             tokens, slots = request_path(req, scheduler.req_to_token_pool)
@@ -143,6 +141,18 @@ def tell_stays(scheduler: Any) -> None:
 def admit(original: Callable[..., Any], scheduler: Any, running_batch: Any) -> Any:
     """Around ``Scheduler.get_new_batch_prefill``: stored KV is brought first; requests whose KV is still coming are
     left out and keep their places in the queue."""
+    plan = _admit(original, scheduler, running_batch)
+    if plan.batch_to_run is not None:
+        scheduler.prism_computed_tokens = computed_tokens(scheduler) + int(plan.batch_to_run.extend_num_tokens or 0)
+    return plan
+
+
+def computed_tokens(scheduler: Any) -> int:
+    """Tokens that were prefilled since the activation: prompts, and what was computed again."""
+    return int(getattr(scheduler, "prism_computed_tokens", 0))
+
+
+def _admit(original: Callable[..., Any], scheduler: Any, running_batch: Any) -> Any:
     store = store_of(scheduler.tree_cache)
     if store is None:
         tell_stays(scheduler)

@@ -61,8 +61,8 @@ class KvMoves:
             return
         lease = self._allocator.lease
         room = lease.available_tokens() + int(self._tree.evictable_size())
-        soon, admissions, _ = demand_tokens(self._scheduler, 1)
-        fitting = sum(soon + needed <= room for needed in admissions)
+        demand = demand_tokens(self._scheduler, 1)
+        fitting = sum(demand.running + needed <= room for needed in demand.admissions)
         self._look_at(self._scheduler.waiting_queue[:fitting], running)
 
     def _look_at(self, queue: Sequence[Any], running: bool) -> None:

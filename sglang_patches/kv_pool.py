@@ -20,6 +20,7 @@ from prism.memory import GroupKind, KvGroup
 from sglang_patches.hooks import Hook, HookKind
 from sglang_patches.kv_guard import refuse
 from sglang_patches.seat import Seat
+from sglang_patches.spec_draft import joint_layout, rows_of_pool
 
 _ROOM_WAIT_S: Final = 5.0
 """How long an activation waits for its first block: neighbours give up cached prefixes between two of their steps."""
@@ -32,6 +33,9 @@ def create_buffers(pool: Any) -> None:
     """Replaces ``MHATokenToKVPool._create_buffers_normal``: a pool of Prism's under SGLang's."""
     if pool.kv_cache_layout != "nhd":
         raise refuse(f"KV in the layout {pool.kv_cache_layout}")
+    if current_seat().draft_rows is not None:
+        create_shared(pool, current_seat())
+        return
     layout = memory.KvLayout(
         layers=pool.layer_num,
         kv_heads=pool.head_num,
@@ -42,6 +46,21 @@ def create_buffers(pool: Any) -> None:
     )
     place(pool, layout)
     pool.k_buffer, pool.v_buffer = memory.torch_views(pool.prism_group.pool, pool.store_dtype)
+
+
+def create_shared(pool: Any, seat: Seat) -> None:
+    """The same for a model that another guesses for, and then for that one: both have their rows in one slot
+    (:mod:`sglang_patches.spec_draft`)."""
+    own, guesser = rows_of_pool(pool), seat.draft_rows
+    if not seat.kv_groups:
+        place(pool, joint_layout(own, guesser))
+        pool.k_buffer, pool.v_buffer = own.views(pool.prism_pool, 0)
+        return
+    if own != guesser:
+        raise refuse(f"guesses with {own}, where room was made for {guesser}")
+    (group,) = seat.kv_groups
+    pool.prism_seat, pool.prism_group, pool.prism_pool = seat, group, group.pool
+    pool.k_buffer, pool.v_buffer = own.views(group.pool, group.slot_bytes - own.token_bytes)
 
 
 def place(pool: Any, layout: memory.KvLayout) -> None:

@@ -5,27 +5,32 @@
     taken in --goes long?--> waiting --window and tiers--> chunk, chunk, ... , token, token ... --> finished
                                  ^----------- a step was lost, or found no room -------'
 
-A long request is in none of SGLang's queues and batches: between two steps of the others it has one of its own, a batch
-of one whose slots are all the padding slot and whose attention back end knows where its KV is. Sampling, grammars,
-log-probabilities and streaming are SGLang's.
+A long request is in none of SGLang's queues and batches: between steps of the others it has one of its own, as often as
+its share of the time allows (:mod:`prism.policy.long_turns`), a batch of one whose slots are all the padding slot and
+whose attention back end knows where its KV is. Sampling, grammars, log-probabilities and streaming are SGLang's.
+
+What ranks of a tensor-parallel engine would have to agree on is asked by :meth:`LongPrompts.all_say`; none is served
+so far (:func:`~sglang_patches.long_run.layout_of`).
 """
 
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from http import HTTPStatus
 from typing import Any, Final
 
+import torch
+
 from prism.memory.errors import OutOfMemory
 from prism.policy.long_prompts import TierVerdict, goes_long, long_tokens, most_long_tokens
-from sglang_patches.hooks import Hook, HookKind
+from prism.policy.long_turns import LongTurns
 from sglang_patches.kv_lease import evict
-from sglang_patches.kv_move_in import without
 from sglang_patches.long_run import LongRun, layout_of
 from sglang_patches.long_window import LongWindow
-from sglang_patches.seat import Seat, UnitTiers
+from sglang_patches.seat import Seat, UnitStore, UnitTiers
 
 log = logging.getLogger(__name__)
 
@@ -41,18 +46,33 @@ class LongPrompts:
     """Of one activation, made when it begins (:func:`open_long`)."""
 
     def __init__(self, scheduler: Any, tiers: UnitTiers, shape: Any, plan: Any) -> None:
-        self._scheduler, self._tiers, self.shape, self.plan = scheduler, tiers, shape, plan
+        self._scheduler, self.tiers, self.shape, self.plan = scheduler, tiers, shape, plan
         self._seat: Seat = scheduler.server_args.prism_seat
         self.device_tokens = int(scheduler.max_req_len)
         """What the device can ever give one request."""
         most = most_long_tokens(shape, plan, tiers.rooms())
-        self.most_tokens = min(int(scheduler.model_config.context_len) - 1, most)
+        self.most_tokens = self._least(min(int(scheduler.model_config.context_len) - 1, most))
         """Of a long request."""
         self.waiting: list[Any] = []
         self.run: LongRun | None = None
+        self.begun = 0
+        """Long requests that began so far."""
+        self.turns = LongTurns()
+        self._step: tuple[float, bool] | None = None
+        """When the step before was planned, and whether it is the long request's; None: there was none."""
         self._tries: dict[str, int] = {}
         self.wants_window = False
         """The first that waits lacks device memory for its window: nothing new is let in before it."""
+
+    # --- ranks ---
+
+    def _least(self, number: int) -> int:
+        """Of all ranks."""
+        return _least_of_ranks(self._scheduler, number)
+
+    def all_say(self, yes: bool) -> bool:
+        """Whether every rank says so. All of them ask at the same point of a step."""
+        return bool(self._least(int(yes)))
 
     # --- coming in ---
 
@@ -92,6 +112,7 @@ class LongPrompts:
         for req in [req for req in self.waiting if matches(req)]:
             self.waiting.remove(req)
             self._say_aborted(req)
+        self.wants_window = self.wants_window and bool(self.waiting)
         if self.run is not None and matches(self.run.req):
             self.run.aborted = True
 
@@ -101,6 +122,23 @@ class LongPrompts:
         self._scheduler.ipc_channels.send_to_tokenizer.send_output(AbortReq(rid=req.rid), req)
 
     # --- steps ---
+
+    def note_step(self) -> None:
+        """The step that was planned last is over."""
+        if self._step is not None:
+            since_s, ours = self._step
+            self.turns.took(time.perf_counter() - since_s, ours)
+            self._step = None
+
+    def planned(self, batch: Any) -> None:
+        """``batch`` is the next step; None: there is nothing to do."""
+        if batch is not None:
+            self._step = time.perf_counter(), self.owns(batch)
+
+    def may_go(self) -> bool:
+        """Whether the next step is to be the long request's, with others there."""
+        wanted = self.run is not None or bool(self.waiting)
+        return wanted and self.all_say(self.turns.may_go)
 
     def next_batch(self) -> Any | None:
         """The next step's batch; None: there is nothing to do, or no memory to do it."""
@@ -145,16 +183,38 @@ class LongPrompts:
         req = self.waiting[0]
         if (window := self._window()) is None:
             return False
-        store = self._tiers.begin(self.shape, self.plan, long_tokens(_length(req), _left(req)))
-        if isinstance(store, TierVerdict):
+        store = self.tiers.begin(self.shape, self.plan, long_tokens(_length(req), _left(req)))
+        begins = not isinstance(store, TierVerdict)
+        if not self.all_say(begins):
             window.close()
-            if not store.may_fit:
-                self._refuse(self.waiting.pop(0), store)
+            self._begin_later(req, store)
             return False
+        assert not isinstance(store, TierVerdict)
+        self.begun += 1
         self.waiting.pop(0)
         self.run = LongRun(self._scheduler, req, self.plan, self.shape.layers, window, store, self.device_tokens)
         log.info("a prompt of %d tokens is larger than its device (%d)", _length(req), self.device_tokens)
         return True
+
+    def _begin_later(self, req: Any, store: UnitStore | TierVerdict) -> None:
+        """There is no room outside now, here or with another rank. If there never is, ``req`` is refused."""
+        words = "the other devices of its model have none outside of them"
+        may_fit = True
+        if isinstance(store, TierVerdict):
+            words, may_fit = store.words(), store.may_fit
+        else:
+            store.close()
+        if not self.all_say(may_fit):
+            self.waiting.remove(req)
+            words = f"the request needs memory for {_length(req)} tokens: {words}"
+            self._seat.reject(req.rid, words, HTTPStatus.BAD_REQUEST)
+
+    def agree_on_loss(self) -> None:
+        """Behind a step: what one rank lost all have to compute again."""
+        assert self.run is not None, "its step is over, it is not"
+        backend = self.run.backend
+        if not self.all_say(not backend.lost):
+            backend.lost = backend.lost or "another device of the model lost a part of it"
 
     def _window(self) -> LongWindow | None:
         if (window := self._try_window()) is None:
@@ -166,11 +226,16 @@ class LongPrompts:
         return window
 
     def _try_window(self) -> LongWindow | None:
+        """The window, if there is one on every rank."""
         pool = self._scheduler.token_to_kv_pool_allocator.get_kvcache()
-        try:
-            return LongWindow(self._seat.owner, self.plan, self.shape.layers, pool)
-        except OutOfMemory:
-            return None
+        window = None
+        with suppress(OutOfMemory):
+            window = LongWindow(self._seat.owner, self.plan, self.shape.layers, pool)
+        if self.all_say(window is not None):
+            return window
+        if window is not None:
+            window.close()
+        return None
 
     def _make_room(self) -> None:
         """The engine's own cache and unused lease go first."""
@@ -179,10 +244,6 @@ class LongPrompts:
         evict(self._scheduler, -(-self.plan.nbytes // lease.token_bytes))
         part.returns.settle(wait=True)
         part.give_back(part.demand(self._scheduler).running + part.scattered(), self.plan.nbytes)
-
-    def _refuse(self, req: Any, verdict: TierVerdict) -> None:
-        words = f"the request needs memory for {_length(req)} tokens: {verdict.words()}"
-        self._seat.reject(req.rid, words, HTTPStatus.BAD_REQUEST)
 
     def _close_run(self) -> None:
         if self.run is not None:
@@ -201,6 +262,14 @@ class LongPrompts:
         self.waiting.clear()
 
 
+def _least_of_ranks(scheduler: Any, number: int) -> int:
+    if scheduler.server_args.prism_seat.world == 1:
+        return number
+    least = torch.tensor([number], dtype=torch.int64)
+    torch.distributed.all_reduce(least, torch.distributed.ReduceOp.MIN, group=scheduler.tp_cpu_group)
+    return int(least[0])
+
+
 def _length(req: Any) -> int:
     return len(req.origin_input_ids) + len(req.output_ids)
 
@@ -214,7 +283,8 @@ def open_long(scheduler: Any) -> LongPrompts | None:
     parts."""
     tiers: UnitTiers | None = scheduler.server_args.prism_seat.long_tiers
     layout = None if tiers is None else layout_of(scheduler)
-    if tiers is None or layout is None:
+    everywhere = _least_of_ranks(scheduler, int(layout is not None)) > 0
+    if tiers is None or layout is None or not everywhere:
         scheduler.prism_long = None
         return None
     scheduler.prism_long = found = LongPrompts(scheduler, tiers, *layout)
@@ -231,80 +301,3 @@ def close_long(scheduler: Any) -> None:
     if (long := long_of(scheduler)) is not None:
         long.close()
         scheduler.prism_long = None
-
-
-def plan_turns(original: Callable[..., Any], scheduler: Any, running_batch: Any, last_batch: Any) -> Any:
-    """SGLang's ``get_next_batch_to_run``; the long request and the others take turns, as far as there is anything else
-    to do. Prompts of the others go before it, as they go before decoding."""
-    if (long := long_of(scheduler)) is None:
-        return original(scheduler, running_batch, last_batch)
-    ours = long.owns(last_batch)
-    if not (ours and scheduler.enable_overlap):  # then its last step's result is still to come
-        long.settle()
-    if ours:
-        last_batch = None
-    turn = not ours and (last_batch is None or not last_batch.forward_mode.is_extend())
-    if turn and (batch := long.next_batch()) is not None:
-        return _plan(batch, running_batch)
-    held = {req.rid for req in scheduler.waiting_queue} if long.wants_window else set()
-    plan = without(scheduler, held, lambda: original(scheduler, running_batch, last_batch))
-    again = ours and plan.batch_to_run is None and not scheduler.enable_overlap
-    if again and (batch := long.next_batch()) is not None:
-        return _plan(batch, plan.running_batch)
-    return plan
-
-
-def _plan(batch: Any, running_batch: Any) -> Any:
-    from sglang.srt.managers.schedule_batch import NextBatchPlan
-
-    return NextBatchPlan(batch_to_run=batch, running_batch=running_batch)
-
-
-def run_step(original: Callable[..., Any], scheduler: Any, batch: Any, *more: Any, **named: Any) -> Any:
-    """Around ``Scheduler.run_batch``."""
-    long = long_of(scheduler)
-    if long is None or long.run is None or not long.owns(batch):
-        return original(scheduler, batch, *more, **named)
-    with long.run.computing():
-        return original(scheduler, batch, *more, **named)
-
-
-def drop_lost_step(original: Callable[..., Any], scheduler: Any, batch: Any, result: Any) -> Any:
-    """Around ``Scheduler.process_batch_result``: tokens of a step without its KV are never seen."""
-    long = long_of(scheduler)
-    if long is not None and long.run is not None and long.owns(batch) and long.run.backend.lost:
-        return None
-    return original(scheduler, batch, result)
-
-
-def abort(original: Callable[..., Any], scheduler: Any, recv_req: Any) -> None:
-    """Around ``Scheduler.abort_request``."""
-    original(scheduler, recv_req)
-    if (long := long_of(scheduler)) is not None:
-        long.abort(lambda req: recv_req.abort_all or req.rid.startswith(recv_req.rid))
-
-
-_SCHEDULER = "sglang.srt.managers.scheduler.Scheduler"
-HOOKS = (
-    Hook(
-        f"{_SCHEDULER}.run_batch",
-        HookKind.AROUND,
-        run_step,
-        ("self", "batch", "pp_proxy_tensors"),
-        "a step of a long prompt has another attention back end",
-    ),
-    Hook(
-        f"{_SCHEDULER}.process_batch_result",
-        HookKind.AROUND,
-        drop_lost_step,
-        ("self", "batch", "result"),
-        "one that was lost has no result",
-    ),
-    Hook(
-        f"{_SCHEDULER}.abort_request",
-        HookKind.AROUND,
-        abort,
-        ("self", "recv_req"),
-        "long prompts are in none of SGLang's queues",
-    ),
-)

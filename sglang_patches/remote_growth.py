@@ -3,30 +3,57 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 
+from prism.policy.moving import Leg, Way, choose_way
 from prism.remote.orders import KvWay
+from prism.remote.state import LayersTaken
 from sglang_patches.kv_move_paths import nodes_below, request_path
 from sglang_patches.remote_lead import PeerLost, RouteLeader, Stop
-from sglang_patches.seat import Seat
 
 log = logging.getLogger(__name__)
 
 
-def grown(route: tuple[Stop, ...], end: int) -> tuple[Stop, ...]:
-    """``route`` with all pieces below ``end`` at this engine; neighbours at one engine are one stop."""
+@dataclass(frozen=True, slots=True)
+class PieceRun:
+    """Pieces [first, end) of ``stop``, which are at this engine now."""
+
+    stop: Stop
+    first: int
+    end: int
+
+    def layers(self, count: int) -> range:
+        """Of a model with ``count`` layers."""
+        return range(max(self.first - 1, 0), min(self.end - 1, count))
+
+
+def ends_held(route: Sequence[Stop], held: Set[int]) -> list[PieceRun]:
+    """What can be taken over of each stop at a peer: its first and its last pieces, as far as they are in ``held``.
+    What lies between pieces that are not would make two stops of one."""
+    found: list[PieceRun] = []
+    for stop in (stop for stop in route if stop.link is not None):
+        first, end = stop.first, stop.end
+        while first < end and first in held:
+            first += 1
+        while end > first and end - 1 in held:
+            end -= 1
+        found += [PieceRun(stop, *bounds) for bounds in ((stop.first, first), (end, stop.end)) if bounds[0] < bounds[1]]
+    return found
+
+
+def grown(route: Sequence[Stop], runs: Sequence[PieceRun]) -> tuple[Stop, ...]:
+    """``route`` with ``runs`` at this engine; neighbours at one engine are one stop."""
+    here = {piece for run in runs for piece in range(run.first, run.end)}
     stops: list[Stop] = []
-    for stop in (Stop(None, 0, end), *route):
-        first = stop.first if stop.first == 0 and not stops else max(stop.first, end)
-        if first >= stop.end:
-            continue
-        if stops and stops[-1].link is stop.link:
-            stops[-1] = Stop(stop.link, stops[-1].first, stop.end)
-        else:
-            stops.append(Stop(stop.link, first, stop.end))
+    for stop in route:
+        for piece in range(stop.first, stop.end):
+            link = None if piece in here else stop.link
+            first = stops.pop().first if stops and stops[-1].link is link else piece
+            stops.append(Stop(link, first, piece + 1))
     return tuple(stops)
 
 
@@ -47,27 +74,41 @@ def used_slots(scheduler: Any, reqs: Sequence[Any]) -> list[int]:
     return slots
 
 
-def take_kv(scheduler: Any, leader: RouteLeader, stop: Stop, layers: range, way: KvWay) -> int | None:
-    """Fetch the KV of ``layers`` from the peer of ``stop``, which ran them: the number of tokens. None: it is to be
-    made again, since that is shorter, or ``way`` says so, or the peer is lost."""
-    seat: Seat = scheduler.server_args.prism_seat
-    reqs = running(scheduler)
-    slots = used_slots(scheduler, reqs)
-    if not layers or not slots:
-        return 0
-    kvcache = scheduler.token_to_kv_pool_allocator.get_kvcache()
-    nbytes = len(slots) * len(layers) * (kvcache.k_buffer[0][0].nbytes + kvcache.v_buffer[0][0].nbytes)
-    tokens = sum(len(req.origin_input_ids) + len(req.output_ids) for req in reqs)
-    pays = seat.fetching_pays(nbytes, leader.rates.fetch_bytes_s, tokens, leader.rates.prefill_tokens_s)
-    if way is KvWay.RECOMPUTE or (way is KvWay.AUTO and not pays):
-        return None
-    assert stop.link is not None
-    try:
-        k, v = leader.fetch(stop.link, layers.start, layers.stop, slots)
-    except PeerLost as lost:
-        log.warning("KV of layers [%d, %d) is made again: %s", layers.start, layers.stop, lost)
-        return None
-    for i, layer in enumerate(layers):
-        kvcache.k_buffer[layer][slots] = k[i]
-        kvcache.v_buffer[layer][slots] = v[i]
-    return len(slots)
+class KvTaking:
+    """The KV of layers that peers ran and that this engine runs from now on: what it takes to fetch it, or to have it
+    made again, and which is to be done."""
+
+    def __init__(self, scheduler: Any, leader: RouteLeader, runs: Sequence[PieceRun], count: int, way: KvWay) -> None:
+        self._leader, self._runs, self._count = leader, runs, count
+        reqs = running(scheduler)
+        self._slots = used_slots(scheduler, reqs)
+        self._cache = scheduler.token_to_kv_pool_allocator.get_kvcache()
+        self.layers = sum(len(run.layers(count)) for run in runs)
+        self.nothing = not self.layers or not self._slots
+        row_bytes = self._cache.k_buffer[0][0].nbytes + self._cache.v_buffer[0][0].nbytes
+        tokens = sum(len(req.origin_input_ids) + len(req.output_ids) for req in reqs)
+        leg = Leg(len(self._slots) * self.layers * row_bytes, leader.rates.fetch_bytes_s)
+        self._choice = choose_way([leg], tokens, leader.rates.prefill_tokens_s)
+        shorter = way is KvWay.AUTO and self._choice.way is Way.MOVE
+        self.fetches = self.nothing or way is KvWay.FETCH or shorter
+
+    @property
+    def told(self) -> LayersTaken:
+        estimated_s = self._choice.move_s if self.fetches else self._choice.recompute_s
+        return LayersTaken(layers=self.layers, tokens=len(self._slots), fetched=self.fetches, estimated_s=estimated_s)
+
+    def fetch(self) -> bool:
+        """Copy it here. False: a peer was lost, and it is to be made again."""
+        for run in () if self.nothing else self._runs:
+            layers = run.layers(self._count)
+            assert run.stop.link is not None
+            try:
+                k, v = self._leader.fetch(run.stop.link, layers.start, layers.stop, self._slots)
+            except PeerLost as lost:
+                log.warning("KV of layers [%d, %d) is made again: %s", layers.start, layers.stop, lost)
+                self.fetches = False
+                return False
+            for i, layer in enumerate(layers):
+                self._cache.k_buffer[layer][self._slots] = k[i]
+                self._cache.v_buffer[layer][self._slots] = v[i]
+        return True

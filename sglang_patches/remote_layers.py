@@ -22,11 +22,11 @@ from prism.remote.hub import LinkHub
 from prism.remote.link import PeerLink
 from prism.remote.messages import FetchKv, PeerHello, RunPieces
 from prism.remote.orders import GrowRoute, HoldPieces, KvWay, Order, RouteStop, ServeLayers, SetRoute
-from prism.remote.state import RemoteState
+from prism.remote.state import LayersTaken, RemoteState
 from sglang_patches.hooks import Hook, HookKind
 from sglang_patches.kv_guard import refuse
 from sglang_patches.kv_move_in import without
-from sglang_patches.remote_growth import grown, take_kv
+from sglang_patches.remote_growth import KvTaking, ends_held, grown
 from sglang_patches.remote_lead import RouteLeader, Stop
 from sglang_patches.remote_peer import ForeignWork
 from sglang_patches.remote_pieces import ModelPieces
@@ -57,12 +57,13 @@ class RemoteLayers:
         self._opened: list[PeerLink] = []
         self.fetched_tokens = 0
         """Tokens whose KV, or a part of it, was fetched from peers."""
-        self._growing: KvWay | None = None
+        self._growing: GrowRoute | None = None
         """Set while what peers run is to be taken over."""
+        self._taken: LayersTaken | None = None
         self._lacking = ""
         """Why weights do not come."""
         self._declined = 0
-        """Fetching the KV of the pieces below it took longer than beginning again."""
+        """When so many pieces were here, fetching the KV of those that peers ran took longer than beginning again."""
         if self._seat.first_pieces:
             self._foreign.held = frozenset(self._seat.first_pieces)
         self._stored: Any = None
@@ -84,9 +85,11 @@ class RemoteLayers:
         return RemoteState(
             layers=layers,
             held_layers=sum(1 <= piece <= layers for piece in held),
+            pieces=sorted(held),
             alone=len(held) == self._pieces.count and not self._leader.remote,
-            peers=[self._leader.names[link] for link in self._leader.peers if not link.closed],
+            peers=[link.label or self._leader.names[link] for link in self._leader.peers if not link.closed],
             leaders=self._foreign.leaders,
+            taken=self._taken,
         )
 
     def step(self, orders: Sequence[Order]) -> None:
@@ -137,7 +140,7 @@ class RemoteLayers:
                     self._growing = None
                     self._set_route(order)
                 case GrowRoute():
-                    self._growing = order.kv
+                    self._growing = order
         except Exception as problem:
             log.exception("an order was not carried out")
             error = f"{type(problem).__name__}: {problem}"
@@ -216,18 +219,18 @@ class RemoteLayers:
         elif not self._leader.remote and self._stored is not None:
             self._seat.kv, self._stored = self._stored, None
 
-    def _grow(self, way: KvWay) -> None:
+    def _grow(self, order: GrowRoute) -> None:
         """Bring the next piece that has arrived (all of them while nothing runs: no step waits for more than one), and
         when none has, take over what is here of what peers run. Without peers the engine goes on alone once it has
         everything."""
-        while self._bring_one():
+        while self._bring_one(order.downwards):
             if not self._idle:
                 return
         self._tend()
         if self.stalled:
             self._go_on_alone()
         else:
-            self._take_over(way)
+            self._take_over(order.kv)
 
     def _tend(self) -> None:
         """Weights that will never come are the end of an engine without peers; its requests go on elsewhere."""
@@ -240,10 +243,12 @@ class RemoteLayers:
                 log.error("the rest of the weights does not come, peers go on running it: %s", error)
             self._lacking = str(error)
 
-    def _bring_one(self) -> bool:
+    def _bring_one(self, downwards: bool) -> bool:
         """False: nothing that could be brought has arrived."""
         weights, held = self._seat.weights, self._foreign.held
-        piece = next((p for p in range(self._pieces.count) if p not in held and weights.arrived(p)), None)
+        pieces = range(self._pieces.count)
+        order = reversed(pieces) if downwards else pieces
+        piece = next((p for p in order if p not in held and weights.arrived(p)), None)
         if piece is None:
             return False
         try:
@@ -256,22 +261,26 @@ class RemoteLayers:
 
     def _take_over(self, way: KvWay) -> None:
         """KV is fetched whenever pieces have come, and requests begin again once only, when all have."""
-        stop, held = next(stop for stop in self._leader.route if stop.link is not None), self._foreign.held
-        end = stop.first
-        while end < stop.end and end in held:
-            end += 1
-        whole = len(held) == self._pieces.count
-        if end == stop.first or (end == self._declined and not whole):
+        held = self._foreign.held
+        runs, whole = ends_held(self._leader.route, held), len(held) == self._pieces.count
+        if not runs or (len(held) == self._declined and not whole):
             return
-        layers = range(max(stop.first - 1, 0), min(end - 1, self._pieces.layers))
-        fetched = take_kv(self._scheduler, self._leader, stop, layers, way)
-        if fetched is not None:
-            self.fetched_tokens += fetched
-            self._use(grown(self._leader.route, end))
+        kv = KvTaking(self._scheduler, self._leader, runs, self._pieces.layers, way)
+        self._declined = 0
+        if kv.fetches and kv.fetch():
+            self.fetched_tokens += kv.told.tokens
+            if whole:
+                self._go_on_alone()
+            else:
+                self._use(grown(self._leader.route, runs))
         elif whole:
             self._begin_again()
             self._go_on_alone()
-        self._declined = end if fetched is None else 0
+        else:
+            self._declined = len(held)
+            return
+        if not kv.nothing:
+            self._taken = kv.told
 
     def _go_on_alone(self) -> None:
         if len(self._foreign.held) == self._pieces.count:

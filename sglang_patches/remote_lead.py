@@ -226,7 +226,7 @@ class RouteLeader:
         try:
             while key not in self._answers:
                 if link.closed:
-                    raise PeerLost(f"the engine of process {link.pid}: {link.why}")
+                    raise PeerLost(f"{link.peer}: {link.why}")
                 if time.monotonic() > give_up_s:
                     link.close(f"no answer within {limit_s:.0f} s")
                     continue
@@ -237,7 +237,7 @@ class RouteLeader:
             self._answers.clear()
         if isinstance(answer.message, Refused):
             link.close("it refused")  # it must not be asked again, and forgets this engine's KV
-            raise PeerLost(f"the engine of process {link.pid} refused: {answer.message.reason}")
+            raise PeerLost(f"{link.peer} refused: {answer.message.reason}")
         return answer
 
     def _nothing(self, batch: Any) -> Any:

@@ -47,7 +47,7 @@ class ForeignWork:
     @property
     def leaders(self) -> list[str]:
         """Engines that this one may be asked by now."""
-        return sorted(self._names[link] for link in self._slots if not link.closed)
+        return sorted(link.label or self._names[link] for link in self._slots if not link.closed)
 
     def take(self, link: PeerLink, received: Received) -> None:
         """A message that is for the peer's side."""
@@ -115,7 +115,7 @@ class ForeignWork:
             self._drop(link)
             link.send(Refused(batch=batch, reason=f"no memory for its KV: {error}"))
         except Exception as error:
-            log.exception("work for the engine of process %d was not done", link.pid)
+            log.exception("work for %s was not done", link.peer)
             link.send(Refused(batch=batch, reason=f"{type(error).__name__}: {error}"[:500]))
 
     def _kv_of(self, link: PeerLink) -> ForeignKv:

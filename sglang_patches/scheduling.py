@@ -11,7 +11,8 @@ from typing import Any
 
 from sglang_patches.graphs import capture_due
 from sglang_patches.hooks import Hook, HookKind
-from sglang_patches.long_prompts import long_of, plan_turns
+from sglang_patches.long_prompts import long_of
+from sglang_patches.long_steps import plan_turns
 from sglang_patches.remote_layers import before_step, plan_step
 from sglang_patches.seat import Seat
 

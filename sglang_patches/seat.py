@@ -35,6 +35,9 @@ class WeightSeat(TensorMemory, Protocol):
         """For what is no part of the model's weights and goes with it (slots for adapters): in no image."""
         ...
 
+    draft: WeightSeat | None
+    """Of the model that guesses for this one; None: there is none."""
+
     def fill(self, model: Any) -> bool:
         """Fill the parameters of ``model`` (all allocated here) from a stored image. False: there is none; load."""
         ...
@@ -82,6 +85,9 @@ class WeightSeat(TensorMemory, Protocol):
 class KvStore(Protocol):
     """What the seat offers for KV outside the engine (:class:`prism.kv.keeper.KvKeeper`)."""
 
+    leave_s: float
+    """A model that leaves takes so long at most to store what it has cached."""
+
     def attach(self, rows: PoolRows) -> None: ...
     @property
     def attached(self) -> bool: ...
@@ -114,6 +120,8 @@ class UnitTiers(Protocol):
 
     brought_bytes: int
 
+    @property
+    def lent_bytes(self) -> int: ...
     def rooms(self) -> Sequence[TierRoom]: ...
     def begin(self, shape: LongShape, plan: WindowPlan, tokens: int) -> UnitStore | TierVerdict: ...
     def close(self) -> None: ...
@@ -124,6 +132,9 @@ class Seat(Protocol):
 
     rank: int
     world: int
+    draft_rows: Any
+    """KV of a model that guesses for the other (:class:`sglang_patches.spec_draft.ModelRows`), when it is loaded; None:
+    there is none."""
     fair: bool
     """Requests take turns (:mod:`sglang_patches.fair`)."""
     kv_groups: list[memory.KvGroup]
@@ -164,6 +175,9 @@ class Seat(Protocol):
     @property
     def weights(self) -> WeightSeat: ...
 
+    loading: WeightSeat
+    """Those of the model that SGLang builds now: ``weights``, or their ``draft``."""
+
     kv: KvStore | None
     """Where KV outlives the engine; None: nowhere."""
 
@@ -180,10 +194,6 @@ class Seat(Protocol):
 
     first_pieces: Sequence[int]
     """The engine was begun with these pieces of its model; empty: with all."""
-
-    def fetching_pays(self, nbytes: int, bytes_per_s: float, tokens: int, tokens_per_s: float) -> bool:
-        """Whether KV of ``nbytes`` comes sooner than ``tokens`` are computed again."""
-        ...
 
     def watch(self, fd: int) -> None:
         """From now on :meth:`wait` ends when ``fd`` can be read."""

@@ -102,6 +102,56 @@ def accept(
             predicts[number] = said[number]
 
 
+def build_tree(
+    parents: Tensor,
+    chosen: Tensor,
+    lengths: Tensor,
+    mask: Tensor,
+    positions: Tensor,
+    index: Tensor,
+    child: Tensor,
+    sibling: Tensor,
+    branches: int,
+    _depth: int,
+    nodes: int,
+    mode: int,
+) -> None:
+    """``build_tree_kernel_efficient_cpu``: from what a model guessed to ``mask``, ``positions`` and the tables, as
+    :func:`read_tree` has them.
+
+    Guesses are numbered in the order in which they were made: ``branches`` behind the root, then in each step
+    ``branches`` behind each node that is gone on from. ``chosen`` [batch, nodes - 1]: those in the tree, ascending.
+    ``parents`` [batch, ...]: -1 for the root, then the guesses that were gone on from, in that order. ``mode``: 1, the
+    nodes see each other and all that is before them. Raises ``ValueError`` for others."""
+    if mode != 1:
+        raise ValueError(f"the mode of a tree's mask is {mode}; on a CPU it is 1 (nodes only)")
+    batch = len(chosen)
+    seen = torch.eye(nodes, dtype=torch.bool).repeat(batch, 1, 1)
+    for row, (numbers, known) in enumerate(zip(chosen.tolist(), parents.tolist(), strict=True)):
+        places = {number: node for node, number in enumerate(numbers, 1)}
+        for node, number in enumerate(numbers, 1):
+            origin = number // branches
+            above = 0 if origin == 0 else places.get(known[origin])
+            if above is not None:  # at a tie a guess may be in the tree without the one before it
+                seen[row, node] |= seen[row, above]
+    mask.view(batch, nodes, nodes).copy_(seen)
+    read_tree(mask, lengths, positions, index, child, sibling, batch, nodes)
+
+
+def read_branches(
+    requests: Tensor, table: Tensor, lengths: Tensor, out: Tensor, width: int, branches: int, steps: int
+) -> None:
+    """``assign_draft_cache_locs_contiguous_cpu``: the slots behind each sequence that its guesses are made in, branch
+    by branch."""
+    read_rows(requests, table, lengths, lengths + branches * steps, out, width)
+
+
+def take_last(accepted: Tensor, lengths: Tensor, out: Tensor, depth: int) -> None:
+    """``fill_bonus_tokens_cpu``: of the accepted tokens [batch * depth] of each request, ``lengths`` of them, the
+    last."""
+    out.copy_(accepted.view(-1, depth).gather(1, lengths.view(-1, 1).long() - 1).view(-1))
+
+
 _ROWS: Final = "(Tensor requests, Tensor{a} table, Tensor start, Tensor end, Tensor{b} slots, int width) -> ()"
 OPERATORS: Final[dict[str, tuple[Callable[..., None], str]]] = {
     "assign_extend_cache_locs_cpu": (read_rows, _ROWS.format(a="", b="(a!)")),
@@ -116,6 +166,19 @@ OPERATORS: Final[dict[str, tuple[Callable[..., None], str]]] = {
         accept,
         "(Tensor(a!) predicts, Tensor(b!) accepted, Tensor(c!) count, Tensor candidates, Tensor index, Tensor child,"
         " Tensor sibling, Tensor targets) -> ()",
+    ),
+    "build_tree_kernel_efficient_cpu": (
+        build_tree,
+        "(Tensor parents, Tensor chosen, Tensor lengths, Tensor(a!) mask, Tensor(b!) positions, Tensor(c!) index,"
+        " Tensor(d!) child, Tensor(e!) sibling, int branches, int depth, int nodes, int mode) -> ()",
+    ),
+    "assign_draft_cache_locs_contiguous_cpu": (
+        read_branches,
+        "(Tensor requests, Tensor table, Tensor lengths, Tensor(a!) out, int width, int branches, int steps) -> ()",
+    ),
+    "fill_bonus_tokens_cpu": (
+        take_last,
+        "(Tensor accepted, Tensor lengths, Tensor(a!) out, int depth) -> ()",
     ),
 }
 """Name -> what it does, and its signature."""

@@ -103,16 +103,20 @@ def last_tokens(batch: Any) -> torch.Tensor:
     if batch.spec_algorithm.is_none():
         tokens: torch.Tensor = batch.input_ids
         return tokens
-    found: torch.Tensor = info.accept_tokens.view(-1, info.draft_token_num)
-    return found.gather(1, info.accept_lens.view(-1, 1).long() - 1).view(-1).to(torch.int64)
+    found: torch.Tensor
+    if (found := getattr(info, "bonus_tokens", None)) is None:  # n-grams; a model that guesses is shown the last
+        accepted = info.accept_tokens.view(-1, info.draft_token_num)
+        found = accepted.gather(1, info.accept_lens.view(-1, 1).long() - 1).view(-1)
+    return found.to(torch.int64)
 
 
-HOOKS = (
+HOOKS = tuple(
     Hook(
-        "sglang.srt.speculative.ngram_worker.eagle_sample",
+        f"sglang.srt.speculative.{module}.eagle_sample",
         HookKind.AROUND,
         draw_tree,
         ("verify_input", "batch", "logits_output", "vocab_mask"),
         "seeds, penalties and resumed answers hold with guesses too",
-    ),
+    )
+    for module in ("ngram_worker", "eagle_worker_common")
 )

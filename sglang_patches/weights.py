@@ -14,6 +14,7 @@ from sglang_patches.hooks import Hook, HookKind
 from sglang_patches.kv_mla import expect_absorbed, keep_absorbed, show_absorbed
 from sglang_patches.kv_pool import current_seat, restore_kv_scales
 from sglang_patches.seat import TensorMemory
+from sglang_patches.spec_draft import give_up_shared
 
 SMALLEST_BYTES = 1024
 """Smaller tensors are not worth a place of their own in the region at creation; they are adopted after loading."""
@@ -47,8 +48,11 @@ class AllocateInRegion(TorchFunctionMode):  # type: ignore[misc]
 def construct(original: Callable[..., Any], model_config: Any, load_config: Any, quant_config: Any = None) -> Any:
     """Around ``loader._initialize_model``: the model's tensors are created in the weight region."""
     seat = current_seat()
+    seat.loading = seat.weights
+    if model_config.is_draft_model and seat.weights.draft is not None:
+        seat.loading = seat.weights.draft
     device = torch.get_default_device()
-    with AllocateInRegion(seat.weights, device):
+    with AllocateInRegion(seat.loading, device):
         return original(model_config, load_config, quant_config)
 
 
@@ -56,22 +60,25 @@ def load(original: Callable[..., Any], model: Any, weights: Any, target_device: 
     """Around ``DefaultModelLoader.load_weights_and_postprocess``: from the stored image when there is one, else from
     the pack of the model's files if they were packed."""
     seat = current_seat()
-    if seat.weights.from_image:
+    place = seat.loading
+    if place.from_image:
         expect_absorbed(model)
-    if seat.weights.fill(model):
+    if place.fill(model):
         show_absorbed(model)
         restore_kv_scales(model)
         return
-    seat.weights.loading(model)
-    original(model, seat.weights.tensors() or weights, target_device)
+    place.loading(model)
+    original(model, place.tensors() or weights, target_device)
     keep_absorbed(model)
-    seat.weights.loaded(model)
+    if place is not seat.weights:
+        give_up_shared(model)
+    place.loaded(model)
     show_absorbed(model)
 
 
 def load_bitsandbytes(original: Callable[..., Any], loader: Any, model_config: Any, model: Any) -> None:
     """Around ``BitsAndBytesModelLoader._load_weights``, which reads its files its own way."""
-    weights = current_seat().weights
+    weights = current_seat().loading
     if weights.fill(model):
         return
     weights.loading(model)
@@ -85,7 +92,7 @@ def process(original: Callable[..., Any], module: Any, target_device: Any) -> It
     so that only one is in memory twice."""
     with original(module, target_device) as given:
         yield given
-    current_seat().weights.processed(module)
+    current_seat().loading.processed(module)
 
 
 _LOADER = "sglang.srt.model_loader.loader"

@@ -23,6 +23,7 @@ from typing import Any, Final
 from benchmarks.demo_models import pool_spec
 from benchmarks.engine.activation import run
 from scripts.make_demo_models import make_tokenizer
+from tests.engine.families import TWO_ROPES, YARN
 
 _LAYERS: Final = 8
 _DIMS: Final[dict[str, Any]] = {
@@ -36,21 +37,6 @@ _DIMS: Final[dict[str, Any]] = {
     "pad_token_id": 2,
     "dtype": "float32",
 }
-_ROPES: Final = {
-    "sliding_attention": {"rope_type": "default", "rope_theta": 10000.0},
-    "full_attention": {"rope_type": "default", "rope_theta": 500000.0},
-}
-_YARN: Final = {
-    "rope_type": "yarn",
-    "rope_theta": 10000.0,
-    "factor": 40.0,
-    "beta_fast": 32,
-    "beta_slow": 1,
-    "mscale": 1.0,
-    "mscale_all_dim": 1.0,
-    "original_max_position_embeddings": 64,
-}
-"""As DeepSeek-V3 has it: without a scaling SGLang 0.5.16 asserts on a CPU (``get_rope_cpu``)."""
 _UNWRITTEN: Final = {"moe_layer_freq": 1, "scoring_func": "sigmoid", "topk_method": "noaux_tc"}
 """Of DeepSeek-V3's configuration: what SGLang reads and Transformers does not write."""
 MODELS: Final[dict[str, tuple[str, dict[str, Any]]]] = {
@@ -66,7 +52,7 @@ MODELS: Final[dict[str, tuple[str, dict[str, Any]]]] = {
             "qk_rope_head_dim": 16,
             "v_head_dim": 32,
             "first_k_dense_replace": _LAYERS,
-            "rope_parameters": _YARN,
+            **YARN,
         },
     ),
     "windows": (
@@ -78,7 +64,7 @@ MODELS: Final[dict[str, tuple[str, dict[str, Any]]]] = {
             "sliding_window": 64,
             "layer_types": ["sliding_attention", "sliding_attention", "sliding_attention", "full_attention"] * 2,
             "mlp_layer_types": ["dense"] * _LAYERS,
-            "rope_parameters": _ROPES,
+            **TWO_ROPES,
         },
     ),
 }

@@ -17,6 +17,7 @@ from collections import Counter
 from dataclasses import dataclass, field, replace
 from typing import Final
 
+from prism.config.sections import KvConfig
 from prism.core.specs import ModelShape, ModelSpec
 from prism.sim.gpus import GpuKind, gpu
 from prism.sim.kv_links import KvLinks, KvTier
@@ -34,6 +35,8 @@ OPT: Final = replace(
 PROMPT: Final = 8192
 SECONDS: Final = 20.0
 BATCH, CONTEXT = 32, 1000
+SHARES: Final = (1.0, KvConfig().lend_rate_fraction)
+"""Of the lender's memory bandwidth for who borrows: all that the link carries, and what is lent by default."""
 
 
 def step_bytes(spec: ModelSpec, batch: int, context: int) -> float:
@@ -50,6 +53,8 @@ class LentRun:
 
     kind: GpuKind = A100
     place: str = ""
+    lent_share: float = 1.0
+    """Of the lender's memory bandwidth that the borrower may take."""
     queue: EventQueue = field(default_factory=EventQueue)
     borrowed: Counter[int] = field(default_factory=Counter)
     """The borrower's tokens by second."""
@@ -58,7 +63,7 @@ class LentRun:
     _parts: int = 0
 
     def __post_init__(self) -> None:
-        self.links = KvLinks(Network(self.queue), self.kind, ("l", "b"), NETWORK_BYTES_S)
+        self.links = KvLinks(Network(self.queue), self.kind, ("l", "b"), NETWORK_BYTES_S, self.lent_share)
 
     def lend(self, spec: ModelSpec) -> None:
         """The lender's next step, and all after it."""
@@ -83,16 +88,16 @@ class LentRun:
             self.queue.after(self.kind.step_overhead_s, lambda _: self.borrow())
 
 
-def borrower_rate(place: str) -> float:
-    run = LentRun(place=place)
+def borrower_rate(place: str, lent_share: float = 1.0) -> float:
+    run = LentRun(place=place, lent_share=lent_share)
     run.borrow()
     run.queue.run_until(SECONDS)
     return sum(run.borrowed.values()) / SECONDS
 
 
-def lender_step_ms(spec: ModelSpec, place: str) -> float:
+def lender_step_ms(spec: ModelSpec, place: str, lent_share: float = 1.0) -> float:
     """Its mean time per token, with a borrower whose KV is at ``place`` ("": without one)."""
-    run = LentRun(place=place)
+    run = LentRun(place=place, lent_share=lent_share)
     run.lend(spec)
     if place:
         run.borrow()
@@ -100,10 +105,10 @@ def lender_step_ms(spec: ModelSpec, place: str) -> float:
     return 1e3 * SECONDS / run.lender_steps
 
 
-def first_token_s(spec: ModelSpec, tokens: int, place: str) -> float:
+def first_token_s(spec: ModelSpec, tokens: int, place: str, lent_share: float = 1.0) -> float:
     """A request whose cached context comes first, each shard over its own link, and whose prompt adds 128 tokens."""
     queue = EventQueue()
-    links = KvLinks(Network(queue), A100, ("l", "b"), NETWORK_BYTES_S)
+    links = KvLinks(Network(queue), A100, ("l", "b"), NETWORK_BYTES_S, lent_share)
     ended: list[float] = []
     links.move(place, "b", tokens * spec.shape.kv_bytes_per_token / spec.tp, lambda: ended.append(queue.now_s))
     queue.run_until(60.0)
@@ -111,10 +116,10 @@ def first_token_s(spec: ModelSpec, tokens: int, place: str) -> float:
     return ended[0] + step_s
 
 
-def elastic(spec: ModelSpec) -> LentRun:
+def elastic(spec: ModelSpec, lent_share: float) -> LentRun:
     """Figure 12: the borrower's KV is at the lender but for the minute in which that needs its memory; what leaves is
     copied to host memory and back, and the borrower's steps read from where it is when they begin."""
-    run = LentRun(place="l")
+    run = LentRun(place="l", lent_share=lent_share)
     kv_bytes = PROMPT * OPT.shape.kv_bytes_per_token
     run.lend(spec)
     run.borrow()
@@ -130,26 +135,40 @@ def elastic(spec: ModelSpec) -> LentRun:
     return run
 
 
-def main() -> None:
+def show_borrower(share: float) -> None:
     yi = known_spec("yi", "01-ai/Yi-1.5-34B-Chat", 1.0, 0.1, 2)
-    print("| figure | what | host memory | lender | ratio |\n|---|---|---|---|---|")
     for tokens in (8_192, 32_768, 131_072):
-        host, lender = first_token_s(yi, tokens, KvTier.HOST), first_token_s(yi, tokens, "l")
+        host, lender = first_token_s(yi, tokens, KvTier.HOST), first_token_s(yi, tokens, "l", share)
         what = f"Yi-34B, 2 GPUs, first token after {tokens} cached tokens, s"
-        print(f"| 9a | {what} | {host:.3f} | {lender:.3f} | {host / lender:.1f} |")
-    host, lender = borrower_rate(KvTier.HOST), borrower_rate("l")
-    print(f"| 9b | OPT-30B, {PROMPT} tokens, tokens/s | {host:.1f} | {lender:.1f} | {lender / host:.1f} |")
-    print("\n| figure | lender | alone, ms per token | with a borrower | loss |\n|---|---|---|---|---|")
-    lenders = (("10b", "meta-llama/Llama-3.1-8B-Instruct", 1), ("11a", "meta-llama/Llama-3.3-70B-Instruct", 4))
-    for figure, path, tp in lenders:
-        spec = known_spec("lender", path, 1.0, 0.1, tp)
-        alone, beside = lender_step_ms(spec, ""), lender_step_ms(spec, "l")
-        print(f"| {figure} | {path}, tp {tp} | {alone:.1f} | {beside:.1f} | {beside / alone - 1.0:.1%} |")
-    run = elastic(known_spec("lender", "meta-llama/Llama-3.1-8B-Instruct", 1.0, 0.1))
-    print("\n| figure 12, seconds | " + " | ".join(f"{s}-{s + 20}" for s in range(0, 180, 20)) + " |")
-    print("|---|" + "---|" * 9)
-    rates = [sum(run.borrowed[t] for t in range(s, s + 20)) / 20 for s in range(0, 180, 20)]
-    print("| OPT-30B, tokens/s | " + " | ".join(f"{rate:.1f}" for rate in rates) + " |")
+        print(f"| 9a | {share:.0%} | {what} | {host:.3f} | {lender:.3f} | {host / lender:.1f} |")
+    host, lender = borrower_rate(KvTier.HOST), borrower_rate("l", share)
+    what = f"OPT-30B, {PROMPT} tokens, tokens/s"
+    print(f"| 9b | {share:.0%} | {what} | {host:.1f} | {lender:.1f} | {lender / host:.1f} |")
+
+
+def show_lender(figure: str, path: str, tp: int, share: float) -> None:
+    spec = known_spec("lender", path, 1.0, 0.1, tp)
+    alone, beside = lender_step_ms(spec, ""), lender_step_ms(spec, "l", share)
+    loss = beside / alone - 1.0
+    print(f"| {figure} | {share:.0%} | {path}, tp {tp} | {alone:.1f} | {beside:.1f} | {loss:.1%} |")
+
+
+def main() -> None:
+    print("| figure | share lent | what | host memory | lender | ratio |\n|---|---|---|---|---|---|")
+    for share in SHARES:
+        show_borrower(share)
+    print(
+        "\n| figure | share lent | lender | alone, ms per token | with a borrower | loss |\n|---|---|---|---|---|---|"
+    )
+    for share in SHARES:
+        show_lender("10b", "meta-llama/Llama-3.1-8B-Instruct", 1, share)
+        show_lender("11a", "meta-llama/Llama-3.3-70B-Instruct", 4, share)
+    print("\n| figure 12, seconds | share lent | " + " | ".join(f"{s}-{s + 20}" for s in range(0, 180, 20)) + " |")
+    print("|---|---|" + "---|" * 9)
+    for share in SHARES:
+        run = elastic(known_spec("lender", "meta-llama/Llama-3.1-8B-Instruct", 1.0, 0.1), share)
+        rates = [sum(run.borrowed[t] for t in range(s, s + 20)) / 20 for s in range(0, 180, 20)]
+        print(f"| OPT-30B, tokens/s | {share:.0%} | " + " | ".join(f"{rate:.1f}" for rate in rates) + " |")
 
 
 if __name__ == "__main__":

@@ -10,6 +10,7 @@ from prism.cli import output
 from prism.cli.arriving import watched
 from prism.cli.client import AdminClient, model_path, server_options
 from prism.cli.errors import CliError
+from prism.cli.growing import follow
 
 
 @click.command()
@@ -21,7 +22,8 @@ from prism.cli.errors import CliError
 def command(client: AdminClient, model: str, devices: tuple[str, ...], instances: int | None, as_json: bool) -> None:
     """Load MODEL now and wait until it is ready.
 
-    With --to its weights are sent once to all machines that lack them, from those that have them in memory.
+    With --to its weights are sent once to all machines that lack them, from those that have them in memory. Instances
+    that serve before theirs are there are shown until they have all their layers.
     """
     if instances is not None and devices:
         raise click.UsageError("--to and --device exclude each other")
@@ -38,6 +40,7 @@ def command(client: AdminClient, model: str, devices: tuple[str, ...], instances
         click.echo(f"{model} is on {detail['instances']} of {instances} after {took}")
         for failure in detail["failed"]:
             click.echo(f"  not loaded: {failure}", err=True)
+        follow(client, model)
         if detail["instances"] < instances:
             raise CliError("there is no room for more, or a load failed; see `prism plan --all` and `prism logs`")
         return

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import time
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,7 @@ from prism import memory
 from prism.cli import output
 from prism.config.state import DEFAULT_STATE_DIR, StateDir
 from prism.kv.host_pool import HostPool, host_pool_directory
+from prism.kv.lent_shelf import borrower_of, is_long_borrower
 from prism.kv.settings import read_kv_settings
 from prism.memory.errors import AccountMismatch
 
@@ -56,7 +58,8 @@ def command(
     MAPPED is physical memory with an address, IN USE the part that holds tokens or weights, AHEAD mapped without use,
     SPARE physical without an address, DEFERRED waits for work in flight; WANTS is what an owner waits for. OUTSIDE is
     what its process takes of a GPU beside all that: the driver's context, torch, graphs. LENT is KV of an engine of
-    another device. The last line is the machine's pool of KV in host memory.
+    another device. The last lines are the machine's pool of KV in host memory, and by model what prompts that are
+    larger than their device have outside of it.
     """
     directory = accounts or StateDir.at(state_dir).accounts
     if watch:
@@ -74,6 +77,8 @@ def command(
         shown = [render(device.name, s) for device, s in zip(opened, books, strict=True)]
         output.console().print(Group(*(part for parts in shown for part in parts)))
         click.echo(pool_line(directory))
+        for line in long_lines(directory, books):
+            click.echo(line)
         for name, found in problems.items():
             click.echo(f"{name}: " + ("; ".join(found) if found else "the books agree with the device"))
     if any(problems.values()):
@@ -140,6 +145,20 @@ def pool_line(accounts: Path) -> str:
         return "KV in host memory: none is kept"
     use = HostPool(folder, bound_bytes).use()
     return f"KV in host memory: {output.size(use.file_bytes)} of {output.size(bound_bytes)} in {use.pieces} pieces"
+
+
+def long_lines(accounts: Path, books: Iterable[memory.DeviceStats]) -> list[str]:
+    """KV of prompts that are larger than their device, by model and where it is."""
+    bound_bytes, folder = read_kv_settings(accounts).host_bytes, host_pool_directory(accounts)
+    host = HostPool(folder, bound_bytes).claims() if bound_bytes and folder.is_dir() else {}
+    lent: Counter[str] = Counter()
+    for owner in (owner for stats in books for owner in stats.owners):
+        if owner.lent_bytes and is_long_borrower(owner.name):
+            lent[borrower_of(owner.name)] += owner.lent_bytes
+    size = output.size
+    models = sorted(host.keys() | lent.keys())
+    places = {model: f"{size(host.get(model, 0))} in host memory, {size(lent[model])} lent" for model in models}
+    return [f"prompts of {model} larger than their device: {where}" for model, where in places.items()]
 
 
 def as_data(name: str, stats: memory.DeviceStats, problems: dict[str, tuple[str, ...]]) -> dict[str, Any]:

@@ -12,8 +12,8 @@ from prism.cli import output
 from prism.config.state import DEFAULT_STATE_DIR, StateDir
 
 if TYPE_CHECKING:
+    from prism.config.profiles import Profile
     from prism.core.specs import ModelSpec
-    from prism.sim.profile import Profile
 
 F = TypeVar("F", bound=Callable[..., Any])
 _FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
@@ -47,7 +47,9 @@ def command(catalog: Path, models: tuple[str, ...], as_json: bool, **question: A
 
     For each (all without MODEL): the largest rate at which its objectives are met, what is free of a device's memory
     at that rate, and what the requests of a burst of 2, 3 and 5 times that rate hold beyond the memory. Simulated on
-    modelled devices; the answers are kept in the state directory, where `prism place` finds them.
+    modelled devices; the answers are kept in the state directory, where `prism place` finds them, and where a server
+    that starts there finds what times of decode steps and prefills to begin with, and how much memory to keep back for
+    bursts when it lends.
     """
     from prism.config.catalog import load_catalog
     from prism.sim.models import catalog_specs
@@ -84,9 +86,9 @@ def profiles_of(
     """The profile of each model, from the state directory where it stands there (not with ``anew``), else made now.
     Equal models (weights, shape, objectives) are profiled once."""
     from prism.cli.sim_output import ProgressLine
+    from prism.config.profiles import ProfileStore
     from prism.sim.calibration import load_calibration
     from prism.sim.profile import ProfileSpec, profile
-    from prism.sim.profile_store import ProfileStore
 
     store = ProfileStore(StateDir.at(state_dir).profiles)
     table = None if calibration is None else load_calibration(calibration)

@@ -44,6 +44,9 @@ def command(client: AdminClient, as_json: bool) -> None:
         rows = [(*row, text) for row, text in zip(rows, shown, strict=True)]
     output.print_table(columns, rows, "no model is loaded")
     for model in models:
+        for replica in model.get("replicas", ()):
+            if words := long_prompts(replica):
+                click.echo(f"{model['name']}: prompts larger than {','.join(replica['devices'])} have {words}")
         if model.get("failure"):
             click.echo(f"{model['name']}: {model['failure']}")
     echo_faults(client)
@@ -73,6 +76,13 @@ def layers(replica: dict[str, Any]) -> str:
     for word, devices in (("over", remote["peers"]), ("for", remote["leaders"])):
         words += [f"{word} {','.join(map(local_name, devices))}"] if devices else []
     return " ".join(words)
+
+
+def long_prompts(replica: dict[str, Any]) -> str:
+    """Where KV of prompts larger than the device is: ``32.0 MiB in host memory, 8.0 MiB lent``; nowhere: empty."""
+    host, lent = replica.get("long_host_bytes") or 0, replica.get("long_lent_bytes") or 0
+    words = [f"{output.size(host)} in host memory"] if host else []
+    return ", ".join([*words, f"{output.size(lent)} lent"] if lent else words)
 
 
 def is_live(model: dict[str, Any]) -> bool:

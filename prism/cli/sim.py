@@ -40,6 +40,7 @@ def _common(function: Any) -> Any:
         click.option("--catalog", type=_FILE, required=True, help="The models and the policy."),
         click.option("--seed", type=int, default=0, show_default=True, help="For lengths a trace does not have."),
         click.option("--calibration", type=_FILE, help="Measured step times instead of the roofline."),
+        click.option("--profiles", type=_FILE, help="What schedulers start from: a server's STATE/profiles.json."),
         click.option(
             "--rate", type=float, default=1.0, show_default=True, help="Requests, as a factor of the trace's."
         ),

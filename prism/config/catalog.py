@@ -16,6 +16,7 @@ import msgspec
 
 from prism.config.adapters import lora_room, pool_bytes
 from prism.config.document import CatalogFile
+from prism.config.drafts import with_draft
 from prism.config.errors import CatalogError
 from prism.config.live import LiveScalingConfig
 from prism.config.load import examine_file, load_file
@@ -214,6 +215,8 @@ def model_spec(model: ModelConfig, base: Path, adapters: Sequence[AdapterConfig]
     facts = model_facts_of(model, base)
     folder = local_folder(model.path, base)
     spec = spec_with(model, facts, model.path if folder is None else str(folder))
+    if spec.speculation is not None and spec.speculation.draft:
+        spec = with_draft(spec, base, wanted_dtype(model))
     room = lora_room(model.lora, adapters, base)
     if room is None or spec.kind is ModelKind.RERANK or reads_both_ways((facts.architecture,)):
         return spec
@@ -259,7 +262,14 @@ def spec_with(model: ModelConfig, facts: ModelFacts, path: str) -> ModelSpec:
 def _speculation(model: ModelConfig) -> Speculation | None:
     if (wanted := model.speculative) is None:
         return None
-    return Speculation(wanted.algorithm, wanted.draft_tokens, wanted.ngrams)
+    return Speculation(
+        wanted.algorithm,
+        wanted.draft_tokens,
+        wanted.ngrams,
+        wanted.draft or "",
+        steps=wanted.steps if wanted.draft else 0,
+        branches=wanted.branches if wanted.draft else 0,
+    )
 
 
 def _frozen(value: object) -> object:

@@ -8,11 +8,11 @@ from typing import Final
 
 from prism.config.document import CatalogFile
 from prism.config.engine_args import OWNED, REFUSED_VALUES, known_names, registries
-from prism.config.sections import DeviceConfig, ModelConfig
+from prism.config.sections import DeviceConfig, ModelConfig, SpeculativeConfig
 from prism.config.yaml_source import KeyPath, YamlSource
 from prism.core.errors import InvalidValue
 from prism.core.settings import LongPromptPlace
-from prism.core.specs import Scheduling
+from prism.core.specs import Scheduling, SpeculativeAlgorithm
 
 ADAPTER_KEYS: Final = ("name", "base", "adapter", "revision", "aliases", "slo", "late", "max_wait")
 """What an entry with a `base` may say."""
@@ -123,6 +123,9 @@ def _model(model: ModelConfig, document: CatalogFile) -> Iterator[Problem]:
         )
     if model.scheduling is Scheduling.FAIR and model.speculative is not None:
         yield ("speculative",), model.speculative.algorithm.value, "does not go with `scheduling: fair`", ()
+    if model.speculative is not None:
+        for key, value, why in _guesses(model.speculative):
+            yield ("speculative", key), value, why, ()
     for name, value in model.engine_args.items():
         if name in OWNED:
             yield ("engine_args", name), value, f"is decided by {OWNED[name]}", ()
@@ -137,6 +140,24 @@ def _model(model: ModelConfig, document: CatalogFile) -> Iterator[Problem]:
         known, value = getattr(registries(), kind), getattr(model, kind)
         if value is not None and value not in known:
             yield (kind,), value, "is no parser of SGLang", _near(value, known)
+
+
+def _guesses(wanted: SpeculativeConfig) -> Iterator[tuple[str, object, str]]:
+    """What cannot be in a `speculative`: (key, value, why)."""
+    if wanted.algorithm is SpeculativeAlgorithm.NGRAM:
+        if wanted.draft is not None:
+            yield "draft", wanted.draft, "is for `eagle` and `eagle3`; n-grams are looked up"
+        return
+    if wanted.draft is None:
+        yield "draft", None, f"is required but missing: the model that guesses ({wanted.algorithm.value})"
+    most = 1 + wanted.branches + (wanted.steps - 1) * wanted.branches**2
+    if not wanted.steps < wanted.draft_tokens <= most:
+        allowed = str(most) if most == wanted.steps + 1 else f"from {wanted.steps + 1} to {most}"
+        yield (
+            "draft_tokens",
+            wanted.draft_tokens,
+            f"must be {allowed}: one more than `steps` at least, and no more than {wanted.branches} branches make",
+        )
 
 
 def _near(value: str, known: tuple[str, ...]) -> tuple[str, ...]:

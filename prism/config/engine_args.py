@@ -38,6 +38,20 @@ OWNED: Final = {
         "`speculative` (docs/models.md says which algorithms there are)",
     ),
     "speculative_num_draft_tokens": "`speculative.draft_tokens`",
+    "speculative_num_steps": "`speculative.steps`",
+    "speculative_eagle_topk": "`speculative.branches`",
+    **dict.fromkeys(
+        (
+            "speculative_draft_model_revision",
+            "speculative_draft_model_quantization",
+            "speculative_draft_attention_backend",
+            "speculative_draft_load_format",
+            "speculative_token_map",
+            "speculative_adaptive",
+            "speculative_use_rejection_sampling",
+        ),
+        "Prism, whose account and images know the draft as it was saved, and whose answers do not depend on it",
+    ),
     "speculative_ngram_capacity": "`speculative.ngrams`",
     "torchao_config": "Prism, whose images and account have no torchao tensors; quantise the checkpoint instead",
     "is_embedding": "`kind`",
@@ -101,6 +115,10 @@ class Registries(msgspec.Struct, frozen=True):
     """Those of them that never generate."""
     cross_encoders: tuple[str, ...]
     multimodal: tuple[str, ...]
+    shares_head: tuple[str, ...]
+    """Those that lend a model which guesses for them their embedding and head."""
+    shows_layers: tuple[str, ...]
+    """Those that show such a model what some of their layers computed (EAGLE-3)."""
     window_hybrids: tuple[str, ...]
     """Those that keep the KV of layers with a sliding window in a pool of its own."""
 

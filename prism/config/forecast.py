@@ -53,8 +53,11 @@ _STATE_KEYS: Final = (
     "linear_attn_config",
     "conv_L_cache",
 )
-_HOST_QUANTISED: Final = frozenset[str]()
-"""Quantised formats that SGLang computes with on a CPU without AMX."""
+_HOST_QUANTISED: Final = frozenset(
+    ("fp8", "w8a8_fp8", "w8a8_int8", "blockwise_int8", "compressed-tensors", "modelopt", "gptq", "awq")
+)
+"""Quantised formats whose operators are here for CPUs (``sglang_patches/quantised_operators.py``), without experts."""
+_EXPERTS: Final = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,10 +147,25 @@ def _kernels(config: Mapping[str, Any], engine_args: Mapping[str, Any]) -> Itera
     if kv_kind(config) is KvKind.STATES:
         yield Obstacle(f"it has {KvKind.STATES.value}, whose operators SGLang has for GPUs only", "a GPU (`cuda:N`)")
     method = engine_args.get("quantization") or _stored_quantisation(config)
-    if method and method not in _HOST_QUANTISED:
-        yield Obstacle(f"it is quantised ({method}), and SGLang computes with that on GPUs only", "a GPU (`cuda:N`)")
+    if method and not _computes_on_host(str(method), config):
+        yield Obstacle(f"it is quantised ({method}), and that is computed on GPUs only", "a GPU (`cuda:N`)")
+
+
+def _computes_on_host(method: str, config: Mapping[str, Any]) -> bool:
+    """Whether a format's operators are here for CPUs."""
+    if method == "mxfp4":  # its experts, all of it that is quantised, are made 16-bit when they are loaded
+        return True
+    said = _quantisation(config)
+    four_bits = said.get("format") == "pack-quantized" or said.get("quant_algo", "FP8") != "FP8"
+    experts = any(text_config(config).get(key) for key in _EXPERTS)
+    return method in _HOST_QUANTISED and not four_bits and not experts
 
 
 def _stored_quantisation(config: Mapping[str, Any]) -> str | None:
+    found = _quantisation(config)
+    return str(found.get("quant_method", "unknown")) if found else None
+
+
+def _quantisation(config: Mapping[str, Any]) -> Mapping[str, Any]:
     found = config.get("quantization_config") or text_config(config).get("quantization_config")
-    return str(found.get("quant_method", "unknown")) if isinstance(found, dict) else None
+    return found if isinstance(found, dict) else {}

@@ -10,6 +10,7 @@ from typing import Any, Final
 
 from prism.config.adapters import adapter_facts, misfits
 from prism.config.catalog import Catalog
+from prism.config.drafts import draft_problems
 from prism.config.engine_args import registries
 from prism.config.errors import ModelFilesError
 from prism.config.forecast import guessing_obstacles, obstacles
@@ -67,7 +68,7 @@ def examine_model(catalog: Catalog, name: str, hub: Hub | None = None, devices: 
             problems += [why for why in (hub.problem(model),) if why is not None]
         else:
             spec = catalog.spec(name)
-            problems += [] if folder is None else _foretold(model, folder, devices)
+            problems += [] if folder is None else _foretold(model, folder, devices, catalog.base, download=hub is None)
     except ModelFilesError as error:
         folder = None
         problems.append(str(error))
@@ -77,12 +78,16 @@ def examine_model(catalog: Catalog, name: str, hub: Hub | None = None, devices: 
     return Health(spec, tuple(problems))
 
 
-def _foretold(model: ModelConfig, folder: Path, devices: Collection[DeviceKind]) -> list[str]:
+def _foretold(
+    model: ModelConfig, folder: Path, devices: Collection[DeviceKind], base: Path, *, download: bool
+) -> list[str]:
     config, sentence_encoder = model_config(folder), is_sentence_encoder(folder)
     found = [str(o) for o in obstacles(config, model.engine_args, model.kind, sentence_encoder, devices)]
     kind = model.kind or kind_of(config, sentence_encoder)
     if model.speculative is not None:
         found += [str(o) for o in guessing_obstacles(config, model.engine_args, kind, devices)]
+        if (draft := model.speculative.draft) is not None:
+            found += draft_problems(model.speculative.algorithm, draft, base, config, model.tp, download=download)
     if kind is ModelKind.EMBED:
         found += [why for why in (pooling_problem(folder, architectures(config)),) if why is not None]
     return found

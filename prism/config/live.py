@@ -17,7 +17,8 @@ class LiveScalingConfig(Section, frozen=True, kw_only=True):
         LiveMode,
         Meta(
             description="An instance that joins others of its model serves when all its weights are there (whole), or "
-            "at once, with one of the same machine running the layers that are still to come (pair). Devices then lend "
-            "memory for that, as `kv.lend_keep_fraction` says."
+            "at once, with one of the same machine running the layers that are still to come (pair); or, when requests "
+            "wait, in whichever way is estimated to serve most within their objective, and later if that serves as "
+            "many (auto). Devices then lend memory for pairs, as `kv.lend_keep_fraction` says."
         ),
     ] = LiveMode.WHOLE

@@ -123,9 +123,13 @@ def _stamp(folder: Path) -> tuple[tuple[str, int, int], ...]:
 @lru_cache(maxsize=4096)
 def _local_facts(folder: Path, _stamp: tuple[tuple[str, int, int], ...], dtype: str) -> ModelFacts:
     config, where = read_json(folder / "config.json"), str(folder / "config.json")
+    return _checked_facts(config, stored_tensors(folder), dtype, where, is_sentence_encoder(folder))
+
+
+def stored_tensors(folder: Path) -> dict[str, tuple[str, Sequence[int]]]:
+    """(Stored dtype, shape) of every tensor of the model in ``folder``. Raises :class:`ModelFilesError`."""
     headers = [safetensors_header(file) for file in _weight_files(folder)]
-    tensors = {name: (entry.dtype, entry.shape) for header in headers for name, entry in header.items()}
-    return _checked_facts(config, tensors, dtype, where, is_sentence_encoder(folder))
+    return {name: (entry.dtype, entry.shape) for header in headers for name, entry in header.items()}
 
 
 @lru_cache(maxsize=4096)

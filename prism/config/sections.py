@@ -46,6 +46,13 @@ class LinkConfig(Section, frozen=True, kw_only=True):
     peer_bytes_s: Annotated[Bytes, Meta(description="To another device, per second; 0: as fast as it goes.")] = field(
         name="peer", default_factory=lambda: Bytes(0)
     )
+    memory_bytes_s: Annotated[
+        Bytes,
+        Meta(
+            description="Of the device's own memory, per second, of which `kv.lend_rate_fraction` is a share; 0: it is "
+            "not known, and who borrows is not held back."
+        ),
+    ] = field(name="memory", default_factory=lambda: Bytes(0))
 
 
 class DeviceConfig(Section, frozen=True, kw_only=True):
@@ -185,8 +192,25 @@ class SpeculativeConfig(Section, frozen=True, kw_only=True):
 
     algorithm: Annotated[
         SpeculativeAlgorithm,
-        Meta(description="Who guesses: `ngram`, what followed the last tokens before, in the engine's answers so far."),
+        Meta(
+            description="Who guesses: `ngram`, what followed the last tokens before, in the engine's answers so far; "
+            "`eagle` or `eagle3`, the small model `draft`, which was made for this one."
+        ),
     ]
+    draft: Annotated[
+        Annotated[str, Meta(min_length=1)] | None,
+        Meta(
+            description="The model that guesses: a folder (relative to the catalog's), or a Hugging Face id. Required "
+            "for `eagle` and `eagle3`. Its weights and KV lie beside the model's own."
+        ),
+    ] = None
+    steps: Annotated[
+        int, Meta(ge=1, le=16, description="Tokens that `draft` guesses one behind the other, before a step.")
+    ] = 5
+    branches: Annotated[
+        int,
+        Meta(ge=1, le=16, description="Guesses that it goes on from in each of these; 1: a chain."),
+    ] = 4
     draft_tokens: Annotated[
         int,
         Meta(
@@ -362,10 +386,21 @@ class KvConfig(Section, frozen=True, kw_only=True):
             description="Keep it in host memory where bringing it back takes less than computing it again: a "
             "conversation goes on from its cache after its model was evicted or moved. Off: it is computed again."
         ),
-    ] = False
+    ] = True
     host_memory_fraction: Annotated[
-        Fraction, Meta(description="Share of a machine's memory for it, one pool for all models.")
+        Fraction,
+        Meta(
+            description="Share of a machine's memory for it, one pool for all models; less where others need the "
+            "memory. It is taken when there is something to keep."
+        ),
     ] = 0.1
+    leave_s: Annotated[
+        Seconds,
+        Meta(
+            description="Most time that a model which leaves its device takes to store what it has cached, what was "
+            "used last first; the rest is computed again."
+        ),
+    ] = field(name="leave", default_factory=lambda: Seconds(1.0))
     lend: Annotated[
         bool,
         Meta(
@@ -376,6 +411,13 @@ class KvConfig(Section, frozen=True, kw_only=True):
     lend_keep_fraction: Annotated[
         Fraction, Meta(description="Share of a device's memory that it keeps free and never lends.")
     ] = 0.1
+    lend_rate_fraction: Annotated[
+        Fraction,
+        Meta(
+            description="Share of its memory's bandwidth that all who borrow from a device may take together, so that "
+            "its own steps lose no more. 0.05: at most a twentieth of their time."
+        ),
+    ] = 0.05
     long_prompts: Annotated[
         LongPromptPlace,
         Meta(

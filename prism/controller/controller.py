@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import json
 import logging
 import time
 from typing import Final
@@ -12,16 +11,17 @@ from typing import Final
 import msgspec
 
 from prism.controller.admin import Admin
-from prism.controller.catalog_marks import CatalogMarks
 from prism.controller.distribution import Supplies, WeightDistribution
 from prism.controller.health import CatalogHealth
 from prism.controller.inactive import InactiveQueue, Refusal
 from prism.controller.joint import Conclusion
+from prism.controller.lease import ControllerLease
 from prism.controller.models import KnownModels
 from prism.controller.nodes import FleetNodes
 from prism.controller.orders import Orders
 from prism.controller.parameter_pool import FleetPool
 from prism.controller.placement import PlacementBook
+from prism.controller.pool_keeper import PoolKeeper
 from prism.controller.rescue import Rescue
 from prism.controller.transfers import Transfers
 from prism.controller.versions import Versions
@@ -50,7 +50,7 @@ from prism.scheduler import planning
 from prism.scheduler.cluster import ClusterScheduler
 from prism.store.interface import Store, consumer_name
 from prism.store.ledger import Ledger
-from prism.store.values import FRONT_DEAD, ControllerRecord, LeaseLost, StoreUnavailable
+from prism.store.values import FRONT_DEAD, StoreUnavailable
 from prism.wire import keys
 from prism.wire.mailbox import Inbox, Outbox
 from prism.wire.messages import AgentReport, Cancel, CommandResult, ShareQueue
@@ -60,7 +60,6 @@ log = logging.getLogger(__name__)
 
 READ_COUNT: Final = 256
 TICK_S: Final = 0.1
-LEASE_S: Final = 5.0
 WATCH_S: Final = 1.0
 """How often the catalog's file, silent nodes and dead front doors are looked at."""
 SHOW_SHARE: Final = 10.0
@@ -96,7 +95,8 @@ class Controller:
         self.rescue = Rescue(store, self.consumer)
         self.distribution = WeightDistribution(self.nodes)
         self.transfers = Transfers(metrics)
-        self.marks, self.pool = CatalogMarks(models), FleetPool(self.nodes, metrics)
+        self.lease = ControllerLease(store, self.consumer, inbox.address)
+        self.pool = PoolKeeper(models, FleetPool(self.nodes, metrics), store, self.outbox)
         self.health = CatalogHealth()
         self.versions = Versions()
         self._decisions, self._metrics = decisions, metrics
@@ -104,16 +104,17 @@ class Controller:
         self._moved = asyncio.Event()
 
     async def run(self) -> None:
-        """Serves until cancelled or until the lease is lost (:class:`LeaseLost`: another controller took over)."""
-        self._holder = await self._lease()
+        """Serves until cancelled or until the lease is lost to another controller
+        (:class:`prism.store.values.LeaseLost`)."""
+        await self.lease.take()
         await self._introduce_all()
         try:
             async with asyncio.TaskGroup() as group:
-                group.create_task(self._renew())
+                group.create_task(self.lease.hold())
                 group.create_task(self._mail())
                 group.create_task(self._waiting())
                 group.create_task(self.admin.serve(self.consumer))
-                group.create_task(self.placement.publish(lambda: self._holder))
+                group.create_task(self.placement.publish(lambda: self.lease.holder))
                 group.create_task(self._clock())
                 group.create_task(self._watch())
                 group.create_task(self._show())
@@ -121,37 +122,7 @@ class Controller:
                 group.create_task(self.health.watch(lambda: self.models.catalog))
         finally:
             self.outbox.close()
-            await self.store.release_lease(self._holder)
-
-    async def _lease(self) -> ControllerRecord:
-        while True:
-            try:
-                holder = await self.store.acquire_lease(self.consumer, self.inbox.address, LEASE_S)
-            except StoreUnavailable:
-                holder = None
-            if holder is not None:
-                log.info("this controller has the lease (fence %d)", holder.fence)
-                return holder
-            await asyncio.sleep(0.2)
-
-    async def _renew(self) -> None:
-        while True:
-            await asyncio.sleep(LEASE_S / 5)
-            try:
-                await self._keep_lease()
-            except StoreUnavailable as error:
-                log.warning("the store is away: %s", error)
-
-    async def _keep_lease(self) -> None:
-        """A process that stood still for so long that its lease ended takes it again: fences are counted, so that it
-        sees whether another controller decided anything in between."""
-        if await self.store.renew_lease(self._holder, LEASE_S):
-            return
-        again = await self.store.acquire_lease(self.consumer, self.inbox.address, LEASE_S)
-        if again is None or again.fence > self._holder.fence + 1:
-            raise LeaseLost(f"another controller took over from {self.consumer}")
-        log.warning("the lease had ended before it was renewed (fence %d now)", again.fence)
-        self._holder = again
+            await self.lease.give_back()
 
     # --- events ---
 
@@ -314,8 +285,7 @@ class Controller:
         spec = self.models.known(effect.model)
         if spec is None:
             raise ValueError(f"{effect.model} is activated, and nobody has introduced it")
-        live = self.models.catalog.live_scaling.mode
-        return self.orders.activate(effect, spec, supplies.get(effect.key, {}), now_s, live)
+        return self.orders.activate(effect, spec, supplies.get(effect.key, {}), now_s)
 
     def _refuse(self, effect: RefuseWaiting) -> None:
         told = refusal_of(effect.model, effect.reason, effect.detail)
@@ -359,7 +329,7 @@ class Controller:
             for key, nodes in self.nodes.strays(time.time()):
                 log.warning("what is left of %s on %s leaves: its other parts are gone", key, ", ".join(nodes))
                 self.orders.withdraw(key, nodes, time.time())
-            await self._keep_copies()
+            await self.pool.look()
             if self.models.file_changed():
                 with contextlib.suppress(PrismError):  # logged there; the old catalog stays
                     await self.admin.reload()
@@ -370,18 +340,6 @@ class Controller:
                 await self.rescue.look(self.nodes, self.versions, time.monotonic())
             except StoreUnavailable as error:
                 log.warning("the store is away: %s", error)
-
-    async def _keep_copies(self) -> None:
-        """The parameter pool: every packed model has a copy in some machine's memory."""
-        if not self.models.catalog.weights.parameter_pool:
-            return
-        await self.marks.look(self.pool.packed)
-        for mailbox, order in self.pool.look(self.marks.names(), time.time()):
-            self.outbox.send(mailbox, order)
-        if not self.pool.shown:
-            with contextlib.suppress(StoreUnavailable):  # written again in a second
-                await self.store.put_doc("pool", json.dumps(self.pool.view()))
-                self.pool.shown = True
 
     async def _show(self) -> None:
         """Operators see what came and went at once; the view is written every second anyway."""

@@ -27,7 +27,8 @@ from prism.transfer.session import NodePlan, node_plans
 from prism.weights.exchange.pack_windows import window_name
 from prism.weights.packs.format import PackKey
 from prism.weights.store.whereabouts import SourceRates, Tier, Whereabouts
-from prism.wire.messages import Distribute, PackReport
+from prism.wire.messages import Distribute
+from prism.wire.reports import PackReport
 
 LINK_KNOWN_S: Final = 600.0
 """For so long the rate that a transfer reached is believed."""

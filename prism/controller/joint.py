@@ -59,7 +59,7 @@ class JointOrder:
         self._holds = dict.fromkeys(nodes, Holding.READY if serves else Holding.LOADING)
         self._ready = set(self._holds) if serves else set()
         """Machines that have said so, whatever they were told since."""
-        self._seconds = 0.0
+        self._seconds, self._early = 0.0, False
         self._failure: tuple[ActivationError, str] | None = None
         self._told_ready = serves
         """The scheduler knows that the instance is ready."""
@@ -78,16 +78,16 @@ class JointOrder:
 
     # --- what machines say ---
 
-    def ready(self, node: NodeId, seconds: float) -> list[Step]:
-        """Its parts serve, after so many seconds."""
+    def ready(self, node: NodeId, seconds: float, early: bool = False) -> list[Step]:
+        """Its parts serve, after so many seconds; ``early``: before all their weights are there."""
         self._ready.add(node)
-        self._seconds = max(self._seconds, seconds)
+        self._seconds, self._early = max(self._seconds, seconds), self._early or early
         if self.holds(node) is Holding.LOADING:
             self._holds[node] = Holding.READY
         if self._told_ready or self._told_end or self._failure is not None or self._ready < set(self._holds):
             return []
         self._told_ready = True
-        return [ActivationFinished(self.key, self._seconds)]
+        return [ActivationFinished(self.key, self._seconds, self._early)]
 
     def failed(self, node: NodeId, error: ActivationError, detail: str) -> list[Step]:
         """Nothing of it is there; what the others have of it must go, too."""

@@ -7,6 +7,7 @@ import contextlib
 import signal
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import msgspec
@@ -38,13 +39,15 @@ class ControllerConfig(msgspec.Struct, frozen=True, kw_only=True):
     """The process that started this one; the controller ends with it."""
     secret_file: str | None = None
     """The fleet's secret; None: there are no other machines."""
+    profiles: str = ""
+    """File of profiles from which schedulers start; "": none."""
 
 
 async def serve(config: ControllerConfig) -> None:
     """Runs the controller until SIGTERM or SIGINT; SIGHUP reads the catalog again."""
-    models = KnownModels(load_catalog(Path(config.catalog)))
-    settings = models.catalog.policy.settings()
-    scheduler = cluster_scheduler(settings.cluster, [], first_generation=int(time.time()))
+    models = KnownModels(load_catalog(Path(config.catalog)), Path(config.profiles) if config.profiles else None)
+    settings = replace(models.catalog.policy.settings().cluster, live=models.catalog.live_scaling.mode)
+    scheduler = cluster_scheduler(settings, [], first_generation=int(time.time()))
     metrics = Metrics()
     decisions = DecisionLog(Path(config.decision_log), metrics)
     store = open_store(config.redis_url)

@@ -12,9 +12,10 @@ from pathlib import Path
 
 from prism.config.catalog import Catalog, load_catalog
 from prism.config.errors import CatalogError
+from prism.config.profiles import ProfileStore
 from prism.config.reload import CatalogDiff, diff
 from prism.controller.images import ModelImages, read_images
-from prism.core.errors import PrismError
+from prism.core.errors import InvalidValue, PrismError
 from prism.core.events import CatalogChanged
 from prism.core.ids import ModelName
 from prism.core.specs import ModelSpec
@@ -27,8 +28,9 @@ log = logging.getLogger(__name__)
 class KnownModels:
     """The current catalog and the specs the scheduler knows."""
 
-    def __init__(self, catalog: Catalog) -> None:
-        self.catalog = catalog
+    def __init__(self, catalog: Catalog, profiles: Path | None = None) -> None:
+        """``profiles``: the file that has what models can carry (``prism profile``), looked at when one is read."""
+        self.catalog, self._profiles = catalog, profiles
         self._known: dict[ModelName, ModelSpec] = {}
         self._stamp = _stamp(catalog.file)
         self._images: dict[ModelName, ModelImages] = {}
@@ -58,7 +60,9 @@ class KnownModels:
             return None
         task = self._reading.get(model)
         if task is None:
-            task = self._reading[model] = asyncio.create_task(asyncio.to_thread(_read, self.catalog, model))
+            task = self._reading[model] = asyncio.create_task(
+                asyncio.to_thread(_read, self.catalog, model, self._profiles)
+            )
         try:
             spec, images = await asyncio.shield(task)
         finally:
@@ -96,7 +100,7 @@ class KnownModels:
                 continue
             try:
                 model = ModelName(name)
-                self._known[model], self._images[model] = _read(new, model)
+                self._known[model], self._images[model] = _read(new, model, self._profiles)
                 upserted.append(self._known[model])
             except PrismError as error:
                 log.error("changed model cannot be read: %s", error)
@@ -108,9 +112,9 @@ class KnownModels:
         return difference, CatalogChanged(upserted=tuple(upserted), removed=removed)
 
 
-def _read(catalog: Catalog, model: ModelName) -> tuple[ModelSpec, ModelImages]:
+def _read(catalog: Catalog, model: ModelName, profiles: Path | None) -> tuple[ModelSpec, ModelImages]:
     """The model's spec and what its engines will look for (nothing where no folder with safetensors is at hand)."""
-    spec = catalog.spec(model)
+    spec = _profiled(catalog.spec(model), profiles)
     folder = Path(spec.path)
     try:
         mark = fingerprint(folder) if folder.is_absolute() and any(folder.glob("*.safetensors")) else ""
@@ -118,6 +122,14 @@ def _read(catalog: Catalog, model: ModelName) -> tuple[ModelSpec, ModelImages]:
     except (WeightsError, OSError) as error:
         log.warning("%s cannot be told to other machines: %s", model, error)
         return spec, ModelImages()
+
+
+def _profiled(spec: ModelSpec, profiles: Path | None) -> ModelSpec:
+    try:
+        return spec if profiles is None else ProfileStore(profiles).profiled(spec)
+    except (InvalidValue, OSError) as error:
+        log.warning("profiles are not used: %s", error)
+        return spec
 
 
 def _stamp(file: Path) -> tuple[int, int, int]:

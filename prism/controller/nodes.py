@@ -20,7 +20,8 @@ from prism.core.ids import DeviceId, NodeId
 from prism.core.instances import InstanceKey, Parts, devices_of, parts_by_node, queue_device
 from prism.core.specs import DeviceKind, DeviceSpec
 from prism.core.views import InstanceState
-from prism.wire.messages import AgentReport, ArrivalReport, EngineDeath, InstanceReport, LinkReport, PackReport
+from prism.wire.messages import AgentReport
+from prism.wire.reports import ArrivalReport, EngineDeath, InstanceReport, LinkReport, PackReport
 
 LOST_AFTER_S: Final = 10.0
 """Agents report every second; a node that is silent for this long is lost. A restarted agent is noticed at once, by its

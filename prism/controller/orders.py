@@ -14,7 +14,6 @@ from prism.core.effects import Activate, Deactivate
 from prism.core.events import ActivationError
 from prism.core.ids import NodeId
 from prism.core.instances import InstanceKey, parts_by_node
-from prism.core.settings import LiveMode
 from prism.core.specs import ModelSpec
 from prism.wire.mailbox import Outbox
 from prism.wire.messages import ActivateCommand, CommandResult, DeactivateCommand
@@ -54,20 +53,14 @@ class Orders:
         return key in self._joints
 
     def activate(
-        self,
-        effect: Activate,
-        spec: ModelSpec,
-        supplies: Mapping[NodeId, Supply],
-        now_s: float,
-        live: LiveMode = LiveMode.WHOLE,
+        self, effect: Activate, spec: ModelSpec, supplies: Mapping[NodeId, Supply], now_s: float
     ) -> list[Conclusion]:
-        """Orders the instance from all its machines. ``supplies``: by machine, where its weights come from. ``live``:
-        whether its engines may serve before these are there."""
+        """Orders the instance from all its machines. ``supplies``: by machine, where its weights come from."""
         nodes = parts_by_node(effect.parts)
         joint = self._joints[effect.key] = JointOrder(effect.key, nodes, serves=False)
         found: list[Conclusion] = []
         for node in nodes:
-            message = self._activate_command(effect, spec, supplies.get(node) or Supply(), live)
+            message = self._activate_command(effect, spec, supplies.get(node) or Supply())
             if joint.holds(node) is Holding.LOADING and not self._send(message, node, now_s):
                 found += self._do(joint, joint.failed(node, ActivationError.STALE, f"machine {node} is gone"), now_s)
         return found
@@ -98,7 +91,7 @@ class Orders:
         if isinstance(message, DeactivateCommand):
             steps = joint.left(node)
         elif result.ok:
-            steps = joint.ready(node, result.phases.get("total", now_s - command.issued_s))
+            steps = joint.ready(node, result.phases.get("total", now_s - command.issued_s), result.early)
         else:
             steps = joint.failed(node, *_why(result))
         return self._do(joint, steps, now_s)
@@ -147,7 +140,7 @@ class Orders:
         self._outbox.send(mailbox, message)
         return True
 
-    def _activate_command(self, effect: Activate, spec: ModelSpec, supply: Supply, live: LiveMode) -> ActivateCommand:
+    def _activate_command(self, effect: Activate, spec: ModelSpec, supply: Supply) -> ActivateCommand:
         return ActivateCommand(
             command=uuid.uuid4().hex,
             reply_to=self._reply_to,
@@ -159,7 +152,7 @@ class Orders:
             mark=supply.mark,
             plans=list(supply.plans),
             peers=dict(supply.peers),
-            live=live,
+            live=effect.live,
         )
 
     def _deactivate_command(self, key: InstanceKey, carry: bool) -> DeactivateCommand:

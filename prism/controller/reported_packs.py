@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from prism.core.ids import NodeId
 from prism.weights.packs.format import RAW_LAYOUT
-from prism.wire.messages import PackReport
+from prism.wire.reports import PackReport
 
 Pack = tuple[str, str]
 """Fingerprint and layout."""

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from prism.obs import names
 from prism.obs.metrics import Metrics
-from prism.wire.messages import AgentReport, ArrivalReport
+from prism.wire.messages import AgentReport
+from prism.wire.reports import ArrivalReport
 
 Link = tuple[str, str, str]
 """Session, sending node, receiving node."""

@@ -12,6 +12,7 @@ from dataclasses import dataclass, fields
 from prism.core.ids import DeviceId, ModelName, RequestId
 from prism.core.instances import InstanceKey, Parts, devices_of
 from prism.core.reasons import Reason
+from prism.core.settings import LiveMode
 
 # --- one device ---
 
@@ -73,6 +74,8 @@ class Activate:
     reason: Reason
     kv_cap_bytes: int | None = None
     """Fixed KV share on each of the devices (``static`` and the ablation without elastic memory); None: elastic."""
+    live: LiveMode = LiveMode.WHOLE
+    """Whether it may serve before its weights are there (``WHOLE`` or ``PAIR``)."""
 
     @property
     def model(self) -> ModelName:
@@ -147,7 +150,7 @@ Effect = GpuEffect | ClusterEffect
 
 def decision_record(effect: Effect, now_s: float) -> dict[str, object]:
     """The effect as JSON values: time, kind, its fields. An instance is shown as model, devices and generation, its
-    parts when there is more to say of them."""
+    parts, and how it begins, when there is more to say of them."""
     record: dict[str, object] = {"at_s": round(now_s, 6), "do": type(effect).__name__}
     for field in fields(effect):
         value = getattr(effect, field.name)
@@ -156,10 +159,11 @@ def decision_record(effect: Effect, now_s: float) -> dict[str, object]:
             if isinstance(effect, Activate | Deactivate):
                 record["devices"] = effect.devices
             record["generation"] = value.generation
-        elif field.name != "parts":
+        elif field.name == "parts":
+            if not all(part.is_whole_model for part in value):
+                record["parts"] = [part.as_dict() for part in value]
+        elif value is not LiveMode.WHOLE:
             record[field.name] = value.as_dict() if isinstance(value, Reason) else value
-        elif not all(part.is_whole_model for part in value):
-            record["parts"] = [part.as_dict() for part in value]
     return record
 
 

@@ -12,7 +12,7 @@ from enum import StrEnum
 from prism.core.ids import DeviceId, ModelName, NodeId, RequestId
 from prism.core.instances import InstanceKey, Parts
 from prism.core.request import Request
-from prism.core.specs import DeviceSpec, ModelSpec, Prefer
+from prism.core.specs import DeviceRates, DeviceSpec, ModelSpec, Prefer
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,6 +68,8 @@ class EngineUp:
     slo_tpot_s: float = float("inf")
     """The model's objective for a token after the first."""
     prefer: Prefer = Prefer.BOTH
+    rates: DeviceRates | None = None
+    """What its decode steps cost by the model's profile; None: what devices of the kind are guessed to."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -259,6 +261,8 @@ class ActivationFinished:
 
     key: InstanceKey
     seconds: float
+    early: bool = False
+    """Before all its weights are there: ``seconds`` say nothing of those."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -29,6 +29,9 @@ class LiveMode(StrEnum):
     PAIR = "pair"
     """It leads requests as soon as it has embedding and head; an instance of the same machine that has everything runs
     the layers that are still to come."""
+    AUTO = "auto"
+    """In a setting only: whichever is estimated to serve more requests within their objective; or none comes yet, if
+    all are in time all the same (:mod:`prism.policy.live.choice`)."""
 
 
 class KvprMode(StrEnum):
@@ -151,6 +154,8 @@ class ClusterSettings:
     """Mean answer of each model, for fixed maps."""
     concurrency_target: int = 16
     """``serverlessllm``: requests for which one instance is wanted."""
+    live: LiveMode = LiveMode.WHOLE
+    """When further instances begin to serve: the catalog's ``live_scaling.mode``."""
     # Switches for ablations.
     global_scheduler: bool = True
     """False: a model goes to the next device in turn where it fits, and never moves."""

@@ -75,6 +75,31 @@ class DeviceKind(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
+class DeviceRates:
+    """What decode steps on a device cost (:mod:`prism.policy.device_time`)."""
+
+    step_s: float
+    """Host time of a step that nothing overlaps."""
+    sequence_s: float
+    """The part of it that grows with each sequence."""
+    bytes_per_s: float
+    """Memory bandwidth that decoding reaches."""
+
+
+@dataclass(frozen=True, slots=True)
+class ModelProfile:
+    """What ``prism profile`` found of a model on devices of its own, as far as schedulers and agents start from it."""
+
+    kind: DeviceKind
+    """Of the devices for which it holds."""
+    rates: DeviceRates
+    """Of decode steps as large as those at the largest rate that meets the objectives."""
+    prefill_tokens_per_s: float
+    burst_bytes: int
+    """On each device: what a burst of twice that rate holds beyond what requests at that rate do."""
+
+
+@dataclass(frozen=True, slots=True)
 class ModelShape:
     """The dimensions of a decoder-only transformer that decide memory and step time."""
 
@@ -92,10 +117,14 @@ class ModelShape:
     attention_weights: int = 0
     """Parameters of one layer's attention; 0: those of queries, keys, values and output by the dimensions above."""
 
+    guesser_kv_bytes: int = 0
+    """K and V of one token in the model that guesses for this one, which lie beside its own."""
+
     @property
     def kv_bytes_per_token(self) -> int:
         """Bytes of K and V of one token over all layers (whole model, all tensor-parallel shards together)."""
-        return self.layers * (self.latent or 2 * self.kv_heads * self.head_dim) * self.dtype_bytes
+        own = self.layers * (self.latent or 2 * self.kv_heads * self.head_dim) * self.dtype_bytes
+        return own + self.guesser_kv_bytes
 
     def kv_bytes_per_rank(self, tp: int) -> int:
         """The same on one of ``tp`` devices: each keeps its share of the heads, and no less than one (or the row)."""
@@ -118,6 +147,10 @@ class SpeculativeAlgorithm(StrEnum):
 
     NGRAM = "ngram"
     """What followed the last tokens before, in this and earlier answers of the engine."""
+    EAGLE = "eagle"
+    """A small model that sees what the last layer of the other made of the last token."""
+    EAGLE3 = "eagle3"
+    """One that sees what several of its layers made of it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,8 +160,15 @@ class Speculation:
     algorithm: SpeculativeAlgorithm
     draft_tokens: int
     """Nodes of the tree of guesses that one step checks for each request, its last token with them."""
-    ngrams: int
+    ngrams: int = 0
     """Nodes of the table that an engine guesses from, in host memory."""
+    draft: str = ""
+    """The folder, or Hugging Face id, of the model that guesses; "": none does. Its weights are part of the model's
+    ``weight_bytes``."""
+    steps: int = 0
+    """Tokens that it guesses one behind the other."""
+    branches: int = 0
+    """Guesses that it goes on from in each of these steps."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,6 +203,8 @@ class ModelSpec:
     lora: LoraRoom | None = None
     """None: its engines take no adapters. The memory for them is part of ``weight_bytes``."""
     speculation: Speculation | None = None
+    profile: ModelProfile | None = None
+    """None: nobody has profiled it, and times begin as guesses."""
 
     @property
     def shard_weight_bytes(self) -> int:

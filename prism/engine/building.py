@@ -13,7 +13,7 @@ from prism import memory
 from prism.engine.commands import ActivateModel
 from prism.engine.delivery import Delivery
 from prism.engine.frames import FrameSocket
-from prism.engine.images import image_keys
+from prism.engine.images import draft_keys, image_keys
 from prism.engine.seat import WorkerSeat, cut_to_memory
 from prism.engine.sglang_process import platform_of, prepare_ranks
 from prism.engine.weight_seat import EngineWeights
@@ -62,11 +62,13 @@ class EngineBuilder:
 
     def mark(self, command: ActivateModel) -> str:
         """The weights' fingerprint; "" for those that no image is kept of."""
-        folder = Path(msgspec.json.decode(command.server_args)["model_path"])
+        found = self._mark_of(Path(msgspec.json.decode(command.server_args)["model_path"]))
+        return found or command.mark  # a folder without weights belongs to a model whose pack comes from elsewhere
+
+    def _mark_of(self, folder: Path) -> str:
         cache = None if self.store is None else self.store.directory
         # Other kinds of files, and models named by their hub id, are SGLang's to find; no image is kept of them.
-        found = fingerprint(folder, cache=cache) if any(folder.glob("*.safetensors")) else ""
-        return found or command.mark  # a folder without weights belongs to a model whose pack comes from elsewhere
+        return fingerprint(folder, cache=cache) if any(folder.glob("*.safetensors")) else ""
 
     def build(self, command: ActivateModel, mark: str, clock: Phases, links: LoadLinks) -> ActiveModel:
         """The engine of a model whose weights have the fingerprint ``mark``, ready to run. Raises what SGLang raises;
@@ -77,9 +79,13 @@ class EngineBuilder:
         arguments = msgspec.json.decode(command.server_args)
         server_args = ServerArgs(**arguments)
         clock.done("arguments")
-        weights = self._weights(command, mark, arguments | {"dtype": server_args.dtype}, links)
+        arguments |= {"dtype": server_args.dtype}
+        weights = self._weights(command, mark, arguments, links)
+        if arguments.get("speculative_draft_model_path"):
+            weights.draft = self._draft(command, arguments)
         clock.done("reserve")
-        capacity = max(0, self.capacity_bytes - weights.expected_bytes)
+        guesser_bytes = 0 if weights.draft is None else weights.draft.expected_bytes
+        capacity = max(0, self.capacity_bytes - weights.expected_bytes - guesser_bytes)
         if command.limit_bytes is not None:
             # SGLang cuts and refuses requests by what it believes to have; one that it lets in must fit some day.
             page_bytes = self.device.page_bytes
@@ -112,11 +118,24 @@ class EngineBuilder:
     def _weights(self, command: ActivateModel, mark: str, arguments: dict[str, Any], links: LoadLinks) -> EngineWeights:
         key = image_keys(mark, command.world, arguments)[command.rank]
         store = self.store if mark else None
-        stored = sum(file.stat().st_size for file in Path(arguments["model_path"]).glob("*.safetensors"))
-        estimate = (stored or command.weight_bytes) // command.world
+        estimate = (_stored_bytes(arguments["model_path"]) or command.weight_bytes) // command.world
         platform = platform_of(arguments["device"], self.gpu_index)
         first = command.first_pieces
         owner, most = self.owner, self.capacity_bytes
         return EngineWeights(
             owner, store, key, command.model, most, estimate, platform, first_pieces=first, links=links
         )
+
+    def _draft(self, command: ActivateModel, arguments: dict[str, Any]) -> EngineWeights:
+        """Of the model that guesses."""
+        path = arguments["speculative_draft_model_path"]
+        mark = self._mark_of(Path(path))
+        key = draft_keys(mark, command.world, arguments)[command.rank]
+        platform = platform_of(arguments["device"], self.gpu_index)
+        store, label = self.store if mark else None, f"{command.model} (guesses)"
+        estimate = _stored_bytes(path) // command.world
+        return EngineWeights(self.owner, store, key, label, self.capacity_bytes, estimate, platform)
+
+
+def _stored_bytes(folder: str) -> int:
+    return sum(file.stat().st_size for file in Path(folder).glob("*.safetensors"))

@@ -40,6 +40,8 @@ class ActivateModel(_Frame, frozen=True, kw_only=True):
     """Serve as soon as these pieces of the model are there (:mod:`prism.remote.orders`); empty: all of them."""
     fair: bool = False
     """Its requests take turns."""
+    prefill_tokens_per_s: float = 0.0
+    """Of its prompts, by its profile; 0: it has none for this kind of device."""
     borrows: bool = True
     """Its KV may go to what other devices lend."""
     helpers: dict[str, str] = {}

@@ -78,6 +78,16 @@ class EngineCounters(EngineEvent, frozen=True, kw_only=True):
     """Pieces of KV stored outside of the engine since activation."""
     kv_brought_tokens: int = 0
     """Tokens whose KV was brought back, or from a peer, since activation instead of being computed again."""
+    computed_tokens: int = 0
+    """Tokens that were prefilled since activation: prompts, and what was computed again."""
+    long_host_bytes: int = 0
+    """KV of prompts that are larger than the device, claimed in host memory, over all ranks."""
+    long_lent_bytes: int = 0
+    """The same in what other devices lend."""
+    long_brought_bytes: int = 0
+    """Of such KV, what was brought to the device since activation, over all ranks."""
+    long_prompts: int = 0
+    """Such requests that began since activation; again, if their KV was lost."""
     adapters: list[str] = []
     """LoRA adapters in device memory, by name."""
     remote: RemoteState | None = None

@@ -21,8 +21,9 @@ class FakeLayers:
         self.routes: list[tuple[Sequence[RouteStop], ...]] = []
         self.grows = False
         self.refuses = ""
+        self.downwards = False
         self._layers = max(began_with, default=1) - 1
-        self._held = sum(1 <= piece <= self._layers for piece in began_with)
+        self._pieces = list(began_with)
         if began_with:
             self._tell([])
 
@@ -36,21 +37,26 @@ class FakeLayers:
         self.grows = False
         self._tell([Path(stop.path).stem.removeprefix("layers-") for stop in routes[0] if stop.path])
 
-    async def grow_route(self, kv: KvWay = KvWay.AUTO) -> None:
+    async def grow_route(self, kv: KvWay = KvWay.AUTO, downwards: bool = False) -> None:
         self._check()
-        self.grows = True
+        self.grows, self.downwards = True, downwards
 
     def lose_peers(self) -> None:
         """The peers of its route are gone."""
         self._tell([])
 
-    def arrive(self) -> None:
-        """All its weights are there: it serves alone."""
-        assert self.grows, "nobody told it to take over what arrives"
-        self.state = RemoteState(layers=self._layers, held_layers=self._layers, alone=True)
+    def arrive(self, *pieces: int) -> None:
+        """These pieces are there; none: all are, and it serves alone."""
+        assert self.grows and self.state is not None, "nobody told it to take over what arrives"
+        self._pieces = sorted({*self._pieces, *(pieces or range(self._layers + 2))})
+        self._tell(self.state.peers if pieces else [])
 
     def _tell(self, peers: list[str]) -> None:
-        self.state = RemoteState(layers=self._layers, held_layers=self._held, alone=False, peers=peers)
+        held = sum(1 <= piece <= self._layers for piece in self._pieces)
+        alone = held == self._layers
+        self.state = RemoteState(
+            layers=self._layers, held_layers=held, pieces=self._pieces, alone=alone, peers=[] if alone else peers
+        )
 
     def _check(self) -> None:
         if self.refuses:

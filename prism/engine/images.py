@@ -43,7 +43,10 @@ _NOT_IN_THE_BYTES: Final = frozenset(
         "lora_backend",
         "enable_mixed_chunk",
         "speculative_algorithm",
+        "speculative_draft_model_path",
+        "speculative_eagle_topk",
         "speculative_num_draft_tokens",
+        "speculative_num_steps",
         "speculative_ngram_capacity",
     )
 )
@@ -69,6 +72,11 @@ def variant_of(arguments: dict[str, Any]) -> str:
         if name not in _NOT_IN_THE_BYTES and not any(name in known and known[name] == value for known in ours)
     }
     return xxhash.xxh3_64_hexdigest(json.dumps(found, sort_keys=True, default=str).encode())[:8] if found else ""
+
+
+def draft_keys(mark: str, world: int, arguments: dict[str, Any]) -> tuple[PackKey, ...]:
+    """The same for the model that guesses in such an engine; what it shares with the other is not in its packs."""
+    return image_keys(mark, world, arguments | {"guesses_as": arguments["speculative_algorithm"]})
 
 
 def image_keys(mark: str, world: int, arguments: dict[str, Any]) -> tuple[PackKey, ...]:

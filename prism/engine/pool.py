@@ -25,6 +25,7 @@ from prism.engine.load_helpers import LoadHelpers
 from prism.engine.options import PoolOptions
 from prism.engine.sglang_args import group_shape, server_arguments
 from prism.engine.workers import Workers
+from prism.policy.profiles import prefill_on
 
 log = logging.getLogger(__name__)
 
@@ -163,6 +164,7 @@ class EnginePool:
                     weight_bytes=spec.weight_bytes,
                     first_pieces=list(first_pieces),
                     fair=spec.scheduling is Scheduling.FAIR,
+                    prefill_tokens_per_s=prefill_on(spec, self._workers.devices[links[0].device].kind, 0.0),
                     borrows=spec.lending.borrows,
                     helpers={helper.device: self._desk(helper) for helper in helpers[link.device]},
                 )

@@ -33,9 +33,10 @@ class RemoteOrders:
         stops = [list(route) for route in routes]
         await self._give(SetRoute(number=next(self._numbers), routes=stops, answer_s=answer_s))
 
-    async def grow_route(self, kv: KvWay = KvWay.AUTO) -> None:
-        """Take over what peers run, as its weights arrive. Returns when it has begun."""
-        await self._give(GrowRoute(number=next(self._numbers), kv=kv))
+    async def grow_route(self, kv: KvWay = KvWay.AUTO, downwards: bool = False) -> None:
+        """Take over what peers run, as its weights arrive (``downwards``: the last layers first, of those that have
+        arrived). Returns when it has begun."""
+        await self._give(GrowRoute(number=next(self._numbers), kv=kv, downwards=downwards))
 
     async def _give(self, order: Order) -> None:
         answer: asyncio.Future[OrderDone] = asyncio.get_running_loop().create_future()

@@ -33,8 +33,8 @@ from prism.engine.tracker import Tracker
 from prism.engine.weight_seat import EngineWeights
 from prism.kv.keeper import KvKeeper
 from prism.kv.long_store import LongTiers
-from prism.policy.moving import Leg, Way, choose_way
 from prism.remote.orders import GrowRoute, HoldPieces, Order, OrderDone, ServeLayers, SetRoute
+from sglang_patches.kv_move import computed_tokens
 from sglang_patches.long_prompts import LongPrompts
 from sglang_patches.spec_memory import reserve_tokens
 
@@ -60,6 +60,8 @@ class WorkerSeat:
         self.owner, self.kv_capacity_bytes, self.weights = owner, kv_capacity_bytes, weights
         self.kv_arenas = [kv_arena]
         self.kv_groups: list[memory.KvGroup] = []
+        self.draft_rows: Any = None
+        self.loading = weights
         self._channel, self._delivery = channel, delivery
         self._poller = select.poll()
         self._poller.register(channel.fileno(), select.POLLIN)
@@ -89,6 +91,7 @@ class WorkerSeat:
         """Another activation of the same model in the same place."""
         self.tracker = Tracker(engine, self._delivery, self.report)
         self.scheduler, self._last_load, self._last_load_s = scheduler, None, 0.0
+        scheduler.prism_computed_tokens = 0
 
     # --- commands ---
 
@@ -167,9 +170,6 @@ class WorkerSeat:
     def ordered(self, number: int, error: str) -> None:
         self.report(OrderDone(number=number, error=error))
 
-    def fetching_pays(self, nbytes: int, bytes_per_s: float, tokens: int, tokens_per_s: float) -> bool:
-        return choose_way([Leg(nbytes, bytes_per_s)], tokens, tokens_per_s).way is Way.MOVE
-
     def watch(self, fd: int) -> None:
         self._poller.register(fd, select.POLLIN)
 
@@ -233,6 +233,7 @@ def measure_load(scheduler: Any, weight_bytes: int, world: int, adapters: list[s
     kv, remote = scheduler.server_args.prism_seat.kv, getattr(scheduler, "prism_remote", None)
     cached = int(scheduler.tree_cache.evictable_size())
     long: LongPrompts | None = getattr(scheduler, "prism_long", None)
+    tiers = None if long is None else long.tiers
     in_batch = sum(1 for r in scheduler.running_batch.reqs if not r.finished())
     in_batch += long is not None and long.run is not None
     queued = len(scheduler.waiting_queue) + len(scheduler.grammar_manager) + (0 if long is None else len(long.waiting))
@@ -247,6 +248,11 @@ def measure_load(scheduler: Any, weight_bytes: int, world: int, adapters: list[s
         retractions=lease.retractions,
         kv_kept_pieces=0 if kv is None else kv.stored_pieces,
         kv_brought_tokens=(0 if kv is None else kv.fetched_tokens) + (0 if remote is None else remote.fetched_tokens),
+        computed_tokens=computed_tokens(scheduler),
+        long_host_bytes=0 if long is None or long.run is None else long.run.store.host_bytes * world,
+        long_lent_bytes=0 if tiers is None else tiers.lent_bytes * world,
+        long_brought_bytes=0 if tiers is None else tiers.brought_bytes * world,
+        long_prompts=0 if long is None else long.begun,
         adapters=adapters,
         remote=None if remote is None else remote.state,
     )

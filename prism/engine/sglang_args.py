@@ -89,12 +89,18 @@ def _encoder_arguments(config: dict[str, Any], arguments: dict[str, Any]) -> dic
 
 
 def speculative_arguments(speculation: Speculation) -> dict[str, Any]:
-    """What has an engine guess tokens; how broad and deep is SGLang's ``speculative_ngram_*``."""
-    return {
+    """What has an engine guess tokens; how broad and deep n-grams are is SGLang's ``speculative_ngram_*``."""
+    arguments: dict[str, Any] = {
         "speculative_algorithm": speculation.algorithm.value.upper(),
         "speculative_num_draft_tokens": speculation.draft_tokens,
-        "speculative_ngram_capacity": speculation.ngrams,
         "enable_mixed_chunk": False,
+    }
+    if not speculation.draft:
+        return arguments | {"speculative_ngram_capacity": speculation.ngrams}
+    return arguments | {
+        "speculative_draft_model_path": speculation.draft,
+        "speculative_num_steps": speculation.steps,
+        "speculative_eagle_topk": speculation.branches,
     }
 
 

@@ -90,6 +90,8 @@ class EngineWeights:
         self.began_with: tuple[int, ...] = ()
         """Pieces that were there when the engine was; none: all were."""
         self._begin(first_pieces)
+        self.draft: EngineWeights | None = None
+        """Of a model that guesses for this one; they come and go with these."""
         self._resting: PackHeader | None = None
         """Of the image that filled the region last."""
         self.expected_bytes = estimated_bytes
@@ -139,9 +141,10 @@ class EngineWeights:
 
     @property
     def held_bytes(self) -> int:
-        """Physical bytes the weights, and what is beside them, hold now."""
+        """Physical bytes the weights, what is beside them, and those of a guesser hold now."""
         filled = 0 if self._region is None else int(self._region.committed_bytes)
-        return filled + self._growing.held_bytes + self.beside.held_bytes
+        guesser = 0 if self.draft is None else self.draft.held_bytes
+        return filled + self._growing.held_bytes + self.beside.held_bytes + guesser
 
     def allocate(self, nbytes: int) -> torch.Tensor:
         """The next tensor of the model under construction, as flat bytes."""
@@ -338,6 +341,8 @@ class EngineWeights:
     def release(self) -> None:
         """Give the memory back. No tensor of the model may be used any more."""
         self._before = self._held = None
+        if self.draft is not None:
+            self.draft.release()
         if self._region is not None:
             del self._bytes
             self._region.close()

@@ -233,14 +233,21 @@ class Worker:
         accounts, device = Path(self._args.account_dir), self._args.device
         borrower = borrower_name(self._args.worker, command.model)
         return open_keeper(
-            accounts, device, borrower, weights.identity, weights.expected_bytes, borrows=command.borrows
+            accounts,
+            device,
+            borrower,
+            weights.identity,
+            weights.expected_bytes,
+            command.borrows,
+            command.prefill_tokens_per_s,
         )
 
     def _open_long(self, active: ActiveModel) -> None:
         """Where prompts that are larger than the device have their KV."""
         accounts, command = Path(self._args.account_dir), active.command
-        borrower = borrower_name(f"{self._args.worker}-long", command.model)
-        active.seat.long_tiers = open_long_tiers(accounts, self._args.device, borrower, borrows=command.borrows)
+        active.seat.long_tiers = open_long_tiers(
+            accounts, self._args.device, self._args.worker, command.model, command.borrows, command.world
+        )
         if open_long(active.scheduler) is None:
             self._close_long(active)
 

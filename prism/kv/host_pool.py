@@ -7,7 +7,9 @@
     DIRECTORY/SPACE/about       whose KV it is and what computing it takes (SpaceNote)
     DIRECTORY/SPACE/PIECE       complete pieces (prism.kv.piece_file); their times say when they were last used
     DIRECTORY/SPACE/.part-N     being written: its writer holds a lock on it
-    DIRECTORY/claims/.part-N    claimed by a process for itself (prism.kv.claims), likewise locked
+    DIRECTORY/claims/.part-N    claimed by a process for itself (prism.kv.claims), likewise locked; names its owner
+
+Where the machine runs short of memory the pool is smaller than its bound: pieces go until others have enough.
 
 Any process may be killed at any time. Room is booked before bytes are written and given back after they are gone, so
 that the books only ever count too much; who finds the pool full counts the files, and removes what dead writers left.
@@ -26,14 +28,17 @@ import os
 import shutil
 import struct
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
+from urllib.parse import quote, unquote
 
 import msgspec
 
 from prism.kv.claims import ClaimedBytes
+from prism.kv.machine_memory import SpareMemory
 from prism.kv.naming import PieceName
 from prism.policy.moving import StoredPiece, choose_dropped
 from prism.weights.store.locks import locked, try_lock
@@ -44,6 +49,9 @@ _PART: Final = ".part-"
 _CLAIMS: Final = "claims"
 _OWNER: Final = ".accounts"
 _ABOUT: Final = "about"
+_FULL: Final = (errno.ENOSPC, errno.ENOMEM, errno.EDQUOT)
+_OWNER_LENGTH: Final = 120
+"""Of an owner's name in that of a claim's file, quoted."""
 _SWEEP: Final = 16
 """Who makes room frees at least this part of the bound, so that looking at all files is seldom."""
 
@@ -97,14 +105,15 @@ def claim_host_pool(account_dir: Path, root: Path = SHARED_MEMORY) -> Path:
 class HostPool:
     """The pool at ``directory`` within ``bound_bytes``. Safe in any number of processes and threads."""
 
-    def __init__(self, directory: Path, bound_bytes: int) -> None:
-        self.directory, self._bound_bytes = directory, bound_bytes
+    def __init__(self, directory: Path, bound_bytes: int, spare: SpareMemory | None = None) -> None:
+        """``spare`` is the memory that the machine has left; None: the bound alone holds. Raises ``OSError`` where
+        there is not even memory for the books."""
+        self.directory, self._bound_bytes, self._spare = directory, bound_bytes, spare
         directory.mkdir(mode=0o700, parents=True, exist_ok=True)
         with self._lock():
             fd = os.open(directory / "books", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
             try:
-                if os.fstat(fd).st_size < _WORD.size:
-                    os.ftruncate(fd, _WORD.size)
+                os.posix_fallocate(fd, 0, _WORD.size)  # or a write to the mapping could be a signal
                 self._books = mmap.mmap(fd, _WORD.size)
             finally:
                 os.close(fd)
@@ -122,8 +131,10 @@ class HostPool:
         try:
             folder.mkdir(mode=0o700, exist_ok=True)
             fd = os.open(part, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
-        except FileNotFoundError:
-            return False  # the pool was dropped
+        except OSError as error:
+            if not isinstance(error, FileNotFoundError) and error.errno not in _FULL:
+                raise
+            return False  # the pool was dropped, or the file system takes no more files
         try:  # the file is there and locked before it is booked, so that who counts knows that somebody writes
             if not (try_lock(fd, exclusive=True) and self._book(nbytes, part)):
                 part.unlink(missing_ok=True)
@@ -146,7 +157,7 @@ class HostPool:
         except FileNotFoundError:
             return False  # likewise, meanwhile
         except OSError as error:
-            if error.errno not in (errno.ENOSPC, errno.ENOMEM):
+            if error.errno not in _FULL:
                 raise
         return False
 
@@ -167,21 +178,43 @@ class HostPool:
         finally:
             os.close(fd)
 
-    def claim(self, nbytes: int) -> ClaimedBytes | None:
+    def claim(self, nbytes: int, owner: str = "") -> ClaimedBytes | None:
         """Memory of the pool for this process alone, which no piece makes way for and which makes way for none; pieces
-        that are kept here are dropped for it. None: there is not so much."""
+        that are kept here are dropped for it. ``owner``: whose it is, for :meth:`claims`. None: there is not so
+        much."""
         folder = self.directory / _CLAIMS
-        part = folder / f"{_PART}{os.getpid()}-{next(_numbers)}-{time.time_ns()}-{nbytes}"
+        name = quote(owner, safe="")[:_OWNER_LENGTH]
+        part = folder / f"{_PART}{os.getpid()}-{next(_numbers)}-{time.time_ns()}-{name}-{nbytes}"
         try:
             folder.mkdir(mode=0o700, exist_ok=True)
-            fd = os.open(part, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
-        except FileNotFoundError:
-            return None  # the pool was dropped
-        if not (try_lock(fd, exclusive=True) and self._book(nbytes, part)):
+            with self._lock():  # who looks for dead owners sees it locked or not at all
+                fd = os.open(part, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+                is_mine = try_lock(fd, exclusive=True)
+        except OSError as error:
+            if not isinstance(error, FileNotFoundError) and error.errno not in _FULL:
+                raise
+            return None  # as in put
+        if not (is_mine and self._book(nbytes, part)):
             part.unlink(missing_ok=True)
             os.close(fd)
             return None
         return ClaimedBytes(fd, part, nbytes, self._remove_part)
+
+    def claims(self) -> dict[str, int]:
+        """Bytes that living processes have claimed, by owner. What dead ones left is removed."""
+        found: Counter[str] = Counter()
+        try:
+            files = list((self.directory / _CLAIMS).iterdir())
+        except FileNotFoundError:
+            return {}
+        with self._lock():
+            living = [file for file in files if _is_written(file)]
+            if len(living) < len(files):
+                self._count()
+        for file in living:
+            owner, nbytes = file.name.split("-", 4)[-1].rsplit("-", 1)
+            found[unquote(owner)] += int(nbytes)
+        return dict(found)
 
     def claimable_bytes(self) -> int:
         """What :meth:`claim` could give now: all but what is claimed, or being written, already."""
@@ -206,12 +239,16 @@ class HostPool:
             self._remove(self.directory / space / piece.file)
 
     def note_space(self, space: str, note: SpaceNote) -> None:
-        """Write down whose KV the pieces of ``space``, of which there are some, are."""
+        """Write down whose KV the pieces of ``space``, of which there are some, are; not where there is no memory."""
         file = self.directory / space / _ABOUT
         partial = file.with_name(f"{_PART}{os.getpid()}-{next(_numbers)}-{time.time_ns()}-0")
-        with contextlib.suppress(FileNotFoundError):
+        try:
             partial.write_bytes(msgspec.json.encode(note))
             partial.rename(file)
+        except OSError as error:
+            partial.unlink(missing_ok=True)
+            if not isinstance(error, FileNotFoundError) and error.errno not in _FULL:
+                raise
 
     def spaces(self, fingerprint: str) -> list[str]:
         """The spaces of KV of the weights with this fingerprint."""
@@ -230,14 +267,20 @@ class HostPool:
     def _book(self, nbytes: int, part: Path) -> bool:
         """Book what is to be written to ``part``."""
         with self._lock():
-            if self._booked() + nbytes > self._bound_bytes:
+            if self._booked() + nbytes > self._bound_now():
                 if nbytes > self._bound_bytes:
                     return False
                 self._make_room(nbytes, part)
-            if self._booked() + nbytes > self._bound_bytes:
+            if self._booked() + nbytes > self._bound_now():
                 return False
             self._set_booked(self._booked() + nbytes)
+            if self._spare is not None:
+                self._spare.changed(-nbytes)
             return True
+
+    def _bound_now(self) -> int:
+        """What may be in the books as long as the machine has the memory that it has."""
+        return self._bound_bytes if self._spare is None else min(self._bound_bytes, self._booked() + self._spare())
 
     def _unbook(self, nbytes: int) -> None:
         with self._lock():
@@ -246,7 +289,7 @@ class HostPool:
     def _make_room(self, nbytes: int, part: Path) -> None:
         """Count what is there, and drop what saves least until ``nbytes`` fit."""
         pieces = self._count(part)
-        missing = self._booked() + nbytes - self._bound_bytes
+        missing = self._booked() + nbytes - self._bound_now()
         if missing <= 0:
             return
         for name in choose_dropped(pieces, max(missing, self._bound_bytes // _SWEEP), time.time()):
@@ -257,6 +300,8 @@ class HostPool:
             nbytes = path.stat().st_size
             path.unlink()
             self._set_booked(max(0, self._booked() - nbytes))
+            if self._spare is not None:
+                self._spare.changed(nbytes)
 
     def _count(self, unbooked: Path | None = None) -> list[StoredPiece]:
         """All complete pieces. The books then say what they and living writers hold, but for that of ``unbooked``."""

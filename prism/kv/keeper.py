@@ -71,10 +71,12 @@ class KvKeeper:
         prefill_tokens_per_s: float,
         link_bytes_per_s: float = 0.0,
         lent: LentShelf | None = None,
+        leave_s: float = 1.0,
     ) -> None:
         """``weights`` names them and how they are split; ``prefill_tokens_per_s`` is a guess until it is measured;
         ``link_bytes_per_s`` is the declared rate of the link to host memory, 0: none; ``lent`` takes what it can before
-        host memory does."""
+        host memory does; ``leave_s`` is the most that storing everything may take when the model leaves."""
+        self.leave_s = leave_s
         self._pool, self._weights, self._lent = pool, weights, lent
         self._rows: PoolRows | None = None
         self._widths: tuple[int, ...] = ()
@@ -166,8 +168,6 @@ class KvKeeper:
         try:
             for piece in pieces:
                 kept += self._keep_one(space, piece, rows, copied, self._staging[1])
-        except OSError as error:
-            log.warning("KV is not kept: %s", error)
         finally:
             with self._guard:
                 self._soon_bytes -= sum(p.end - p.first for p in pieces) * sum(self._widths)
@@ -196,7 +196,7 @@ class KvKeeper:
             if self._lent is not None and self._lent.put((space, piece.file), nbytes, write_lent):
                 return True
             return self._pool.put(space, piece, nbytes, write)
-        except BadPiece as error:
+        except (BadPiece, OSError) as error:
             log.warning("KV is not kept: %s", error)
             return False
 
@@ -260,6 +260,9 @@ class KvKeeper:
         assert self._rows is not None
         try:
             read_piece(place, self._rows, where, skip, pace)
+        except OSError as error:
+            log.warning("KV is computed again: %s", error)
+            return False
         except BadPiece as error:
             log.warning("KV is computed again: %s", error)
             self.corrupt_pieces += 1
@@ -272,12 +275,13 @@ class KvKeeper:
         return (self._lent is not None and self._lent.has((space, piece.file))) or self._pool.has(space, piece)
 
     def close(self) -> None:
-        """The model leaves; what others lent goes to host memory."""
+        """The model leaves; what others lent goes to host memory, as far as the time for that allows."""
+        end_s = time.perf_counter() + self.leave_s
         if self._thread is not None:
             self._thread.shutdown()
             self._thread = None
         if self._lent is not None:
-            self._lent.empty(self._to_pool)
+            self._lent.empty(lambda key, data: self._to_pool(key, data) if time.perf_counter() < end_s else None)
         for space in self._spaces:
             self._note(space)
         self._rows = None

@@ -22,7 +22,7 @@ from typing import Final
 import numpy as np
 
 from prism import memory
-from prism.kv.pacing import LinkPace
+from prism.kv.pacing import LenderPace, LinkPace
 from prism.kv.piece_file import MemoryBytes
 from prism.memory.errors import DeviceMemoryError, OutOfMemory
 from prism.memory.rows import Packed
@@ -39,6 +39,20 @@ _NAME_BYTES: Final = 63
 def borrower_name(worker: str, model: str) -> str:
     """The owner in a lender's account that holds KV of ``model`` for the engine ``worker``."""
     return f"{worker}/{model}".encode()[:_NAME_BYTES].decode(errors="ignore")
+
+
+_LONG: Final = "-long"
+
+
+def long_borrower_name(worker: str, model: str) -> str:
+    """The same for prompts of ``model`` that are larger than their device."""
+    return borrower_name(f"{worker}{_LONG}", model)
+
+
+def is_long_borrower(owner: str) -> bool:
+    """Whether such an owner holds KV of a prompt that is larger than its device."""
+    worker, _, model = owner.partition("/")
+    return bool(model) and worker.endswith(_LONG)
 
 
 def borrower_of(owner: str) -> str:
@@ -80,13 +94,20 @@ class _Lent:
     readers: int = 0
     leaves: bool = False
     """It is somewhere else by now: the last reader drops it."""
+    arrives: bool = False
+    """It is being written: nobody reads it."""
+
+    @property
+    def readable(self) -> bool:
+        return not (self.leaves or self.arrives)
 
 
 class Lender:
     """What one device lends to this process. Not for several threads; :class:`LentShelf` has the lock."""
 
-    def __init__(self, device: memory.Device, name: str, bytes_per_s: float) -> None:
-        self.device, self.bytes_per_s, self.pace = device, bytes_per_s, LinkPace(bytes_per_s)
+    def __init__(self, device: memory.Device, name: str, bytes_per_s: float, pace: LenderPace | None = None) -> None:
+        """``bytes_per_s``: at which copies to and from it go; ``pace`` keeps to it (none: this process's alone)."""
+        self.device, self.bytes_per_s, self.pace = device, bytes_per_s, pace or LinkPace(bytes_per_s)
         self.owner = device.register(name)
         self._region = self.owner.lent_region(2 * device.capacity_bytes)
         self._bytes: Packed = np.from_dlpack(self._region.memory())  # type: ignore[arg-type, assignment]
@@ -129,6 +150,8 @@ class Lender:
 
     def close(self) -> None:
         self.pieces.clear()
+        if isinstance(self.pace, LenderPace):
+            self.pace.close()
         self.owner.close()
 
 
@@ -188,7 +211,7 @@ class LentShelf:
     def opened(self, key: Key) -> Iterator[tuple[MemoryBytes, LinkPace] | None]:
         """The piece, which stays while it is open and counts as used now; None if it is not here."""
         with self._lock:
-            lender = next((x for x in self._lenders if key in x.pieces and not x.pieces[key].leaves), None)
+            lender = next((x for x in self._lenders if key in x.pieces and x.pieces[key].readable), None)
             if lender is not None:
                 lender.pieces.move_to_end(key)
                 lender.pieces[key].readers += 1
@@ -214,8 +237,34 @@ class LentShelf:
                     lender.drop(key)
 
     def answer(self, elsewhere: Elsewhere) -> int:
-        """Between two steps: give back what lenders want, the pieces used least recently first. Returns the bytes."""
-        return sum(self._answer(lender, elsewhere, lender.owner.pressure()) for lender in self._lenders)
+        """Between two steps: give back what lenders want, the pieces used least recently first, to another lender that
+        has room, else elsewhere. Returns the bytes."""
+
+        def move(key: Key, memory: Packed) -> None:
+            if not self._relend(key, memory):
+                elsewhere(key, memory)
+
+        return sum(self._answer(lender, move, lender.owner.pressure()) for lender in self._lenders)
+
+    def _relend(self, key: Key, memory: Packed) -> bool:
+        """Another lender has room for the piece, and has it now."""
+        with self._lock:
+            for lender in self._lenders:
+                if key in lender.pieces or lender.owner.pressure() > 0:
+                    continue
+                if (place := lender.take(key, len(memory))) is not None:
+                    break
+            else:
+                return False
+            there = lender.pieces[key]
+            there.readers, there.arrives = 1, True
+        began_s = lender.pace.begin()
+        place.write(memory, 0)
+        lender.pace.copied(len(memory), began_s)
+        with self._lock:
+            there.arrives = False
+            self._close(lender, key)
+        return True
 
     def _answer(self, lender: Lender, elsewhere: Elsewhere, wanted: int) -> int:
         before = lender.lent_bytes

@@ -1,8 +1,8 @@
 """KV of prompts that are larger than their device, outside of it: in memory that other devices lend, and in the
 machine's pool of host memory, by units (:mod:`prism.policy.long_prompts`).
 
-One process's own, summed, and gone with it. What a lender wants back goes to host memory between two steps; what finds
-no room there is lost, and the prompt is computed again.
+One process's own, summed, and gone with it. What a lender wants back goes to another one or to host memory between two
+steps; what finds no room there is lost, and the prompt is computed again.
 """
 
 from __future__ import annotations
@@ -36,19 +36,28 @@ class TiersFull(PrismError):
 class LongTiers:
     """Where one engine's long prompts may have KV."""
 
-    def __init__(self, pool: HostPool, lent: LentShelf | None, host_bytes_per_s: float) -> None:
+    def __init__(
+        self, pool: HostPool, lent: LentShelf | None, host_bytes_per_s: float, owner: str = "", ranks: int = 1
+    ) -> None:
+        """``owner``: the model, for who looks at the pool's books. ``ranks``: of the engine, which share the pool."""
         self._pool, self._lent, self.host_pace = pool, lent, LinkPace(host_bytes_per_s)
+        self.owner, self._ranks = owner, ranks
         self._numbers = itertools.count()
         self.brought_bytes = 0
         """To the device, so far."""
 
     def rooms(self) -> tuple[TierRoom, ...]:
         """As they are now."""
-        host = TierRoom("host memory", self._pool.claimable_bytes(), self._pool.bound_bytes)
+        host = TierRoom("host memory", self._pool.claimable_bytes(), self._pool.bound_bytes // self._ranks)
         if self._lent is None:
             return (host,)
         free, held = self._lent.offered_bytes, self._lent.held_bytes
         return TierRoom("lent memory", free, free + held), host
+
+    @property
+    def lent_bytes(self) -> int:
+        """What lenders have of this engine's long prompts, in whole pages."""
+        return 0 if self._lent is None else self._lent.held_bytes
 
     def begin(self, shape: LongShape, plan: WindowPlan, tokens: int) -> LongStore | TierVerdict:
         """Room for a request of ``tokens``; or that there is not enough, with the numbers."""
@@ -84,7 +93,7 @@ class LongStore:
         """Take so much host memory ahead of use. False: there is not so much."""
         if nbytes <= 0:
             return True
-        if (claim := self._pool.claim(nbytes)) is None:
+        if (claim := self._pool.claim(nbytes, self._tiers.owner)) is None:
             return False
         self._claims.append(claim)
         self._used_bytes = 0
@@ -148,7 +157,7 @@ class LongStore:
         return memory
 
     def answer(self) -> None:
-        """Between two steps: what lenders want back goes to host memory, where there is room."""
+        """Between two steps: what lenders want back goes to another one or to host memory, where there is room."""
         if self._lent is not None:
             self._lent.answer(self._to_host)
 

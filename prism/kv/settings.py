@@ -22,6 +22,8 @@ class DeclaredLinks(msgspec.Struct, frozen=True, kw_only=True):
     peer: float = 0.0
     """Between the device and another one of the machine: what others lend is used when this is faster than ``host``,
     and both are known."""
+    memory: float = 0.0
+    """Of its own memory; 0: not known."""
 
 
 class KvSettings(msgspec.Struct, frozen=True, kw_only=True):
@@ -31,8 +33,12 @@ class KvSettings(msgspec.Struct, frozen=True, kw_only=True):
     """Host memory for KV of models that left and of requests that wait; 0: none is kept."""
     lend_keep_fraction: float | None = None
     """Each device lends what is free beyond this part of it; None: devices lend nothing."""
+    lend_rate_fraction: float = 1.0
+    """Share of a lender's memory bandwidth that all who borrow from it may take together."""
     long_prompts: LongPromptPlace = LongPromptPlace.REFUSE
     """Where prompts that are larger than their device may have KV."""
+    leave_s: float = 1.0
+    """A model that leaves takes so long at most to store what it has cached."""
     links: dict[str, DeclaredLinks] = {}
     """By device (``host:0``); virtual devices that play a link."""
 

@@ -12,7 +12,7 @@ moves it.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 
 from prism.memory._kvcached import Pool
@@ -35,11 +35,12 @@ class KvGroup:
     pool: Pool
     max_tokens: int
     """What SGLang believes the pool to hold (states: how many of them); address space, not memory."""
+    slot_tokens: int = field(init=False)
+    """Tokens in a slot: more than 1 for paged attention. A state counts as one. Asked many times a step, and a pool
+    makes its layout anew each time."""
 
-    @property
-    def slot_tokens(self) -> int:
-        """Tokens in a slot: more than 1 for paged attention. A state counts as one."""
-        return self.pool.layout.tokens_per_slot
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "slot_tokens", self.pool.layout.tokens_per_slot)
 
     @property
     def slot_bytes(self) -> int:

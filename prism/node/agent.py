@@ -21,6 +21,7 @@ from prism.core.instances import InstanceKey
 from prism.core.settings import GpuSettings
 from prism.core.specs import DeviceSpec
 from prism.engine.api import Engines
+from prism.kv.host_pool import HostPool
 from prism.node.device import DeviceShell
 from prism.node.instances import Instances
 from prism.node.lending import DeviceLending
@@ -40,13 +41,13 @@ from prism.wire.messages import (
     Cancel,
     CommandResult,
     DeactivateCommand,
-    DeviceStatus,
     Distribute,
     ForgetAdapter,
     KeepCopies,
     ResumeReply,
     ShareQueue,
 )
+from prism.wire.reports import DeviceStatus
 
 log = logging.getLogger(__name__)
 
@@ -100,6 +101,8 @@ class AgentMachine:
     """None: its devices lend each other nothing."""
     layers_dir: Path | None = None
     """For sockets of engines that run layers for others; None: none does."""
+    kv_pool: HostPool | None = None
+    """KV in host memory, of which what dead engines had claimed is given back; None: there is none."""
 
 
 class NodeAgent:
@@ -123,6 +126,7 @@ class NodeAgent:
         self.outbox = Outbox(keys=inbox.keys)
         self._accounts, self._detail = machine.accounts, machine.detail
         self._kept_bytes, self._watches = machine.kept_bytes, machine.watches
+        self._kv_pool = machine.kv_pool
         self._unseen: dict[DeviceId, str] = {}
         """Devices of which the last look failed, and why."""
         self.measures = NodeMeasures(metrics, self.devices)
@@ -173,6 +177,7 @@ class NodeAgent:
         """Serves until cancelled; then engines are closed and what runs is left in the queues for the next agent."""
         await self._look_at_memory()  # a GPU that others fill bears fewer parked workers
         await self.pool.start()
+        self.instances.start()
         try:
             async with asyncio.TaskGroup() as group:
                 for shell in self.shells.values():
@@ -280,6 +285,8 @@ class NodeAgent:
         self.measures.workers(self.pool.counts())
         if self.lending is not None:
             self.measures.lent(self.lending.lent())
+        if self._kv_pool is not None:
+            await asyncio.to_thread(self._kv_pool.claims)
         self.measures.faults(self.pool.faults())
         lengths = await self.store.lengths([keys.device_queue(d) for d in self.shells])
         for device, length in zip(self.shells, lengths, strict=True):

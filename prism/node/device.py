@@ -15,6 +15,7 @@ from prism.engine import events as engine_events
 from prism.engine.api import Handle
 from prism.node.desk import RequestDesk
 from prism.node.intake import QueueReader
+from prism.node.measures import LongCounts
 from prism.node.services import NodeServices
 from prism.scheduler.gpu import GpuScheduler, InstanceCounts, InstanceTimes
 from prism.wire import keys
@@ -29,7 +30,7 @@ class DeviceShell:
     def __init__(
         self, spec: DeviceSpec, settings: GpuSettings, memory: Callable[[], MemoryReport], services: NodeServices
     ) -> None:
-        self.device, self.page_bytes = spec.id, max(1, spec.page_bytes)
+        self.device, self.kind, self.page_bytes = spec.id, spec.kind, max(1, spec.page_bytes)
         self.scheduler = GpuScheduler(spec.id, settings, spec.kind)
         self.desk = RequestDesk(self.scheduler, services)
         self._intake = QueueReader(
@@ -70,7 +71,8 @@ class DeviceShell:
 
     async def consume(self, key: InstanceKey, handle: Handle) -> engine_events.Died | None:
         """Feeds the engine's events in until it is gone; returns its death, None after a deactivation."""
-        retractions = brought = 0
+        retractions = brought = computed = 0
+        long = LongCounts(0, 0)
         async for event in handle.events():
             match event:
                 case engine_events.Accepted():
@@ -86,7 +88,11 @@ class DeviceShell:
                     self.feed(load)
                     self._services.measures.retracted(key.model, self.device, event.retractions - retractions)
                     self._services.measures.kv_brought(key.model, self.device, event.kv_brought_tokens - brought)
+                    self._services.measures.computed(key.model, self.device, event.computed_tokens - computed)
                     retractions, brought = event.retractions, event.kv_brought_tokens
+                    computed = event.computed_tokens
+                    before, long = long, LongCounts(event.long_prompts, event.long_brought_bytes)
+                    self._services.measures.long_prompts(key.model, self.device, before, long)
                     self._report_memory()
                 case engine_events.Died():
                     self.desk.note_death(key, event)

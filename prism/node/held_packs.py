@@ -10,7 +10,7 @@ from prism.weights.packs.format import PackKey
 from prism.weights.store.host_copy import open_copy
 from prism.weights.store.weight_store import WeightStore
 from prism.weights.store.whereabouts import Tier
-from prism.wire.messages import PackReport
+from prism.wire.reports import PackReport
 
 
 class HeldPacks:

@@ -24,22 +24,18 @@ from prism.core.views import InstanceState
 from prism.engine.api import Engines, Handle
 from prism.engine.errors import ActivationCause, CannotActivate
 from prism.node.device import DeviceShell
+from prism.node.layers_network import LayersNetwork
 from prism.node.live_pairs import LivePairs
 from prism.node.local_instance import LocalInstance
 from prism.node.measures import NodeMeasures
 from prism.node.weights import NodeWeights, PreparedWeights
+from prism.policy.profiles import prefill_on, profile_on
 from prism.scheduler import keepalive
 from prism.scheduler.instance_life import DRAIN_S, InstanceStep, Steps
 from prism.transfer.errors import TransferError
 from prism.weights.errors import WeightsError
-from prism.wire.messages import (
-    ActivateCommand,
-    CommandResult,
-    DeactivateCommand,
-    EngineDeath,
-    InstanceReport,
-    Stillborn,
-)
+from prism.wire.messages import ActivateCommand, CommandResult, DeactivateCommand
+from prism.wire.reports import EngineDeath, InstanceReport, Stillborn
 
 log = logging.getLogger(__name__)
 
@@ -80,7 +76,8 @@ class Instances:
         others; None: none does."""
         self._node, self._pool, self._shells, self._changed, self._measures = node, pool, shells, changed, measures
         self._weights, self._borrowed_bytes = weights, borrowed_bytes or (lambda model: 0)
-        self._live = LivePairs(layers_dir, self.all, measures, changed)
+        network = None if weights is None else LayersNetwork(weights.server)
+        self._live = LivePairs(layers_dir, self.all, measures, changed, network)
         self._instances: dict[InstanceKey, LocalInstance] = {}
         self._running_commands: dict[str, asyncio.Task[CommandResult]] = {}
         self._endings: set[asyncio.Task[None]] = set()
@@ -89,6 +86,10 @@ class Instances:
         self.deaths: dict[ModelName, EngineDeath] = {}
         """The latest of each model."""
         """For the controller: engines that died by themselves before any request had a token of them."""
+
+    def start(self) -> None:
+        """The agent runs: other machines may ask for what its engines can do for theirs."""
+        self._live.offer()
 
     def all(self) -> Iterable[LocalInstance]:
         return list(self._instances.values())
@@ -144,7 +145,10 @@ class Instances:
         if refusal is not None:
             return _failed(message.command, *refusal)
         (part,) = parts_by_node(message.parts)[self._node]
-        instance = LocalInstance(message.key, message.spec, part, message.parts, elastic=message.kv_cap_bytes is None)
+        others = {node: address for node, address in message.peers.items() if node != self._node}
+        instance = LocalInstance(
+            message.key, message.spec, part, message.parts, elastic=message.kv_cap_bytes is None, addresses=others
+        )
         self._instances[message.key] = instance
         self._changed()
         try:
@@ -188,7 +192,7 @@ class Instances:
         self._measures.helped(model, handle.helped_bytes)
         instance.handle = handle
         self._follow(instance, instance.life.loaded(time.monotonic()))
-        return CommandResult(command=message.command, ok=True, phases=phases)
+        return CommandResult(command=message.command, ok=True, phases=phases, early=bool(handle.began_with))
 
     async def _prepare(self, message: ActivateCommand) -> PreparedWeights:
         if self._weights is None:
@@ -199,7 +203,7 @@ class Instances:
         handle, shell = instance.handle, self._shells[instance.part.lead]
         assert handle is not None  # it is loaded
         if instance.takes_requests:
-            shell.engine_up(handle, _engine_up(instance, handle, shell.page_bytes))
+            shell.engine_up(handle, _engine_up(instance, handle, shell))
         instance.watcher = asyncio.create_task(self._watch(instance, handle))
         self._changed()
 
@@ -293,6 +297,8 @@ class Instances:
             kv_bytes=load.kv_mapped_bytes // ranks if load else 0,
             kv_idle_bytes=_idle_bytes(instance),
             borrowed_bytes=self._borrowed_bytes(instance.key.model),
+            long_host_bytes=load.long_host_bytes if load else 0,
+            long_lent_bytes=load.long_lent_bytes if load else 0,
             running=counts.running,
             waiting=counts.waiting,
             served=counts.served,
@@ -307,21 +313,23 @@ class Instances:
         return self._shells[instance.part.lead].idle_s(instance.key.model)
 
 
-def _engine_up(instance: LocalInstance, handle: Handle, page_bytes: int) -> EngineUp:
+def _engine_up(instance: LocalInstance, handle: Handle, shell: DeviceShell) -> EngineUp:
+    profile = profile_on(instance.spec, shell.kind)
     return EngineUp(
         key=instance.key,
-        prefill_tokens_per_s=handle.prefill_tokens_per_s,
+        prefill_tokens_per_s=prefill_on(instance.spec, shell.kind, handle.prefill_tokens_per_s),
         kv_bytes_per_token=instance.spec.shape.kv_bytes_per_rank(instance.spec.tp),
         max_running=handle.max_running,
         chunk_tokens=handle.chunk_tokens,
         max_request_tokens=handle.max_request_tokens,
         device_tokens=handle.device_tokens,
         elastic=instance.elastic,
-        kv_page_bytes=page_bytes,
+        kv_page_bytes=shell.page_bytes,
         fair=instance.spec.scheduling is Scheduling.FAIR,
         weight_bytes=instance.spec.shard_weight_bytes,
         slo_tpot_s=instance.spec.slo_tpot_s,
         prefer=instance.spec.prefer,
+        rates=None if profile is None else profile.rates,
     )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from prism.core.instances import InstanceKey, Part, Parts, queue_device
@@ -23,6 +24,8 @@ class LocalInstance:
     """All of the instance's, this one among them."""
     elastic: bool
     """Its KV memory has no fixed share."""
+    addresses: Mapping[str, str] = field(default_factory=dict)
+    """Weight servers of other machines, by machine."""
     life: InstanceLife = field(default_factory=InstanceLife)
     handle: Handle | None = None
     watcher: asyncio.Task[None] | None = None

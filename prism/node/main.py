@@ -115,6 +115,7 @@ async def serve(config: NodeConfig) -> None:
             watches,
             lending,
             layers_dir=None if config.layers_keep_fraction is None else Path(config.run_dir),
+            kv_pool=open_host_pool(accounts),
         )
         weights = None if secret is None else _weights(config, secret)
         agent = NodeAgent(machine, config.settings, pool, store, inbox, Metrics(), weights)

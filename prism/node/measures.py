@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Protocol
 
 from prism.core.effects import GpuEffect, Route
@@ -12,7 +13,7 @@ from prism.core.specs import DeviceSpec
 from prism.core.views import InstanceState
 from prism.obs import names
 from prism.obs.metrics import Metrics
-from prism.wire.messages import InstanceReport
+from prism.wire.reports import InstanceReport
 
 
 class HeldMemory(Protocol):
@@ -23,6 +24,15 @@ class HeldMemory(Protocol):
     def foreign_bytes(self) -> int: ...
 
     def outside_bytes(self) -> int: ...
+
+
+@dataclass(frozen=True, slots=True)
+class LongCounts:
+    """Of one engine since its activation: prompts that are larger than the device."""
+
+    begun: int
+    brought_bytes: int
+    """Of their KV, to the device."""
 
 
 class NodeMeasures:
@@ -54,6 +64,19 @@ class NodeMeasures:
         """The KV of so many tokens came back from outside of an engine."""
         if tokens > 0:
             self._metrics.inc(names.KV_BROUGHT, tokens, model=model, device=device)
+
+    def computed(self, model: str, device: DeviceId, tokens: int) -> None:
+        """So many tokens were prefilled."""
+        if tokens > 0:
+            self._metrics.inc(names.COMPUTED_TOKENS, tokens, model=model, device=device)
+
+    def long_prompts(self, model: str, device: DeviceId, before: LongCounts, now: LongCounts) -> None:
+        """An engine that had begun ``before`` prompts larger than its device has begun ``now``."""
+        if now.begun > before.begun:
+            self._metrics.inc(names.LONG_PROMPTS, now.begun - before.begun, model=model, device=device)
+        if now.brought_bytes > before.brought_bytes:
+            nbytes = now.brought_bytes - before.brought_bytes
+            self._metrics.inc(names.LONG_BROUGHT_BYTES, nbytes, model=model, device=device)
 
     def began_early(self, model: str, devices: Sequence[str]) -> None:
         """An engine serves before all its weights are there."""
@@ -130,5 +153,7 @@ class NodeMeasures:
         self._metrics.set(names.MODEL_ACTIVE, float(any(i.state is InstanceState.READY for i in here)), **labels)
         self._metrics.set(names.MODEL_BYTES, sum(i.weight_bytes for i in here), use="weights", **labels)
         self._metrics.set(names.MODEL_BYTES, sum(i.kv_bytes for i in here), use="kv", **labels)
+        for tier, nbytes in (("host", "long_host_bytes"), ("lent", "long_lent_bytes")):
+            self._metrics.set(names.LONG_BYTES, sum(getattr(i, nbytes) for i in here), tier=tier, **labels)
         self._metrics.set(names.DEVICE_RUNNING, sum(i.running for i in here), **labels)
         self._metrics.set(names.DEVICE_WAITING, sum(i.waiting for i in here), **labels)

@@ -208,6 +208,35 @@ KV_BROUGHT: Final = counter(
     "device",
     promql="sum by (model) (rate(prism_kv_brought_tokens_total[5m]))",
 )
+COMPUTED_TOKENS: Final = counter(
+    "prism_computed_tokens_total",
+    "Tokens that engines prefilled: prompts that no cache had, and what was computed again.",
+    "model",
+    "device",
+    promql="sum by (model) (rate(prism_computed_tokens_total[5m]))",
+)
+LONG_PROMPTS: Final = counter(
+    "prism_long_prompts_total",
+    "Prompts whose KV is larger than their device that an engine began; again, if their KV was lost.",
+    "model",
+    "device",
+    promql="sum by (model) (increase(prism_long_prompts_total[1h]))",
+)
+LONG_BYTES: Final = gauge(
+    "prism_long_prompt_bytes",
+    "KV of prompts larger than their device, outside of it. `tier`: host (memory), lent (by other devices).",
+    "model",
+    "device",
+    "tier",
+    promql="sum by (model, tier) (prism_long_prompt_bytes)",
+)
+LONG_BROUGHT_BYTES: Final = counter(
+    "prism_long_brought_bytes_total",
+    "KV of prompts larger than their device that was brought in, layer by layer, for a step.",
+    "model",
+    "device",
+    promql="sum by (model, device) (rate(prism_long_brought_bytes_total[5m]))",
+)
 LIVE_STARTS: Final = counter(
     "prism_live_starts_total",
     "Instances that served before all their weights were there (`live_scaling`).",

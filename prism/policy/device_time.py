@@ -8,7 +8,8 @@ more than the device has::
     share    = (weights + KV) / bandwidth / alone             of the device's bandwidth, while it steps
     together = alone * max(1, sum of the shares of all that step)
 
-The constants begin as a guess for the kind of device. What is seen of a model on a device over what is said corrects
+The constants begin as the model's profile has them (:mod:`prism.policy.profiles`), else as a guess for the kind of
+device. What is seen of a model on a device over what is said corrects
 both, so that a model that is slower than its bytes say, or a device that is, is known after a few answers.
 """
 
@@ -18,20 +19,7 @@ import math
 from dataclasses import dataclass
 from typing import Final
 
-from prism.core.specs import DeviceKind
-
-
-@dataclass(frozen=True, slots=True)
-class DeviceRates:
-    """Constants of one kind of device."""
-
-    step_s: float
-    """Host time of a step that nothing overlaps."""
-    sequence_s: float
-    """The part of it that grows with each sequence."""
-    bytes_per_s: float
-    """Memory bandwidth that decoding reaches."""
-
+from prism.core.specs import DeviceKind, DeviceRates
 
 GUESSES: Final[dict[DeviceKind, DeviceRates]] = {
     DeviceKind.CUDA: DeviceRates(2.5e-3, 1e-5, 2.2e12),

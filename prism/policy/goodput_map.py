@@ -14,11 +14,12 @@ from typing import Final
 
 from prism.core.ids import DeviceId, ModelName
 from prism.core.specs import DeviceSpec, ModelSpec
-from prism.policy.device_time import GUESSES, Batch, alone_s, bandwidth_share, slowdown
+from prism.policy.device_time import Batch, alone_s, bandwidth_share, slowdown
 from prism.policy.fixed_map import Loads, Places, candidates
 from prism.policy.goodput import SharingModel, Site
 from prism.policy.map_room import MapRoom
 from prism.policy.mux_estimate import PlannedLoad
+from prism.policy.profiles import rates_on
 
 _ROUNDS: Final = 4
 """How long requests run and how much they slow each other down agree well enough after so many."""
@@ -161,7 +162,7 @@ def planned_site(device: DeviceSpec, residents: Sequence[tuple[ModelSpec, Planne
 
 
 def _tenant(device: DeviceSpec, model: ModelSpec, load: PlannedLoad, crowd: float) -> SharingModel:
-    rates, shard_bytes = GUESSES[device.kind], model.shard_weight_bytes
+    rates, shard_bytes = rates_on(model, device.kind), model.shard_weight_bytes
     held = (load.prompt_tokens + load.output_tokens / 2) * model.shape.kv_bytes_per_token / model.tp
     running = load.rate_per_s * load.output_tokens * alone_s(rates, Batch(shard_bytes, 0, 1)) * crowd
     batch = Batch(shard_bytes, int(held * max(1.0, running)), max(1, round(running)))

@@ -28,6 +28,12 @@ class Leg:
         return self.fixed_s + (self.nbytes / self.bytes_per_s if self.bytes_per_s > 0 else math.inf)
 
 
+def lent_rate(link_bytes_per_s: float, lent_bytes_per_s: float) -> float:
+    """Rate of copies to and from a lender over a link, of whose memory's bandwidth so much is for borrowers. 0 for one
+    of them: it does not matter; for both: as fast as it goes."""
+    return min((rate for rate in (link_bytes_per_s, lent_bytes_per_s) if rate > 0), default=0.0)
+
+
 @dataclass(frozen=True, slots=True)
 class WayChoice:
     """The faster way, and what both would take."""

@@ -1,1 +1,1 @@
-"""What engines of one machine say to each other when one runs layers for another: messages and their transport."""
+"""What engines say to each other when one runs layers for another: messages and their transport."""

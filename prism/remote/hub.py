@@ -10,12 +10,15 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
+from prism.remote.handing import PREFIX, hand_path, listen_for_handed, take_handed
 from prism.remote.link import PeerLink, Received
 
 log = logging.getLogger(__name__)
 
 MAX_LINKS: Final = 256
 """Leaders beyond it are turned away."""
+MAX_HANDED: Final = 16
+"""Connections for routes beyond it push out the oldest."""
 
 
 class LinkHub:
@@ -27,6 +30,9 @@ class LinkHub:
         self._poller = select.poll()
         self._links: dict[int, PeerLink] = {}
         self._listener: socket.socket | None = None
+        self._hander: socket.socket | None = None
+        self._handed: dict[str, PeerLink] = {}
+        """By token: links that no route has used yet."""
         self._path: Path | None = None
 
     def __iter__(self) -> Iterator[PeerLink]:
@@ -38,7 +44,8 @@ class LinkHub:
         return self._path
 
     def listen(self, path: Path) -> None:
-        """Take connections at ``path`` from now on. Raises ``OSError``; listening already at the same path is fine."""
+        """Take connections at ``path``, and those that are handed over, from now on. Raises ``OSError``; listening
+        already at the same path is fine."""
         if self._listener is not None:
             if path != self._path:
                 raise OSError(f"listens at {self._path} already")
@@ -50,15 +57,25 @@ class LinkHub:
             sock.bind(str(path))
             path.chmod(0o600)
             sock.listen(16)
+            self._hander = listen_for_handed(path)
         except OSError:
             sock.close()
             raise
         sock.setblocking(False)
         self._listener, self._path = sock, path
         self._add(sock.fileno())
+        self._add(self._hander.fileno())
 
     def connect(self, path: Path) -> PeerLink:
-        """A link to the engine that listens at ``path``. Raises ``OSError`` when there is none."""
+        """A link to the engine that listens at ``path``, or the one that was handed over under this token
+        (:data:`prism.remote.handing.PREFIX`). Raises ``OSError`` when there is none."""
+        if str(path).startswith(PREFIX):
+            link = self._handed.pop(str(path).removeprefix(PREFIX), None)
+            if link is None or link.closed:
+                raise ConnectionError(
+                    f"no connection {path} is here: {'none was handed over' if not link else link.why}"
+                )
+            return link
         sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         try:
             sock.connect(str(path))
@@ -67,8 +84,8 @@ class LinkHub:
             raise
         return self._take(sock)
 
-    def _take(self, sock: socket.socket) -> PeerLink:
-        link = PeerLink(sock)
+    def _take(self, sock: socket.socket, label: str = "") -> PeerLink:
+        link = PeerLink(sock, label)
         self._links[link.fileno()] = link
         self._add(link.fileno())
         return link
@@ -86,6 +103,9 @@ class LinkHub:
         for fd, _ in self._poller.poll(timeout_s * 1000):
             if self._listener is not None and fd == self._listener.fileno():
                 self._accept()
+                continue
+            if self._hander is not None and fd == self._hander.fileno():
+                self._accept_handed()
                 continue
             link = self._links[fd]
             link.flush()
@@ -110,6 +130,21 @@ class LinkHub:
                 log.warning("a leader was turned away: there are %d connections", len(self._links))
                 sock.close()
 
+    def _accept_handed(self) -> None:
+        assert self._hander is not None
+        with suppress(BlockingIOError):
+            channel, _ = self._hander.accept()
+            try:
+                sock, label, token = take_handed(channel)
+            except (OSError, ValueError) as error:
+                log.warning("a connection was not handed over: %s", error)
+                return
+            link = self._take(sock, label)
+            if token:
+                self._handed[token] = link
+            while len(self._handed) > MAX_HANDED:
+                self._handed.pop(next(iter(self._handed))).close("no route led over it")
+
     def _drop(self, fd: int) -> None:
         link = self._links.pop(fd)
         self._poller.unregister(fd)
@@ -120,11 +155,14 @@ class LinkHub:
         """End all connections and listen no more."""
         for fd in list(self._links):
             self._drop(fd)
-        if self._listener is not None:
-            self._poller.unregister(self._listener.fileno())
-            self._unwatch(self._listener.fileno())
-            self._listener.close()
-            self._listener = None
+        for sock in (self._listener, self._hander):
+            if sock is not None:
+                self._poller.unregister(sock.fileno())
+                self._unwatch(sock.fileno())
+                sock.close()
+        self._listener = self._hander = None
+        self._handed.clear()
         if self._path is not None:
             self._path.unlink(missing_ok=True)
+            hand_path(self._path).unlink(missing_ok=True)
             self._path = None

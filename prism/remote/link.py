@@ -1,4 +1,5 @@
-"""One connection between two engines of a machine: messages with tensors over a Unix socket, never blocking.
+"""One connection between two engines: messages with tensors over a Unix socket, or over TCP between machines
+(:mod:`prism.remote.handing`), never blocking.
 
 ::
 
@@ -42,12 +43,16 @@ class Received:
 class PeerLink:
     """Either end. Not for several threads."""
 
-    def __init__(self, sock: socket.socket) -> None:
+    def __init__(self, sock: socket.socket, label: str = "") -> None:
+        """``label``: the device at the other end of a connection that agents made; they know whom they trust."""
         sock.setblocking(False)
-        self._sock = sock
-        self.pid, uid, _ = _CREDENTIALS.unpack(
-            sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
-        )
+        self._sock, self.label = sock, label
+        self.peer = f"the engine on {label}"
+        """The other end, in words."""
+        uid = os.geteuid()
+        if not label:
+            pid, uid, _ = _CREDENTIALS.unpack(sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size))
+            self.peer = f"the engine of process {pid}"
         self._unsent: deque[memoryview] = deque()
         self.unsent_bytes = 0
         self._head = bytearray()
@@ -57,7 +62,7 @@ class PeerLink:
         self.why = ""
         """Why it is closed."""
         if uid != os.geteuid():
-            self.close(f"process {self.pid} belongs to user {uid}")
+            self.close(f"it belongs to user {uid}")
 
     def fileno(self) -> int:
         return self._sock.fileno()

@@ -13,7 +13,8 @@ class _Order(msgspec.Struct, tag=True, frozen=True, kw_only=True):
 
 
 class ServeLayers(_Order, frozen=True, kw_only=True):
-    """Run layers for engines that connect at the Unix socket ``path``."""
+    """Run layers for engines that connect at the Unix socket ``path``, and take connections to other machines there
+    (:mod:`prism.remote.handing`)."""
 
     path: str
 
@@ -25,7 +26,8 @@ class HoldPieces(_Order, frozen=True, kw_only=True):
 
 
 class RouteStop(msgspec.Struct, frozen=True):
-    """Pieces [first, end) run at the engine that serves at ``path``; "": at the engine that is told."""
+    """Pieces [first, end) run at the engine that serves at ``path``, or behind a connection that was handed over
+    (``handed:TOKEN``); "": at the engine that is told."""
 
     path: str
     first: int
@@ -52,10 +54,12 @@ class KvWay(StrEnum):
 
 
 class GrowRoute(_Order, frozen=True, kw_only=True):
-    """Bring the weights of what peers run as they arrive in host memory, in the order of the route, and run it here
+    """Bring the weights of what peers run as they arrive in host memory, and run the ends of what a peer runs here
     from then on, until no peer is left."""
 
     kv: KvWay = KvWay.AUTO
+    downwards: bool = False
+    """From the last piece to the first, where several have arrived."""
 
 
 Order = ServeLayers | HoldPieces | SetRoute | GrowRoute

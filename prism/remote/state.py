@@ -5,16 +5,32 @@ from __future__ import annotations
 import msgspec
 
 
+class LayersTaken(msgspec.Struct, frozen=True, kw_only=True):
+    """When an engine last ran layers itself that peers had run for it."""
+
+    layers: int
+    tokens: int
+    """Of requests, whose KV of these layers was with a peer."""
+    fetched: bool
+    """It came from there; otherwise it was made again."""
+    estimated_s: float
+    """So long requests were to stand still for it."""
+
+
 class RemoteState(msgspec.Struct, frozen=True, kw_only=True):
-    """One engine that leads requests over others, or runs layers for them. Engines are named by their workers."""
+    """One engine that leads requests over others, or runs layers for them. Engines of its machine are named by their
+    workers, those of others by their devices."""
 
     layers: int
     """Of the model."""
     held_layers: int
     """Of these, those whose weights are here."""
+    pieces: list[int] = []
+    """The same with embedding and head, as they are numbered (:mod:`prism.remote.messages`)."""
     alone: bool
     """It has all weights and runs its own requests by itself."""
     peers: list[str] = []
     """Engines that run layers for it."""
     leaders: list[str] = []
     """Engines for which it may be asked to run layers."""
+    taken: LayersTaken | None = None

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from prism.core.ids import DeviceId
 from prism.core.instances import InstanceKey, Parts, devices_of, whole_model
 from prism.core.reasons import Number, Reason
+from prism.core.settings import LiveMode
 from prism.scheduler.records import InstanceRecord, ModelRecord
 
 
@@ -62,6 +63,8 @@ class StartInstance:
     room: Room
     reason: Reason
     replaces: InstanceKey | None = None
+    live: LiveMode | None = None
+    """When it begins to serve; None: as the settings say."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,7 @@ from typing import Final
 from prism.core.events import DeviceReport, InstanceLoad
 from prism.core.ids import DeviceId, ModelName
 from prism.core.settings import ClusterSettings, Placement
-from prism.core.specs import DeviceKind
+from prism.core.specs import DeviceKind, DeviceRates
 from prism.core.views import InstanceState
 from prism.policy.device_time import (
     GUESSES,
@@ -21,6 +21,7 @@ from prism.policy.device_time import (
     slowdown,
 )
 from prism.policy.goodput import SharingModel, Site
+from prism.policy.profiles import rates_on
 from prism.policy.work import ShardDemand
 from prism.scheduler.fleet import Fleet
 from prism.scheduler.records import DeviceRecord, InstanceRecord, ModelRecord
@@ -85,7 +86,7 @@ class DeviceTimes:
         """What one shard of the model, with so many requests per second, is expected to bring to ``id`` over time."""
         weight_bytes = model.spec.shard_weight_bytes
         kv_bytes = max(model.kv_mean_bytes, _LEAST_KV * weight_bytes)
-        rates = GUESSES[self._fleet.devices[id].spec.kind]
+        rates = rates_on(model.spec, self._fleet.devices[id].spec.kind)
         share = bandwidth_share(rates, Batch(weight_bytes, int(kv_bytes), 1))
         duty = max(_LEAST_DUTY, model.duty, _duty_at(rate_per_s))
         return ShardDemand(duty * share, kv_bytes, weight_bytes)
@@ -125,7 +126,7 @@ class DeviceTimes:
         weight_bytes: int,
     ) -> SharingModel:
         """``kv_bytes``: while it decodes, and over time."""
-        rates, shard_bytes = GUESSES[self._fleet.devices[id].spec.kind], model.spec.shard_weight_bytes
+        rates, shard_bytes = rates_on(model.spec, self._fleet.devices[id].spec.kind), model.spec.shard_weight_bytes
         batch = Batch(shard_bytes, int(kv_bytes[0]), 1)
         factor = self.corrections.factor(id, model.name)
         return SharingModel(
@@ -143,7 +144,7 @@ class DeviceTimes:
         tokens = self._answers.get(model.name)
         if tokens is None:
             return _duty_at(rate_per_s)
-        step_s = alone_s(GUESSES[DeviceKind.CUDA], Batch(model.spec.shard_weight_bytes, 0, 1))
+        step_s = alone_s(rates_on(model.spec, DeviceKind.CUDA), Batch(model.spec.shard_weight_bytes, 0, 1))
         return -math.expm1(-rate_per_s * tokens * step_s)
 
     def take_report(self, report: DeviceReport, now_s: float) -> None:
@@ -159,12 +160,15 @@ class DeviceTimes:
             self._count_work(device, now_s)
 
     def _load(self, device: DeviceRecord) -> float:
-        rates = GUESSES[device.spec.kind]
-        return sum(bandwidth_share(rates, _batch(device, i)) for i in device.instances.values() if i.running)
+        running = [i for i in device.instances.values() if i.running]
+        return sum(bandwidth_share(self._rates(device, i), _batch(device, i)) for i in running)
+
+    def _rates(self, device: DeviceRecord, instance: InstanceRecord) -> DeviceRates:
+        model = self._models.get(instance.model)  # none: it left the catalog while its requests run
+        return GUESSES[device.spec.kind] if model is None else rates_on(model.spec, device.spec.kind)
 
     def _count_work(self, device: DeviceRecord, now_s: float) -> None:
         """What the device's own instances are expected to take, where it has changed noticeably."""
-        rates = GUESSES[device.spec.kind]
         for instance in device.instances.values():
             if instance.queue_device != device.spec.id or instance.state is not InstanceState.READY:
                 continue
@@ -172,7 +176,8 @@ class DeviceTimes:
             kv_bytes = max(instance.kv_mean_bytes, float(device.busy_kv.get(instance.key, 0) * (instance.running > 0)))
             weight_bytes = instance.shards[device.spec.id].weight_bytes
             duty = max(instance.duty, self._expected_duty(instance))
-            work = duty * bandwidth_share(rates, Batch(weight_bytes, int(kv_bytes), max(1, instance.running)))
+            batch = Batch(weight_bytes, int(kv_bytes), max(1, instance.running))
+            work = duty * bandwidth_share(self._rates(device, instance), batch)
             if _differs(work, instance.work) or _differs(kv_bytes, instance.kv_work_bytes):
                 self._fleet.set_work(instance, work, kv_bytes)
             model = self._models[instance.model]
@@ -189,7 +194,7 @@ class DeviceTimes:
         """Seconds that a token of the instance takes on ``device`` as busy as it is."""
         factor = self.corrections.factor(device.spec.id, instance.model)
         crowd = slowdown(self._fleet.load_of(device.spec.id, now_s))
-        return factor * alone_s(GUESSES[device.spec.kind], _batch(device, instance)) * crowd
+        return factor * alone_s(self._rates(device, instance), _batch(device, instance)) * crowd
 
     def crowd_with(self, id: DeviceId, instance: InstanceRecord, now_s: float) -> float:
         """How many times longer than alone steps take on ``id`` with ``instance`` there as well, loaded as it is."""
@@ -198,7 +203,7 @@ class DeviceTimes:
     def share_of(self, id: DeviceId, instance: InstanceRecord) -> float:
         """Share of the bandwidth of ``id`` that the instance would take there with what it runs now."""
         here = self._fleet.devices[instance.queue_device]
-        return bandwidth_share(GUESSES[self._fleet.devices[id].spec.kind], _batch(here, instance))
+        return bandwidth_share(self._rates(self._fleet.devices[id], instance), _batch(here, instance))
 
     def room_of(self, instance: InstanceRecord, token_s: float) -> float:
         """How many requests like those that it runs now the instance could run, alone on its device, with tokens in
@@ -207,18 +212,18 @@ class DeviceTimes:
         kv_bytes = device.busy_kv.get(instance.key, 0) / max(1, instance.running)
         weight_bytes = instance.shards[instance.queue_device].weight_bytes
         factor = self.corrections.factor(device.spec.id, instance.model)
-        return room_within(GUESSES[device.spec.kind], weight_bytes, kv_bytes, token_s / factor)
+        return room_within(self._rates(device, instance), weight_bytes, kv_bytes, token_s / factor)
 
     def bearable_slowdown(self, id: DeviceId) -> float:
         """How much slower than alone engines may be on ``id`` while every one with requests there makes tokens within
         its objective; infinite where nobody has any. Whoever misses it alone does not count."""
-        device, rates = self._fleet.devices[id], GUESSES[self._fleet.devices[id].spec.kind]
+        device = self._fleet.devices[id]
         most = float("inf")
         for instance in device.instances.values():
             if instance.running:
                 factor = self.corrections.factor(id, instance.model)
                 objective_s = self._models[instance.model].spec.slo_tpot_s
-                times = objective_s / (factor * alone_s(rates, _batch(device, instance)))
+                times = objective_s / (factor * alone_s(self._rates(device, instance), _batch(device, instance)))
                 most = min(most, times if times >= 1.0 else float("inf"))
         return most
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Final
 
 from prism.core.events import EngineLoad, EngineUp
 from prism.core.ids import RequestId
@@ -10,6 +11,9 @@ from prism.core.request import Request
 from prism.core.specs import Prefer
 from prism.policy.latency_model import EnginePace, PrefillSpeed, TokenTime
 from prism.policy.long_prompts import WINDOW_SHARE, goes_long
+
+_NOTHING_S: Final = 1e-6
+"""Rounding error of sums of times."""
 
 
 @dataclass(slots=True)
@@ -58,6 +62,11 @@ class EngineState:
     """Tokens of its requests when they began."""
     began_sum_s: float = 0.0
     """Sum of the times at which they began."""
+    answering: int = 0
+    """Requests that have a first token."""
+    first_token_sum_s: float = 0.0
+    undisturbed_sum_s: float = 0.0
+    """Sums of their times and of the device's clock of undisturbed steps at it."""
     pace: EnginePace = field(default_factory=EnginePace)
     log_factor: float = 0.0
     """Logarithm of what its steps take over what a roofline says, as it was learned."""
@@ -143,12 +152,16 @@ class EngineState:
         """Its first token came in time, or still may, as far as anybody minds."""
         return request.is_resumed or self.up.prefer is Prefer.TPOT or now_s <= request.deadline_s
 
-    def first_token(self, id: RequestId, clock_s: float, now_s: float) -> bool:
-        """Its prefill is done: learn the speed. False if the request is not in its prefill here."""
+    def first_token(self, id: RequestId, clock_s: float, undisturbed_s: float, now_s: float) -> bool:
+        """Its prefill is done: learn the speed. False if the request is not in its prefill here. ``undisturbed_s``: the
+        device's clock of undisturbed steps."""
         entry = self.in_flight.get(id)
         if entry is None or entry.has_token:
             return False
-        entry.has_token, entry.first_token_s = True, now_s
+        entry.has_token, entry.first_token_s, entry.undisturbed_s = True, now_s, undisturbed_s
+        self.answering += 1
+        self.first_token_sum_s += now_s
+        self.undisturbed_sum_s += undisturbed_s
         self.served += 1
         if entry.promised and not self.is_in_time(entry.request, now_s):
             entry.promised = False
@@ -172,6 +185,9 @@ class EngineState:
         self.began_sum_s -= entry.began_s
         if entry.has_token:
             self.growth_tokens -= self.growth_of(entry.request)
+            self.answering -= 1
+            self.first_token_sum_s -= entry.first_token_s
+            self.undisturbed_sum_s -= entry.undisturbed_s
         else:
             self._leave_backlog(entry)
         self._drop_claim(id)
@@ -189,6 +205,13 @@ class EngineState:
         self.token_time.observe(tokens, now_s - entry.first_token_s, now_s)
         self.pace.note_answer(now_s - entry.began_s)
         return EndedAnswer(tokens, entry.undisturbed_s)
+
+    def disturbed(self, undisturbed_s: float, now_s: float) -> float | None:
+        """How many times slower than undisturbed its answers came so far, on average; None: nothing has come.
+        ``undisturbed_s``: the device's clock."""
+        ran_s = now_s * self.answering - self.first_token_sum_s
+        alone_s = undisturbed_s * self.answering - self.undisturbed_sum_s
+        return ran_s / alone_s if self.answering and ran_s > _NOTHING_S and alone_s > _NOTHING_S else None
 
     def growth_of(self, request: Request) -> int:
         """Tokens kept for a running request: it is halfway through its answer on average, and has to get by until

@@ -3,6 +3,8 @@ turn it is to begin all the same."""
 
 from __future__ import annotations
 
+from typing import Final
+
 from prism.core.ids import ModelName, RequestId
 from prism.core.reasons import ReasonCode
 from prism.core.request import Request
@@ -13,6 +15,8 @@ from prism.scheduler.gpu_engines import DeviceEngines
 from prism.scheduler.gpu_queue import WaitingQueue
 
 _TOO_LATE = (ReasonCode.LATE, ReasonCode.OVERDUE)
+_HOLDS_S: Final = 0.05
+"""So long an answer holds while nothing begins, ends or answers on the device: what runs has come that much further."""
 
 
 class PromiseGate:
@@ -22,6 +26,10 @@ class PromiseGate:
         self._on = settings.admission is Admission.MOORE_HODGSON
         self._queue, self._engines = queue, engines
         self._turns = OverdueTurns(settings.overdue_share)
+        self._refusals: dict[tuple[RequestId, int, bool, bool], float] = {}
+        """What was asked of the promises and denied, and until when that holds if nothing changes."""
+        self._refusals_of = -1
+        """Version of the promises that they are of."""
         self._holds = self._held = False
         """Some request that could be in time was held in this round; and in the last one."""
         self.wake_s = float("inf")
@@ -45,14 +53,14 @@ class PromiseGate:
         followed = len(self._queue.models()) > 1
         if code in _TOO_LATE and engine.up.prefer is not Prefer.TPOT:  # 2
             free = not (self._holds or self._held)
-            if free and promises.may_begin(engine, request, 0, True, followed, now_s):
+            if free and self._may_begin(engine, request, 0, True, followed, now_s):
                 return True
             return code is ReasonCode.OVERDUE and self._turns.takes(request, now_s)
         before_s = self._engines.accepted_s() + engine.speed.seconds(request.prefill_tokens)
         latest_s = promises.latest_s(request, before_s)
         patient = engine.up.prefer is Prefer.TPOT
         in_time, can_wait = self._queue.in_time(model), patient or now_s < latest_s
-        if promises.may_begin(engine, request, in_time, can_wait, followed, now_s):  # 3
+        if self._may_begin(engine, request, in_time, can_wait, followed, now_s):  # 3
             return True
         if code is ReasonCode.OVERDUE and self._turns.takes(request, now_s):
             return True
@@ -60,6 +68,23 @@ class PromiseGate:
         if now_s < latest_s and not patient:
             self.wake_s = min(self.wake_s, latest_s)
         return False
+
+    def _may_begin(
+        self, engine: EngineState, request: Request, in_time: int, can_wait: bool, followed: bool, now_s: float
+    ) -> bool:
+        """As :meth:`Promises.may_begin`, which is asked with every event of an overloaded device: what it denied holds
+        for a moment if nothing has changed since but the time."""
+        promises = self._engines.promises
+        if self._refusals_of != promises.version:
+            self._refusals_of = promises.version
+            self._refusals.clear()
+        question = request.id, in_time, can_wait, followed
+        if now_s < self._refusals.get(question, 0.0):
+            return False
+        may = promises.may_begin(engine, request, in_time, can_wait, followed, now_s)
+        if not may:
+            self._refusals[question] = now_s + _HOLDS_S
+        return may
 
     def begun(self, request: Request) -> None:
         """The request went to its engine."""

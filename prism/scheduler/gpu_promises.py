@@ -8,7 +8,7 @@ from typing import Final
 
 from prism.core.instances import InstanceKey
 from prism.core.request import Request
-from prism.core.specs import DeviceKind, Prefer
+from prism.core.specs import DeviceKind, DeviceRates, Prefer
 from prism.policy.device_time import GUESSES, Batch, alone_s, bandwidth_share, slowdown
 from prism.policy.promises import Decoder, Entrant, may_begin
 from prism.scheduler.gpu_engine import EndedAnswer, EngineState
@@ -20,6 +20,8 @@ _MOST_DONE: Final = 0.8
 """Of a request as long as most there is always something left."""
 _TOO_SLOW_ANYWAY: Final = 2.0
 """What misses its objective alone begins where steps take no longer than so many times what they take alone."""
+_LOST: Final = 0.5
+"""Steps would have to be so much faster than alone: nothing that others do will save it."""
 _LEAD_SHARE: Final = 0.1
 """Part of its objective before which a request can wait no longer, beside its prefill."""
 
@@ -34,6 +36,11 @@ class Promises:
         self._clock_s = 0.0
         self._running: dict[InstanceKey, tuple[EngineState, float]] = {}
         """Engines that run something, with their shares."""
+        self.version = 0
+        """Counts what changes answers, the time aside."""
+        self._decoders: dict[InstanceKey, Decoder] = {}
+        """Those that run something, as of :attr:`_decoders_at`: time and version."""
+        self._decoders_at = 0.0, 0
 
     # --- what happens ---
 
@@ -47,8 +54,9 @@ class Promises:
     def changed(self, engine: EngineState, now_s: float, gone: bool = False) -> None:
         """Requests came to the engine, or left it; ``gone``: it is no more."""
         self.clock_s(now_s)
+        self.version += 1
         if engine.in_flight and not gone:
-            share = bandwidth_share(self._rates, self._batch(engine, 0, 0))
+            share = bandwidth_share(self._rates_of(engine), self._batch(engine, 0, 0))
             self._running[engine.up.key] = engine, share
         else:
             self._running.pop(engine.up.key, None)
@@ -61,6 +69,7 @@ class Promises:
             return
         said_s = self._alone_s(engine, self._batch(engine, 0, 0))
         error = math.log(undisturbed_s / answer.tokens / said_s)
+        self.version += 1
         engine.log_factor = min(_MOST, max(-_MOST, engine.log_factor + _LEARN * error))
 
     # --- questions ---
@@ -77,12 +86,19 @@ class Promises:
         in time if it does. ``followed``: requests of other models wait too."""
         if math.isinf(engine.up.slo_tpot_s):
             return True
-        was = self._decoder(engine, None, now_s) if engine.up.key in self._running else None
-        others = [self._decoder(e, None, now_s) for e, _ in self._running.values() if e is not engine]
+        running = self._running_decoders(now_s)
+        was = running.get(engine.up.key)
+        others = [decoder for decoder in running.values() if decoder is not was]
         alone_s = self._alone_s(engine, self._batch(engine, request.kv_tokens, 1))
         gain = in_time if engine.up.prefer is Prefer.TTFT or engine.up.slo_tpot_s >= alone_s else 0
         entrant = Entrant(self._decoder(engine, request, now_s), was, gain, can_wait, followed)
         return may_begin(entrant, others)
+
+    def _running_decoders(self, now_s: float) -> dict[InstanceKey, Decoder]:
+        if self._decoders_at != (now_s, self.version):
+            self._decoders_at = now_s, self.version
+            self._decoders = {key: self._decoder(engine, None, now_s) for key, (engine, _) in self._running.items()}
+        return self._decoders
 
     def _decoder(self, engine: EngineState, entrant: Request | None, now_s: float) -> Decoder:
         """As it runs, or with one more request."""
@@ -97,10 +113,11 @@ class Promises:
         elif bearable < 1.0:
             bearable, promised = _TOO_SLOW_ANYWAY, 0
         elif done:
-            ahead = max(1.0, (bearable - done * self._crowd) / (1.0 - done))
+            crowd = engine.disturbed(self.clock_s(now_s), now_s) or self._crowd
+            ahead = max(_LOST, (bearable - done * crowd) / (1.0 - done))
             bearable += (ahead - bearable) * math.exp(-pace.fed(now_s))
         rest_s = pace.answer_s * (1.0 - done)
-        share = bandwidth_share(self._rates, batch)
+        share = bandwidth_share(self._rates_of(engine), batch)
         return Decoder(share, bearable, promised, rest_s, pace.lasts_s(rest_s, now_s))
 
     def _batch(self, engine: EngineState, more_tokens: int, more: int) -> Batch:
@@ -108,4 +125,7 @@ class Promises:
         return Batch(engine.up.weight_bytes, kv_bytes, max(1, len(engine.in_flight) + more))
 
     def _alone_s(self, engine: EngineState, batch: Batch) -> float:
-        return math.exp(engine.log_factor) * alone_s(self._rates, batch)
+        return math.exp(engine.log_factor) * alone_s(self._rates_of(engine), batch)
+
+    def _rates_of(self, engine: EngineState) -> DeviceRates:
+        return engine.up.rates or self._rates

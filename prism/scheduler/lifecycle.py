@@ -17,6 +17,7 @@ from prism.core.events import ActivationFinished, InstanceFound
 from prism.core.ids import Generation
 from prism.core.instances import InstanceKey
 from prism.core.reasons import Reason, ReasonCode, because
+from prism.core.settings import LiveMode
 from prism.core.views import InstanceState
 from prism.policy.eviction import recovered_trust, trust_after
 from prism.scheduler.books import Books
@@ -46,7 +47,7 @@ class Lifecycle:
         model, room = order.model, order.room
         key = InstanceKey(model.name, Generation(self._next_generation))
         instance = self._new_record(key, model, room, InstanceState.WAITING, order.reason, now_s)
-        instance.replaces = order.replaces
+        instance.replaces, instance.live = order.replaces, order.live or self._usual_mode()
         _note_return(model, now_s)
         self._next_generation += 1
         self._books.last_devices = room.devices
@@ -60,6 +61,10 @@ class Lifecycle:
                 self._books.fleet.devices[device].contested_s = now_s
         self._send_if_ready(instance, now_s)
         return instance
+
+    def _usual_mode(self) -> LiveMode:
+        """How an instance begins that nobody chose a way for."""
+        return LiveMode.PAIR if self._books.settings.live is LiveMode.PAIR else LiveMode.WHOLE
 
     def adopt_instance(self, model: ModelRecord, found: InstanceFound, now_s: float) -> None:
         """Take over an instance that an earlier scheduler has started."""
@@ -96,7 +101,8 @@ class Lifecycle:
         if instance.state is InstanceState.WAITING and not instance.waits_for:
             instance.enter(InstanceState.LOADING, now_s)
             self.held.pop(instance.key, None)
-            self._outbox.emit(Activate(instance.key, instance.parts, instance.reason, instance.kv_cap_bytes))
+            activate = Activate(instance.key, instance.parts, instance.reason, instance.kv_cap_bytes, instance.live)
+            self._outbox.emit(activate)
 
     def finish_activation(self, event: ActivationFinished, now_s: float) -> InstanceRecord | None:
         """The instance serves; the one that it replaces leaves. None for an instance that was told to leave in the
@@ -105,8 +111,10 @@ class Lifecycle:
         if instance is None or instance.state is not InstanceState.LOADING:
             return None
         model = self._books.models[instance.model]
-        known_s = model.activation_s
-        model.activation_s = event.seconds if known_s is None else 0.7 * known_s + 0.3 * event.seconds
+        if event.early:
+            model.early_s = _smoothed(model.early_s, event.seconds)
+        else:
+            model.activation_s = _smoothed(model.activation_s, event.seconds)
         instance.enter(InstanceState.READY, now_s)
         old = self._books.loaded.get(instance.replaces) if instance.replaces is not None else None
         instance.replaces = None
@@ -174,6 +182,10 @@ class Lifecycle:
                     other.waits_for.discard(instance.key)
                     self._send_if_ready(other, now_s)
         self.freed.append(model)
+
+
+def _smoothed(known_s: float | None, seen_s: float) -> float:
+    return seen_s if known_s is None else 0.7 * known_s + 0.3 * seen_s
 
 
 def _note_return(model: ModelRecord, now_s: float) -> None:

@@ -9,6 +9,7 @@ from prism.scheduler.books import Books
 from prism.scheduler.cluster_policy import ClusterPolicy
 from prism.scheduler.decisions import Room, StartInstance
 from prism.scheduler.lifecycle import Lifecycle
+from prism.scheduler.live_ways import LiveWays
 from prism.scheduler.records import ModelRecord
 from prism.scheduler.survey import Survey
 from prism.scheduler.wanting import Wanting
@@ -19,6 +20,7 @@ class Operators:
 
     def __init__(self, books: Books, lifecycle: Lifecycle, wanting: Wanting, policy: ClusterPolicy) -> None:
         self._books, self._lifecycle, self._wanting, self._policy = books, lifecycle, wanting, policy
+        self._ways = LiveWays(books)
 
     def on_load(self, event: OperatorLoad, now_s: float) -> None:
         """Load the model, on the named devices if there are any; move it there if it serves elsewhere."""
@@ -47,12 +49,13 @@ class Operators:
         if not model.coming_or_here:
             self._wanting.want_model(model, now_s)  # the first may drive others out
         model.want = None if model.coming_or_here else model.want
-        reason = because(ReasonCode.OPERATOR, instances=instances)
         while model.coming_or_here and sum(i.state is not InstanceState.DRAINING for i in model.instances) < instances:
             room = self._policy.find_room(model, now_s, Survey())
             if not isinstance(room, Room) or room.evict or _holds(model, room):
                 return
-            self._lifecycle.start_instance(StartInstance(model, room, reason), now_s)
+            begun = self._ways.choose(model, [room.devices], instances, 0.0, now_s)
+            reason = because(ReasonCode.OPERATOR, instances=instances, **begun.numbers)
+            self._lifecycle.start_instance(StartInstance(model, room, reason, live=begun.modes[0]), now_s)
 
     def on_unload(self, event: OperatorUnload, now_s: float) -> None:
         """Let the model leave the named devices, or all."""

@@ -164,7 +164,8 @@ class PrismPolicy(ClusterPolicy):
     # --- prism plan ---
 
     def explain_loaded(self, now_s: float) -> Sequence[PlannedDecision]:
-        return self._migration.explain(now_s) if self.books.fleet.devices else super().explain_loaded(now_s)
+        loaded = self._migration.explain(now_s) if self.books.fleet.devices else super().explain_loaded(now_s)
+        return [*self._scaling.explain(now_s), *loaded]
 
 
 def pressing_of(model: ModelRecord, activation_s: float, now_s: float) -> Pressing:

@@ -8,6 +8,7 @@ from prism.core.events import DeviceReport
 from prism.core.ids import DeviceId, ModelName
 from prism.core.instances import InstanceKey, Parts, devices_of, queue_device
 from prism.core.reasons import Reason
+from prism.core.settings import LiveMode
 from prism.core.specs import DeviceSpec, ModelSpec
 from prism.core.views import InstanceState
 from prism.policy.demand import IdleIntervals, SlidingRate
@@ -50,6 +51,8 @@ class InstanceRecord:
     kv_work_bytes: float = 0.0
     replaces: InstanceKey | None = None
     """The instance that leaves once this one serves (a migration)."""
+    live: LiveMode = LiveMode.WHOLE
+    """Whether it may serve before its weights are there."""
     carried: bool = False
     """Draining, and told to move its running requests away."""
     waits_for: set[InstanceKey] = field(default_factory=set)
@@ -117,6 +120,8 @@ class ModelRecord:
     failure: str = ""
     failed_for_good: bool = False
     activation_s: float | None = None
+    early_s: float | None = None
+    """What an instance took lately until it served before its weights were there; None: none did."""
     least_instances: int = 1
     """So many an operator asked for: they stay although demand does not need them (neighbours' demand may)."""
     avoid_until_s: dict[DeviceId, float] = field(default_factory=dict)

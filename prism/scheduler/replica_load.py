@@ -84,6 +84,11 @@ class ReplicaLoad:
         record = self._records.get(model)
         return record is not None and record.hot
 
+    def served_per_s(self, model: ModelName, now_s: float) -> float:
+        """First tokens of all its instances, of the last moment or, if that is more, on average; 0: not known."""
+        record = self._records.get(model)
+        return 0.0 if record is None else max(record.served.per_s(now_s), record.long_served_per_s)
+
     def bursting(self) -> list[ModelName]:
         """Models with a :meth:`peak` to be asked for."""
         return list(self._records)

@@ -8,19 +8,20 @@ need at once, and, when time passes, for those that a model's bursts have needed
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final
 
 from prism.core.ids import DeviceId
 from prism.core.instances import InstanceKey
 from prism.core.reasons import Reason, ReasonCode, because
-from prism.core.settings import Placement
-from prism.core.views import InstanceState
+from prism.core.settings import LiveMode, Placement
+from prism.core.views import InstanceState, PlannedDecision
 from prism.policy.device_time import slowdown
 from prism.scheduler.books import Books
 from prism.scheduler.crowding import is_pressed
 from prism.scheduler.decisions import Decision, Room, StartInstance, StopInstance
+from prism.scheduler.live_ways import BegunWay, LiveWays
 from prism.scheduler.places import Places
 from prism.scheduler.records import InstanceRecord, ModelRecord
 from prism.scheduler.replica_load import ReplicaLoad
@@ -113,7 +114,11 @@ class Scaling:
 
     def __init__(self, books: Books, places: Places) -> None:
         self._books, self._places = books, places
-        self._load = ReplicaLoad(books)
+        self._load, self._ways = ReplicaLoad(books), LiveWays(books)
+
+    def explain(self, now_s: float) -> Iterator[PlannedDecision]:
+        """In which way further instances come, or why they do not come yet (``live_scaling: {mode: auto}``)."""
+        return self._ways.explain(now_s)
 
     def on_report(self, instance: InstanceRecord, now_s: float) -> Iterable[Decision]:
         """The load of the instance, which serves, was reported."""
@@ -131,6 +136,7 @@ class Scaling:
         """Rates are fresh: instances for bursts to come are made where memory is free, those first of which a byte of
         weights takes the most of the load."""
         self._load.forget_gone()
+        self._ways.forget_gone()
         lacking = [m for m in map(self._books.models.__getitem__, self._load.bursting()) if self._lacks(m, now_s)]
         budget = max(1, len(self._books.fleet.devices) // _DEVICES_A_ROUND)
         for model in sorted(lacking, key=lambda m: (-self._standing(m, now_s) / m.spec.weight_bytes, m.name)):
@@ -185,23 +191,29 @@ class Scaling:
             slowdown=max(slowdown(self._books.fleet.load_of(d, now_s)) for i in active for d in i.shards),
             hot=self._load.is_hot(model.name),
         )
-        for place in decide_scaling(view, self._further_places(model, busiest, wanted, code, now_s)).add:
-            yield self._start(model, place, active, wanted, code, now_s)
+        places = decide_scaling(view, self._further_places(model, busiest, wanted, code, now_s)).add
+        begun = self._begun(model, places, wanted, code, now_s)
+        counts = {"instances": len(active), "wanted": wanted, "waiting": sum(i.waiting for i in active)}
+        for place, live in zip(places if begun.modes else (), begun.modes, strict=True):
+            reason = because(code, **counts, slowdown=place.slowdown, **begun.numbers)
+            yield self._start(model, place, reason, live, now_s)
+
+    def _begun(
+        self, model: ModelRecord, places: Sequence[Place], wanted: int, code: ReasonCode, now_s: float
+    ) -> BegunWay:
+        """Instances that only stand ready, or that shall make tokens come faster, come as a whole: nothing waits."""
+        if code is not ReasonCode.SCALE_OUT or not self._load.is_hot(model.name):
+            return BegunWay((None,) * len(places), {})
+        served_per_s = self._load.served_per_s(model.name, now_s)
+        return self._ways.choose(model, [p.devices for p in places], wanted, served_per_s, now_s, may_wait=True)
 
     def _start(
-        self,
-        model: ModelRecord,
-        place: Place,
-        active: list[InstanceRecord],
-        wanted: int,
-        code: ReasonCode,
-        now_s: float,
+        self, model: ModelRecord, place: Place, reason: Reason, live: LiveMode | None, now_s: float
     ) -> StartInstance:
         leave = because(ReasonCode.SCALE_IN, for_model=model.name)
         evict: tuple[tuple[InstanceRecord, Reason], ...] = tuple((self._books.loaded[k], leave) for k in place.evict)
         room = Room.on(place.devices, evict, self._places.kv_cap_bytes(model, place.devices, now_s))
-        counts = {"instances": len(active), "wanted": wanted, "waiting": sum(i.waiting for i in active)}
-        return StartInstance(model, room, because(code, **counts, slowdown=place.slowdown))
+        return StartInstance(model, room, reason, live=live)
 
     def _further_places(
         self, model: ModelRecord, busiest: InstanceRecord, wanted: int, code: ReasonCode, now_s: float

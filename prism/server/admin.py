@@ -57,6 +57,7 @@ def admin_router(front: Front) -> APIRouter:
 def _reading(router: APIRouter, front: Front) -> None:
     @router.get("/models")
     async def models() -> dict[str, Any]:
+        await front.catch_up()
         return {"models": await models_view(front)}
 
     @router.get("/devices")

@@ -98,10 +98,10 @@ class Front:
 
     async def _follow_catalog(self) -> None:
         while True:
-            await self._catch_up()
+            await self.catch_up()
             await asyncio.sleep(RELOAD_S)
 
-    async def _catch_up(self) -> None:
+    async def catch_up(self) -> None:
         """Reads the catalog again if another process applied a change."""
         async with self._catching_up:
             try:
@@ -115,7 +115,7 @@ class Front:
     async def find(self, name: str) -> ModelName:
         """Like :meth:`resolve`; a name that is new since the catalog changed a moment ago is found too."""
         if self.catalog.resolve(name) is None:
-            await self._catch_up()
+            await self.catch_up()
         return self.resolve(name)
 
     async def reload(self) -> None:

@@ -141,7 +141,7 @@ def _measured(reports: Iterable[dict[str, Any]]) -> dict[tuple[str, int], Counte
     measured: dict[tuple[str, int], Counter[str]] = {}
     for report in reports:
         counts = measured.setdefault((report["model"], report["generation"]), Counter())
-        for key in ("running", "waiting", "served"):
+        for key in ("running", "waiting", "served", "borrowed_bytes", "long_host_bytes", "long_lent_bytes"):
             counts[key] += report.get(key, 0)
         for key in ("weight_bytes", "kv_bytes"):
             counts[key] += report.get(key, 0) * len(report["devices"])

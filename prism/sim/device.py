@@ -24,6 +24,7 @@ from prism.core.events import (
 from prism.core.instances import InstanceKey
 from prism.core.settings import Admission, GpuSettings
 from prism.core.specs import DeviceSpec, ModelSpec
+from prism.policy.profiles import prefill_on, profile_on
 from prism.scheduler.gpu import GpuScheduler
 from prism.scheduler.request_life import DeviceRequests, Stage
 from prism.sim.account import Account
@@ -189,10 +190,12 @@ class SimDevice:
         """``engine`` takes requests of ``model`` from now on."""
         self.engines[engine.key] = engine
         limits = engine.limits
+        profile = profile_on(model, self.spec.kind)
+        measured = engine.cost.prefill_tokens_per_s(min(2048, limits.chunk_tokens))
         self.tell(
             EngineUp(
                 engine.key,
-                engine.cost.prefill_tokens_per_s(min(2048, limits.chunk_tokens)),
+                prefill_on(model, self.spec.kind, measured),
                 engine.kv.bytes_per_token,
                 limits.max_running,
                 limits.chunk_tokens,
@@ -202,6 +205,7 @@ class SimDevice:
                 weight_bytes=model.shard_weight_bytes,
                 slo_tpot_s=model.slo_tpot_s,
                 prefer=model.prefer,
+                rates=None if profile is None else profile.rates,
             )
         )
         self._stale[engine] = None

@@ -14,8 +14,10 @@ from pathlib import Path
 import msgspec
 
 from prism.config.catalog import Catalog, load_catalog
+from prism.config.profiles import ProfileStore
 from prism.core.errors import InvalidValue
 from prism.core.settings import PolicySettings
+from prism.core.specs import ModelSpec
 from prism.sim.calibration import Calibration, load_calibration
 from prism.sim.cluster_file import load_cluster
 from prism.sim.cluster_sections import Cluster, NodeGroup
@@ -45,6 +47,8 @@ class Inputs:
     catalog: Path
     seed: int = 0
     calibration: Path | None = None
+    profiles: Path | None = None
+    """Of models (``prism profile``): where schedulers have them, they do not begin with guesses."""
     rate: float = 1.0
     slo_scale: float = 1.0
     limit_s: float | None = None
@@ -64,7 +68,7 @@ class Inputs:
         last_s = _last_arrival_s(trace, self.limit_s, catalog)
         return SimSpec(
             cluster=cluster,
-            models=catalog_specs(catalog),
+            models=self._models(catalog, cluster),
             policy=policy,
             rows=_rows(trace, self.rate, self.limit_s, self.seed),
             title=f"{self.trace.name} on {cluster.gpus} devices, policy {policy.cluster.policy.value}",
@@ -78,6 +82,13 @@ class Inputs:
             calibration=self._calibration(cluster, catalog),
             settings=self._settings(policy, catalog, cluster),
         )
+
+    def _models(self, catalog: Catalog, cluster: Cluster) -> tuple[ModelSpec, ...]:
+        specs = catalog_specs(catalog)
+        if self.profiles is None:
+            return specs
+        store, gpus = ProfileStore(self.profiles), {group.gpu for group in cluster.groups}
+        return tuple(store.profiled(spec, gpus) for spec in specs)
 
     def check(self) -> None:
         """Look at the options without reading any file. Raises :class:`InvalidValue`."""
@@ -133,6 +144,7 @@ class Inputs:
             "start": self.start,
             "limit_s": self.limit_s,
             "calibration": None if self.calibration is None else self.calibration.name,
+            "profiles": None if self.profiles is None else self.profiles.name,
         }
 
 

@@ -36,19 +36,26 @@ class _DeviceLinks:
     peer_in: Link
     peer_out: Link
     memory: Link
+    lent: Link
+    """The part of it that copies to and from other devices may take together."""
 
 
 class KvLinks:
-    """Devices of one kind in one server, all peers of each other. ``network_bytes_s``: of the server, each way."""
+    """Devices of one kind in one server, all peers of each other. ``network_bytes_s``: of the server, each way;
+    ``lent_share``: of a device's memory bandwidth, for all copies between it and other devices
+    (``kv.lend_rate_fraction``)."""
 
-    def __init__(self, network: Network, gpu: GpuKind, devices: Sequence[str], network_bytes_s: float) -> None:
+    def __init__(
+        self, network: Network, gpu: GpuKind, devices: Sequence[str], network_bytes_s: float, lent_share: float = 1.0
+    ) -> None:
         self._network = network
         pcie = gpu.pcie_bytes_per_s * gpu.pcie_efficiency
         peer = gpu.nvlink_bytes_per_s or pcie
         memory = gpu.memory_bytes_per_s * gpu.memory_efficiency
 
         def of(name: str) -> _DeviceLinks:
-            rates = {"host_in": pcie, "host_out": pcie, "peer_in": peer, "peer_out": peer, "memory": memory}
+            rates = {"host_in": pcie, "host_out": pcie, "peer_in": peer, "peer_out": peer}
+            rates |= {"memory": memory, "lent": lent_share * memory}
             return _DeviceLinks(**{kind: Link(f"{name} {kind}", rate) for kind, rate in rates.items()})
 
         self._devices = {name: of(name) for name in devices}
@@ -62,7 +69,7 @@ class KvLinks:
             raise InvalidValue("target", target, "one end of a move is a device", sorted(self._devices))
         crossed: list[Link] = [end.memory for end in (a, b) if end is not None]
         if a is not None and b is not None:
-            crossed += [a.peer_out, b.peer_in]
+            crossed += [a.peer_out, b.peer_in, a.lent, b.lent]
         elif b is not None:
             crossed += [b.host_in] + ([self._net_in] if source == KvTier.NETWORK else [])
         elif a is not None:

@@ -12,19 +12,18 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Final
 
-import msgspec
 import numpy as np
 
+from prism.config.profiles import Profile
 from prism.config.units import Bytes
 from prism.core.errors import InvalidValue
-from prism.core.ids import ModelName
 from prism.core.settings import PolicySettings
-from prism.core.specs import ModelSpec
-from prism.policy.lending_map import MemoryNeed
+from prism.core.specs import DeviceRates, ModelSpec
 from prism.sim.calibration import Calibration
 from prism.sim.cluster_sections import Cluster, EngineSection, NodeGroup
 from prism.sim.gpus import gpu
 from prism.sim.machines import USABLE
+from prism.sim.roofline import StepCost, step_cost
 from prism.sim.run import SimResult, SimSpec, simulate
 from prism.trace.lengths import LengthTable, length_table
 from prism.trace.row import TraceRow
@@ -36,35 +35,11 @@ _BURST_S: Final = 60.0
 _UNBOUNDED: Final = 32
 """Times a device's memory that stand for memory without end."""
 _MANY_RUNNING: Final = 1 << 14
-
-
-class Profile(msgspec.Struct, frozen=True, kw_only=True):
-    """The answer for one model on ``tp`` devices of a kind. Bytes are per device."""
-
-    model: str
-    gpu: str
-    tp: int
-    lengths: str
-    target: float
-    ttft_s: float
-    tpot_s: float
-    rate_rps: float
-    """The largest rate that was found to meet the objectives; 0: not even the smallest tried does."""
-    free_bytes: int
-    """What is free at that rate at the worst moment."""
-    swap_bytes: dict[int, int]
-    """By burst: what the requests of such a burst hold beyond the device's memory."""
-
-    def of(self, model: str) -> Profile:
-        """The same for another model of equal weights, shape and objectives."""
-        return msgspec.structs.replace(self, model=model)
-
-    def need(self, shards: int, burst: int, lend_from_bytes: int) -> MemoryNeed:
-        """A lender when at least ``lend_from_bytes`` are free at its stable rate, else a borrower of what bursts of
-        ``burst`` times lack (0: neither)."""
-        if self.free_bytes >= lend_from_bytes:
-            return MemoryNeed(ModelName(self.model), shards, self.free_bytes)
-        return MemoryNeed(ModelName(self.model), shards, -self.swap_bytes[burst])
+_CHUNK_TOKENS: Final = 2048
+_DRAWN: Final = 1000
+"""Requests whose mean lengths are taken."""
+_ROUNDS: Final = 8
+"""Until how many run and what their steps take agree."""
 
 
 @dataclass(frozen=True)
@@ -101,6 +76,9 @@ def profile(spec: ProfileSpec, on_try: Callable[[float], None] = lambda rate_rps
         why = f"a shard of {spec.model.name} has {spec.model.shard_weight_bytes} bytes, a device takes {capacity_bytes}"
         raise InvalidValue("gpu", spec.gpu, why)
     rate_rps, used_bytes = _largest_rate(spec, on_try)
+    bursts = {times: _burst_bytes(spec, rate_rps or STEP_RPS, times, on_try) for times in BURSTS}
+    cost = (spec.calibration and spec.calibration.step_cost(spec.model, kind)) or step_cost(spec.model, kind)
+    rates = _rates(spec, cost, rate_rps)
     return Profile(
         model=str(spec.model.name),
         gpu=spec.gpu,
@@ -111,10 +89,31 @@ def profile(spec: ProfileSpec, on_try: Callable[[float], None] = lambda rate_rps
         tpot_s=spec.model.slo_tpot_s,
         rate_rps=rate_rps,
         free_bytes=max(capacity_bytes - used_bytes, 0),
-        swap_bytes={
-            times: max(_burst_bytes(spec, rate_rps or STEP_RPS, times, on_try) - capacity_bytes, 0) for times in BURSTS
-        },
+        swap_bytes={times: max(held - capacity_bytes, 0) for times, held in bursts.items()},
+        burst_bytes={times: max(held - used_bytes, 0) for times, held in bursts.items()},
+        kind=kind.device_kind,
+        step_s=rates.step_s,
+        sequence_s=rates.sequence_s,
+        bytes_per_s=rates.bytes_per_s,
+        prefill_tokens_per_s=cost.prefill_tokens_per_s(_CHUNK_TOKENS),
     )
+
+
+def _rates(spec: ProfileSpec, cost: StepCost, rate_rps: float) -> DeviceRates:
+    """Of the decode steps of as many requests as run at that rate, by Little's law."""
+    rng, table = np.random.default_rng(spec.seed), length_table(spec.lengths)
+    lengths = [_within(table, rng, spec.model.context_tokens) for _ in range(_DRAWN)]
+    prompt, output = (sum(column) / _DRAWN for column in zip(*lengths, strict=True))
+    running, context = 1, 0
+    for _ in range(_ROUNDS):
+        context = round(running * (prompt + output / 2))
+        run, _load = cost.decode(running, context)
+        running = max(1, round(rate_rps * output * run.first_s))
+    read_bytes = spec.model.shard_weight_bytes + context * spec.model.shape.kv_bytes_per_rank(spec.model.tp)
+    host_s = cost.overhead_s + cost.comm_s
+    sequence_s = cost.sequence_s + cost.comm_token_s
+    read_s = max(cost.decode(running, context)[0].first_s - host_s - sequence_s * running, 1e-9)
+    return DeviceRates(host_s, sequence_s, read_bytes / read_s)
 
 
 def _largest_rate(spec: ProfileSpec, on_try: Callable[[float], None]) -> tuple[float, int]:

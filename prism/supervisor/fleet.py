@@ -3,15 +3,18 @@ it."""
 
 from __future__ import annotations
 
+import os
 from typing import Final
 
 import msgspec
 
 from prism.config.catalog import Catalog
+from prism.config.sections import LinkConfig
 from prism.core.settings import GpuSettings, LiveMode, LongPromptPlace
 from prism.kv.settings import DeclaredLinks, KvSettings
 from prism.node.main import EngineSettings
 from prism.weights.store.budget import Budget, share_of_memory
+from prism.weights.store.shared_memory import SHARED_MEMORY
 from prism.wire.messages import PROTOCOL_VERSION
 
 DOCUMENT: Final = "fleet"
@@ -34,17 +37,28 @@ class KvShare(msgspec.Struct, frozen=True, kw_only=True):
     host_memory_fraction: float
     """0: nothing is kept."""
     lend_keep_fraction: float | None
+    lend_rate_fraction: float = 1.0
     long_prompts: LongPromptPlace
     links: dict[str, DeclaredLinks]
     """By the device's name on its machine."""
+    leave_s: float = 1.0
+    """See :class:`prism.kv.settings.KvSettings`."""
 
     def on_this_machine(self) -> KvSettings:
         return KvSettings(
-            host_bytes=share_of_memory(self.host_memory_fraction),
+            host_bytes=min(share_of_memory(self.host_memory_fraction), self._of_shared_memory()),
             lend_keep_fraction=self.lend_keep_fraction,
+            lend_rate_fraction=self.lend_rate_fraction,
             long_prompts=self.long_prompts,
             links=self.links,
+            leave_s=self.leave_s,
         )
+
+    def _of_shared_memory(self) -> int:
+        """Twice the share, of the file system in shared memory: that is half of all memory, but for containers whose is
+        small, and where weights are to find room, too."""
+        room = os.statvfs(SHARED_MEMORY)
+        return int(2 * self.host_memory_fraction * room.f_blocks * room.f_frsize)
 
 
 class FleetSettings(msgspec.Struct, frozen=True, kw_only=True):
@@ -97,8 +111,10 @@ def settings_of(catalog: Catalog) -> FleetSettings:
     kv = KvShare(
         host_memory_fraction=catalog.kv.host_memory_fraction if catalog.kv.keep else 0.0,
         lend_keep_fraction=catalog.kv.lend_keep_fraction if catalog.kv.lend else None,
+        lend_rate_fraction=catalog.kv.lend_rate_fraction,
         long_prompts=catalog.kv.long_prompts,
-        links={d.id: DeclaredLinks(host=float(d.links.host_bytes_s), peer=float(d.links.peer_bytes_s)) for d in listed},
+        leave_s=float(catalog.kv.leave_s),
+        links={d.id: _declared(d.links) for d in listed},
     )
     live = catalog.live_scaling.mode is not LiveMode.WHOLE
     return FleetSettings(
@@ -109,6 +125,11 @@ def settings_of(catalog: Catalog) -> FleetSettings:
         gpu=settings.gpu,
         layers_keep_fraction=catalog.kv.lend_keep_fraction if live else None,
     )
+
+
+def _declared(links: LinkConfig) -> DeclaredLinks:
+    host, peer, memory = (float(rate) for rate in (links.host_bytes_s, links.peer_bytes_s, links.memory_bytes_s))
+    return DeclaredLinks(host=host, peer=peer, memory=memory)
 
 
 def decode(document: str) -> FleetDocument:

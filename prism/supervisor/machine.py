@@ -153,6 +153,7 @@ class Machine(Supervisor):
             decision_log=str(state.decision_log),
             parent_pid=os.getpid(),
             secret_file=None if self._secret_file is None else str(self._secret_file),
+            profiles=str(state.profiles),
         )
         return self._configured("controller", "prism.controller.main", config)
 

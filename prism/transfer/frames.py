@@ -12,6 +12,8 @@ A frame is a 4-byte little-endian length and a MessagePack body. One connection 
     OwnerQuestion ---------------------->                 a question of the windows' owner
            <------------------------------ Queued         while the answer is made
            <------------------------------ OwnerAnswer
+    Handover -------------------------->                  the owner has the connection from then on
+           <------------------------------ OwnerAnswer
     Warm ------------------------------>
            <------------------------------ Data, raw bytes
     Get -------------------------------->
@@ -143,6 +145,14 @@ class OwnerAnswer(Frame):
     body: bytes
 
 
+class Handover(Frame):
+    """The server's owner is given this connection; answered by :class:`OwnerAnswer`, the last frame on it, or
+    :class:`Declined`."""
+
+    topic: str
+    body: bytes
+
+
 AnyFrame = (
     Greeting
     | Challenge
@@ -159,6 +169,7 @@ AnyFrame = (
     | Declined
     | OwnerQuestion
     | OwnerAnswer
+    | Handover
     | Warm
 )
 _encoder = msgspec.msgpack.Encoder()

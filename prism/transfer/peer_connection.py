@@ -20,6 +20,7 @@ from prism.transfer.frames import (
     Done,
     Get,
     GetArrival,
+    Handover,
     OwnerAnswer,
     OwnerQuestion,
     Queued,
@@ -122,6 +123,18 @@ class PeerConnection:
                 case frame:
                     raise PeerError(self.node, f"sent {type(frame).__name__} instead of an answer")
         raise PeerError(self.node, f"has not answered {topic!r} after {timeout_s:.0f} s")
+
+    def hand_over(self, topic: str, body: bytes, timeout_s: float) -> tuple[bytes, socket.socket]:
+        """The answer of the other side's owner, which has its end of this connection from now on, and this end, which
+        the caller closes. Raises :class:`PeerError`, ``OSError`` and ``EOFError``; the connection is closed then."""
+        try:
+            self._sock.settimeout(timeout_s)
+            send_frame(self._sock, Handover(topic=topic, body=body))
+            answer = expect(self._sock, OwnerAnswer).body
+        except BaseException:
+            self._sock.close()
+            raise
+        return answer, self._sock
 
     def arrival(self, window: str) -> Arrival:
         """Which leaves the peer holds, and how many pulls wait for its link."""

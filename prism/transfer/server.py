@@ -28,6 +28,7 @@ from prism.transfer.frames import (
     Described,
     Get,
     GetArrival,
+    Handover,
     OwnerAnswer,
     OwnerQuestion,
     Queued,
@@ -48,6 +49,9 @@ logger = logging.getLogger(__name__)
 Answerer = Callable[[bytes], bytes]
 """Answers a question of the windows' owner, in a thread of its own and for as long as it takes. What it raises (a
 :class:`PrismError`, ``OSError``) is told to the asker."""
+Taker = Callable[[bytes, socket.socket], bytes]
+"""Takes a proven connection, given what its other end said of it, and answers; it duplicates what it keeps. Raises
+like an :data:`Answerer`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +74,7 @@ class TransferServer:
         self.node, self.secret, self._source = node, secret, source
         self.networks = {network.name: network for network in options.networks}
         self._answerers = dict(options.answerers)
+        self._takers: dict[str, Taker] = {}
         host, _, port = bind.rpartition(":")
         self._listener = socket.create_server((host, int(port)), backlog=256)
         self.address = "{}:{}".format(*self._listener.getsockname()[:2])
@@ -80,6 +85,10 @@ class TransferServer:
         self._sockets: set[socket.socket] = set()
         self._closed = False
         threading.Thread(target=self._accept_all, name="transfer-accept", daemon=True).start()
+
+    def answer(self, topic: str, answerer: Answerer, taker: Taker) -> None:
+        """From now on questions and connections of this topic are answered so."""
+        self._answerers[topic], self._takers[topic] = answerer, taker
 
     def join_session(self, plan: NodePlan, told: bool = False) -> None:
         """From now on pulls of this session go in the plan's order. Sources call this; a reception does it
@@ -138,6 +147,9 @@ class TransferServer:
                     sock.settimeout(None)  # an idle puller may keep its connection
                     question = recv_frame(sock)
                     sock.settimeout(SEND_TIMEOUT_S)
+                    if isinstance(question, Handover):
+                        self._hand_over(sock, question)
+                        return
                     self._answer(sock, question)
         except (OSError, EOFError):
             logger.debug("%s: connection of %s ended", self.node, peer)
@@ -179,6 +191,21 @@ class TransferServer:
             send_frame(sock, Declined(reason=str(error)))
             return
         send_frame(sock, OwnerAnswer(body=body))
+
+    def _hand_over(self, sock: socket.socket, question: Handover) -> None:
+        """Afterwards this server has nothing to do with the connection; closing its own descriptor does not end it."""
+        with self._guard:
+            self._sockets.discard(sock)
+        taker = self._takers.get(question.topic)
+        if taker is None:
+            send_frame(sock, Declined(reason=f"takes no connections for {question.topic!r}"))
+            return
+        try:
+            answer = taker(question.body, sock)
+        except (OSError, PrismError) as error:
+            send_frame(sock, Declined(reason=str(error)))
+            return
+        send_frame(sock, OwnerAnswer(body=answer))
 
     def _arrival(self, name: str) -> Arrival:
         with self._guard:

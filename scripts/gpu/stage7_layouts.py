@@ -10,10 +10,11 @@ import statistics
 import subprocess
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
-from prism.core.specs import DeviceKind
+from prism.core.specs import DeviceKind, Speculation, SpeculativeAlgorithm
 from prism.engine.errors import CannotActivate
 from prism.engine.handle import EngineHandle
 from prism.engine.sglang_args import server_arguments
@@ -23,10 +24,15 @@ from scripts.gpu.run import Run
 from scripts.gpu.stage import ROOT, Item, Stage, run_stage
 from scripts.gpu.stage5_sharing import prompt
 from scripts.gpu.stock_answers import ask_stock
+from tests.engine.drafts import make_eagle
 from tests.engine.rig import tokenized
 
 TRIED: Final = {"latent": ("triton", "flashinfer", "fa3", "flashmla", "cutlass_mla"), "pages": ("flashinfer", "fa3")}
 """Attention back ends that may or may not read rows strided by a token."""
+GUESSES: Final = {
+    "ngram": Speculation(SpeculativeAlgorithm.NGRAM, draft_tokens=8, ngrams=1 << 18),
+    "eagle": Speculation(SpeculativeAlgorithm.EAGLE, draft_tokens=8, steps=3, branches=4),
+}
 Args = dict[str, Any]
 
 
@@ -72,6 +78,13 @@ def pages(run: Run) -> None:
     """KV pages of several tokens."""
     for page in (16,) if run.dry else (16, 64):
         asyncio.run(_layout(run, model(run, "0.6b"), {"page_size": page}, alike=run.dry))
+    run.needs_gpu()
+
+
+def guesses(run: Run) -> None:
+    """Guessed tokens, by n-grams and by a small model (EAGLE) that has seen the answers: they change no answer, and
+    come in fewer steps."""
+    asyncio.run(_guesses(run, model(run, "0.6b")))
     run.needs_gpu()
 
 
@@ -157,6 +170,31 @@ async def _again_and_again(run: Run, folder: Path, rounds: int) -> None:
         run.check(len(answers) == 1, f"{len(answers)} different answers in {rounds} activations")
 
 
+async def _guesses(run: Run, folder: Path) -> None:
+    prompts, new = sizes(run)
+    async with bench(run) as at:
+        plain, _ = await at.activate(folder)
+        expected = [await at.generate(plain, each, new) for each in prompts]
+        await plain.deactivate()
+        texts = [(*each, *answer) for each, answer in zip(prompts, expected, strict=True)]
+        draft = run.scratch / f"draft-{folder.name}"
+        if not draft.exists():
+            make_eagle(folder, draft, texts, new)
+        for name, how in {**GUESSES, "eagle": replace(GUESSES["eagle"], draft=str(draft))}.items():
+            handle = await at.rig.activate(replace(at.rig.spec_at(folder), speculation=how), at.rig.devices[:1])
+            for turn in ("first", "again"):  # n-grams guess what the engine has said
+                found = [await at.generate(handle, each, new) for each in prompts]
+                _compare(run, f"{name}, {turn}", found, expected)
+            rid = at.rig.submit(handle, tokenized("", prompts[0], new))
+            await at.rig.answer(rid)
+            steps = len([item for item in at.rig.items[rid] if item.token_ids])
+            run.reading(f"{name}: steps", steps, f"of {new}", goal=new * 2 / 3)
+            run.reading(f"{name}: KV of a token", handle.info.kv_bytes_per_token, "B")
+            await _under_pressure(run, at, handle)
+            await handle.deactivate()
+        run.check(not (problems := at.account.audit().problems), f"the account and the driver disagree: {problems}")
+
+
 async def _backends(run: Run) -> None:
     async with bench(run) as at:
         folders = {"latent": layout_model(run, "latent"), "pages": model(run, "0.6b")}
@@ -189,6 +227,7 @@ STAGE = Stage(
         Item("families", families, 240),
         Item("eight_bit", eight_bit, 120),
         Item("pages", pages, 180),
+        Item("guesses", guesses, 240),
         Item("backends", backends, 240),
     ),
 )

@@ -84,6 +84,8 @@ MODEL: dict[str, Any] = {
             "weight_bytes": 3 << 30,
             "kv_bytes": 256 << 20,
             "borrowed_bytes": 48 << 20,
+            "long_host_bytes": 40 << 20,
+            "long_lent_bytes": 8 << 20,
             "running": 2,
             "waiting": 1,
         }

@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 from click.testing import Result
 
+from prism.config.profiles import Profile, ProfileStore
 from prism.config.state import StateDir
-from prism.sim.profile import BURSTS, Profile
-from prism.sim.profile_store import ProfileStore
+from prism.sim.profile import BURSTS
 from tests.cli.conftest import FakeServer
 
 Run = Callable[..., Result]

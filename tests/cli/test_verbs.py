@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from click.testing import Result
 
+from prism.cli import growing
 from prism.cli.arriving import line
 from prism.cli.errors import Exit
 from prism.cli.ps import weights
@@ -41,6 +43,7 @@ def test_ps(server: FakeServer, prism: Run) -> None:
     assert lines["wanted"].endswith("ago")
     assert "cold" not in shown
     assert "48.0 MiB" in lines["org/chat"], "what it has borrowed"
+    assert "org/chat: prompts larger than local/host:0 have 40.0 MiB in host memory, 8.0 MiB lent" in shown
     assert len(json.loads(prism("ps", "--json").output)) == 2
     assert "LAYERS" not in shown
     pair = [
@@ -143,6 +146,32 @@ def test_load_to_many_says_what_came_from_where(server: FakeServer, prism: Run) 
     for part in ("m is on 2 of 3", "d: no memory", "no room for more"):
         assert part in shown.output
     assert prism("load", "m", "--to", "2", "--device", "d").exit_code == 2
+
+
+def test_load_to_many_shows_layers_that_others_run(
+    server: FakeServer, prism: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = {"devices": ["n/host:0"], "remote": {"layers": 4, "held_layers": 4, "peers": [], "leaders": ["n/host:1"]}}
+
+    def second(held: int, *peers: str) -> dict[str, Any]:
+        remote = {"layers": 4, "held_layers": held, "peers": list(peers), "leaders": []}
+        return {"replicas": [first, {"devices": ["n/host:1"], "remote": remote}]}
+
+    looks = [second(1, "n/host:0"), second(1, "n/host:0"), second(3), second(4)]
+
+    def sleep(seconds: float) -> None:
+        server.answers["GET /admin/models/m"] = looks.pop(0)
+
+    monkeypatch.setattr(growing, "time", SimpleNamespace(sleep=sleep, monotonic=lambda: 0.0))
+    sleep(0.0)
+    detail = {"state": "ready", "instances": 2, "wanted": 2, "failed": []}
+    server.answers["POST /admin/models/m/load"] = {"ok": True, "detail": detail}
+    shown = [line for line in prism("load", "m", "--to", "2").output.splitlines() if line.startswith("host:")]
+    assert shown == [
+        "host:1: serves with 1 of 4 layers, over host:0",
+        "host:1: serves with 3 of 4 layers, waits for the others",
+        "host:1: has all layers",
+    ]
 
 
 def test_how_weights_that_arrive_are_shown() -> None:

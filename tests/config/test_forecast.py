@@ -78,10 +78,28 @@ def foretold(config: dict[str, Any], devices: tuple[DeviceKind, ...], wanted: An
 def test_each_obstacle_comes_with_what_would_serve_the_model() -> None:
     mamba = {"architectures": ["NemotronHForCausalLM"], "hybrid_override_pattern": "M*"}
     assert "Mamba" in foretold(mamba, HOST) and "what would serve it: " in foretold(mamba, HOST)
-    quantised = {"architectures": ["LlamaForCausalLM"], "quantization_config": {"quant_method": "gptq"}}
+    quantised = {"architectures": ["LlamaForCausalLM"], "quantization_config": {"quant_method": "bitsandbytes"}}
     assert "cuda:N" in foretold(quantised, HOST)
     assert foretold(quantised, CUDA) == foretold(quantised, ()) == ""
     assert foretold({"architectures": ["LlamaForCausalLM"]}, HOST) == ""
+
+
+@pytest.mark.parametrize(
+    ("said", "more", "served"),
+    [
+        ({"quant_method": "fp8"}, {}, True),
+        ({"quant_method": "gptq"}, {}, True),
+        ({"quant_method": "compressed-tensors", "format": "int-quantized"}, {}, True),
+        ({"quant_method": "compressed-tensors", "format": "pack-quantized"}, {}, False),
+        ({"quant_method": "modelopt", "quant_algo": "FP8"}, {}, True),
+        ({"quant_method": "modelopt", "quant_algo": "NVFP4"}, {}, False),
+        ({"quant_method": "fp8"}, {"num_experts": 4}, False),
+        ({"quant_method": "mxfp4"}, {"num_local_experts": 4}, True),
+    ],
+)
+def test_formats_that_a_cpu_computes(said: dict[str, Any], more: dict[str, Any], served: bool) -> None:
+    model = {"architectures": ["Qwen3ForCausalLM"], "quantization_config": said, **more}
+    assert (foretold(model, HOST) == "") is served
 
 
 @pytest.mark.parametrize(

@@ -24,7 +24,8 @@ from prism.core.ids import DeviceId, Generation, ModelName, NodeId
 from prism.core.instances import InstanceKey, whole_model
 from prism.core.reasons import ReasonCode, because
 from prism.core.specs import DeviceKind
-from prism.wire.messages import AgentReport, DeviceStatus, PackReport
+from prism.wire.messages import AgentReport
+from prism.wire.reports import DeviceStatus, PackReport
 
 M = ModelName("m")
 CONFIG = {

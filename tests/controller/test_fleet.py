@@ -28,17 +28,8 @@ from prism.store.connect import open_store
 from prism.store.values import AgentRecord
 from prism.transfer.session import NodePlan
 from prism.wire import keys
-from prism.wire.messages import (
-    AgentReport,
-    ArrivalReport,
-    DeviceStatus,
-    Distribute,
-    LinkReport,
-    PackReport,
-    Submission,
-    decode,
-    encode,
-)
+from prism.wire.messages import AgentReport, Distribute, Submission, decode, encode
+from prism.wire.reports import ArrivalReport, DeviceStatus, LinkReport, PackReport
 
 M, MARK = ModelName("m"), "0123abcd"
 SPEC = ModelSpec(M, "/m", 1.0, 0.1, 1 << 20, ModelShape(1, 8, 1, 1, 8, 16, 10), 128)

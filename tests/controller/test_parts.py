@@ -33,16 +33,8 @@ from prism.store.ledger import Ledger
 from prism.store.memory import MemoryStore
 from prism.store.values import AgentRecord, LeaseLost
 from prism.wire import keys
-from prism.wire.messages import (
-    PROTOCOL_VERSION,
-    AgentReport,
-    DeviceStatus,
-    Failed,
-    InstanceReport,
-    Stillborn,
-    Submission,
-    encode,
-)
+from prism.wire.messages import PROTOCOL_VERSION, AgentReport, Failed, Submission, encode
+from prism.wire.reports import DeviceStatus, InstanceReport, Stillborn
 from tests.outbox import NotedOutbox
 
 M, D = ModelName("m"), DeviceId("n1/host:0")
@@ -159,23 +151,23 @@ async def test_a_lease_that_ended_unnoticed_is_taken_again_unless_another_had_it
     inbox = SimpleNamespace(keys=None, address="ipc:///c")
     nothing = SimpleNamespace(on_event=None)
     controller = Controller(nothing, nothing, store, inbox, nothing, nothing)  # type: ignore[arg-type]
-    controller._holder = await controller._lease()
-    publishing = asyncio.create_task(controller.placement.publish(lambda: controller._holder))
-    await store.release_lease(controller._holder)  # as if it had run out
+    await controller.lease.take()
+    publishing = asyncio.create_task(controller.placement.publish(lambda: controller.lease.holder))
+    await store.release_lease(controller.lease.holder)  # as if it had run out
     controller.placement.note(InstanceFound(key(1), whole_model([D])), 0.0)
     await asyncio.sleep(0)
-    await controller._keep_lease()
+    await controller.lease.renew()
     await controller.placement.published()
     assert list(await store.placement()) == [M]
     publishing.cancel()
-    await store.release_lease(controller._holder)
+    await store.release_lease(controller.lease.holder)
     other = await store.acquire_lease("other", "ipc:///o", 60.0)
     assert other is not None
     with pytest.raises(LeaseLost):
-        await controller._keep_lease()
+        await controller.lease.renew()
     await store.release_lease(other)
     with pytest.raises(LeaseLost):
-        await controller._keep_lease()
+        await controller.lease.renew()
     controller.outbox.close()
 
 

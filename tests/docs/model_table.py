@@ -12,7 +12,7 @@ from typing import Final
 from sglang_patches.kv_guard import WORDS
 from tests.docs import adapt_tables
 from tests.docs.tables import paragraph, table
-from tests.engine.families import FAMILIES, PLAIN, REPRESENTS, WINDOWS, Family
+from tests.engine.families import INTERPRETED, PLAIN, REPRESENTS, WINDOWS, Family
 from tests.engine.plain_families import EVERY_PLAIN
 
 DOCUMENT: Final = Path(__file__).resolve().parents[2] / "docs" / "models.md"
@@ -22,12 +22,12 @@ from the tables that parametrise the tests; do not edit. Answers are greedy, in 
 weights that stand for the families; what is tested of a family is that they are equal.
 """
 FULL_KV: Final = """
-*Plain* are tested by `tests/engine/test_every_family.py`. Families with sliding windows that SGLang 0.5.16 gives full
-KV (Gemma-2, Gemma-3, Cohere-2, EXAONE-4, OLMo-3) are *plain* here too; `disable_hybrid_swa_memory: true` among a
-model's `engine_args` has the same done for one of the others. On a CPU stock SGLang itself answers otherwise than
-Hugging Face for Cohere-2 (its windows are wider by a token), for Mistral and Phi-3 with windows (it has none), for
-EXAONE-4, Phi, PhiMoE and the dense Granite-4; Prism changes nothing about that, and *SGLang again* means that all
-answers are those of the first time.
+Families with torch are tested by `tests/engine/test_every_family.py`, others by `tests/engine/test_layouts.py`.
+Families with sliding windows that SGLang 0.5.16 gives full KV (Gemma-2, Gemma-3, Cohere-2, EXAONE-4, OLMo-3) are
+*plain* here too; `disable_hybrid_swa_memory: true` among a model's `engine_args` has the same done for one of the
+others. On a CPU stock SGLang itself answers otherwise than Hugging Face for Cohere-2 (its windows are wider by a
+token), for Mistral and Phi-3 with windows (it has none), for EXAONE-4, Phi, PhiMoE and the dense Granite-4; Prism
+changes nothing about that, and *SGLang again* means that all answers are those of the first time.
 """
 WINDOWS_ON_A_CPU: Final = """
 SGLang's Triton back end lets a decoded token see one token less of its window than the same token of a prompt; here
@@ -47,11 +47,40 @@ GPU_ONLY: Final = (
         WINDOWS,
         "its experts weigh tokens before they read them (`moe_forward_native`: `NotImplementedError`)",
     ),
-    ("Gemma-4, text alone", WINDOWS, "`Gemma4TextConfig` has no `swa_num_key_value_heads`"),
+    (
+        "Gemma-4, as it is stored",
+        WINDOWS,
+        "`Gemma4TextConfig` has no `swa_num_key_value_heads`; with these it is served",
+    ),
+    ("Gemma-3n", WINDOWS, "`intermediate_size` is a list: `unsupported operand type(s) for %`, on CPUs alone"),
+    (
+        "DBRX",
+        PLAIN,
+        "its configuration refuses what others say: `Found unknown kwargs={'dtype': 'float32'}`, on every device",
+    ),
+    ("Trinity (AFMoE)", PLAIN, "`Could not run 'sglang::inplace_fused_experts'`"),
+    ("LongCat-Flash", "latent rows (MLA)", "`CUDA driver version is insufficient for CUDA runtime version`"),
+    (
+        "HunYuan, MoE and V3",
+        PLAIN,
+        "`HunYuanMoEV1Config` has no `moe_intermediate_size`, `HYV3Config` no `route_norm`; with these a `KeyError` "
+        "while it loads, and answers that are one token",
+    ),
+    ("HRM-Text", PLAIN, "`shape mismatch: value tensor of shape [6, 4, 128]` when it stores its KV"),
+    ("LFM2 and LFM2-MoE", "states beside KV", "`sgl_kernel` has no `fused_sigmoid_gating_delta_rule_update_cpu`"),
+    ("Qwen3-Next", "states beside KV", "`Qwen3NextConfig` has no `full_attention_interval` (Transformers 5)"),
+    ("Qwen-3.5, text alone", "states beside KV", "`Qwen3_5ForCausalLM has no SGlang implementation`, on every device"),
+    (
+        "MiniMax-01",
+        "states beside KV",
+        "`No module or parameter named 'model.layers.0.block_sparse_moe'`, on every device",
+    ),
+    ("Falcon", PLAIN, "`FalconForCausalLM has no SGlang implementation`, on every device"),
     ("MiniMax-M2", PLAIN, "norms of queries and keys are kernels of CUDA (`rms_sumsq_serial`: `x1.is_cuda`)"),
     ("ERNIE-4.5 MoE", PLAIN, "`fused_topk_torch_native`: `Index tensor must have the same number of dimensions`"),
     ("HunYuan, dense", PLAIN, "shapes of its queries' norms: `mat1 and mat2 shapes cannot be multiplied`"),
     ("Command-R7B and A (Cohere-2), with Triton", PLAIN, "it does not tell the back end of its layers' windows"),
+    ("OLMo-3", PLAIN, "`NoneType` object is not subscriptable (windows in a config of Transformers 5)"),
     ("OLMo-3, with YaRN", PLAIN, "`Olmo3Config` has no `max_position_embeddings` (Transformers 5)"),
     ("Solar", PLAIN, "`make_layers`: `not enough values to unpack`, on every device"),
     ("Nemotron (3 and 4)", PLAIN, "`NemotronForCausalLM has no SGLang implementation`, on every device"),
@@ -63,7 +92,8 @@ followed the last tokens in the engine's answers so far (SGLang's NGRAM), as a t
 depends on it: the token behind each node is drawn by the request's seed and position as ever, and a guess is accepted
 if it is that token (`sglang_patches/spec_sampling.py`; SGLang draws by `torch.rand`, and on a CPU takes the likeliest
 token whatever is asked for). Greedy and sampled answers, filters, biases, grammars, resumed
-requests and retraction are equal to those of an engine without guesses (`tests/engine/test_speculation.py`); requests
+requests, retraction and log-probabilities are those of an engine without guesses
+(`tests/engine/test_speculation.py`); requests
 with penalties get one token a step, so that these count every token. Slots of guesses are the model's own KV, under its
 lease. The table of n-grams is host memory, bounded by `speculative.ngrams`; it forgets when the model leaves. Such
 engines run without overlap and are built anew when their model comes back. On a CPU, operators that SGLang's wheel
@@ -72,8 +102,16 @@ does not have are written in torch (`sglang_patches/spec_operators.py`), and tor
 on a machine compiles SGLang's table, which takes half a minute and a C++ compiler. Refused by `prism config check
 --files`: other attention states, models that take images, pages of several tokens, turns (`scheduling: fair`).
 
-Models that guess (EAGLE and the others) are refused: `speculative_algorithm` cannot be said in `engine_args`. Their
-weights and KV need a region and a group of their own in the account, which have not been made.
+A small model can guess instead (`speculative: {algorithm: eagle, draft: FOLDER}`, or `eagle3`), one that was made for
+the model: it sees what the model's last layer, or several of them, made of a token. All of the above holds for it, and
+is tested with drafts that are fitted to a demo model. Its K and V lie in the slots of the model's own tokens, behind
+the model's (`sglang_patches/spec_draft.py`), so that pages, lease, wishes and account are one; its weights are charged
+with the model's, have an engine image of their own, and come and go with the model's. The embedding and the head that
+SGLang takes from the model are in no image of the draft. `prism config check --files` compares both: the sizes of
+states and vocabulary, the classes, the layers that an EAGLE-3 draft sees, its heads and the devices. Drafts are read
+from safetensors only, like all models, on every machine from the same path. On a CPU torch does what SGLang has
+kernels for (`sglang_patches/spec_branches.py`). Refused: drafts of other kinds (a whole small model, DFLASH, a model's
+own layers for the next token, NEXTN), tables of frequent tokens, other back ends or types for the draft.
 """
 IMAGES: Final = """
 Models that take images take them here when `server.images.max_count` allows some ([api.md](api.md#images)). A tiny
@@ -142,11 +180,8 @@ def layouts() -> str:
     return f"## Layouts\n\n{table(head, LAYOUTS)}\n\n{held}"
 
 
-KEEP_MORE: Final = tuple(family for family in FAMILIES if family.layout != PLAIN)
-
-
 def families() -> str:
-    rows = [(f"{f.serves}", f.layout, _back_end(f), _equal_to(f), _tested(f)) for f in (*EVERY_PLAIN, *KEEP_MORE)]
+    rows = [(f"{f.serves}", f.layout, _back_end(f), _equal_to(f), _tested(f)) for f in (*EVERY_PLAIN, *INTERPRETED)]
     head = ("family", "layout", "attention on a CPU", "equal to", "tested")
     away = table(("family", "layout", "why not on a CPU"), GPU_ONLY)
     words = "\n\n".join(map(paragraph, (FULL_KV, WINDOWS_ON_A_CPU, NOT_ON_A_CPU)))
@@ -164,7 +199,7 @@ def refused() -> str:
 
 
 def _back_end(family: Family) -> str:
-    return "Triton, interpreted" if family.engine.get("attention_backend") == "triton" else "torch"
+    return "Triton, interpreted" if family in INTERPRETED else "torch"
 
 
 def _equal_to(family: Family) -> str:
@@ -177,7 +212,7 @@ def _tested(family: Family) -> str:
     if family.layout == PLAIN:
         return "first answer, from the image on another device beside another model, under pressure"
     tested = "first answer, from the image on another device beside another model, under pressure"
-    if family.config in REPRESENTS.values():
+    if family.name in REPRESENTS.values():
         tested += ", by a worker that keeps it built, cached prefixes, resumption after a kill, retraction"
     return tested
 

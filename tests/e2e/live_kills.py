@@ -1,8 +1,8 @@
 """Kills while one instance leads its requests over another whose layers it lacks, under load.
 
-    python -m tests.e2e.live_kills [--rounds 200] [--seed N]
+    python -m tests.e2e.live_kills [--newcomers 2] [--rounds 200] [--minutes 60] [--seed N]
 
-Every round pairs a new instance with the one that serves, kills one of both, the agent or the controller, lets the
+Every round pairs new instances with the one that serves, kills one of them, the agent or the controller, lets the
 weights arrive, and waits until every client has got further answers; each answer must be the reference's. Afterwards
 the server must hold no request, byte or process too many.
 """
@@ -14,6 +14,7 @@ import random
 import tempfile
 import threading
 import time
+from collections import Counter
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
@@ -35,9 +36,10 @@ MODEL, TOKENS, CLIENTS = "demo-llama", 24, 6
 VICTIMS = ("peer", "leader", "agent", "controller")
 
 
-def pair_catalog(models: Path) -> dict[str, Any]:
-    """Two devices; engines of few requests at a time, so that others wait for them."""
-    config = catalog(models, memory="64MiB", engine_args={"dtype": "float32", "max_running_requests": 2})
+def pair_catalog(models: Path, devices: int = 2) -> dict[str, Any]:
+    """Engines of few requests at a time, so that others wait for them."""
+    engine_args = {"dtype": "float32", "max_running_requests": 2}
+    config = catalog(models, memory="64MiB", count=devices, engine_args=engine_args)
     return config | {"live_scaling": {"mode": "pair"}}
 
 
@@ -94,6 +96,11 @@ def remote_of(server: Server) -> dict[str, Any]:
     return (found[-1].get("remote") or {}) if len(found) > 1 else {}
 
 
+def leading(server: Server) -> int:
+    """Instances whose layers run elsewhere."""
+    return sum(bool((r.get("remote") or {}).get("peers")) for r in replicas(server))
+
+
 def workers_on(server: Server, device: str) -> list[int]:
     """Engine processes of a device, parked ones too."""
     return [pid for pid in server.pids("prism: engine") if _words(pid)[-1:] == [local_name(device)]]  # type: ignore[arg-type]
@@ -103,11 +110,11 @@ def _words(pid: int) -> list[str]:
     return " ".join(psutil.Process(pid).cmdline()).split()
 
 
-def kill(server: Server, victim: str) -> None:
-    first, last = replicas(server)[0]["devices"][0], replicas(server)[-1]["devices"][0]
+def kill(server: Server, victim: str, chance: random.Random) -> None:
+    first, *others = (replica["devices"][0] for replica in replicas(server))
     match victim:
         case "peer" | "leader":
-            pids = workers_on(server, first if victim == "peer" else last)
+            pids = workers_on(server, first if victim == "peer" else chance.choice(others))
             assert pids
             for pid in pids:
                 server.kill(pid)
@@ -115,18 +122,18 @@ def kill(server: Server, victim: str) -> None:
             server.kill(server.named(victim))
 
 
-def one_round(server: Server, models: Path, victim: str, chance: random.Random) -> None:
-    """See the module."""
+def one_round(server: Server, models: Path, victim: str, chance: random.Random, newcomers: int = 1) -> None:
+    """See the module. The server has a device for each."""
     complete(server.client, MODEL, "an image is left", 4)
     until(lambda: len(replicas(server)) == 1, "one instance")
     image = SlowImage(WeightStore(StateDir(server.state).store), MODEL)
     image.arrive(0, 1, image.layers + 1)
     with Load(server, models).running() as load, ThreadPoolExecutor(1) as pool:
-        asked = pool.submit(_load_two, server)
-        until(lambda: remote_of(server).get("peers"), "layers that run elsewhere")
+        asked = pool.submit(load_instances, server, 1 + newcomers)
+        until(lambda: leading(server) == newcomers, "layers that run elsewhere")
         asked.result()
         time.sleep(chance.uniform(0.0, 0.3))
-        kill(server, victim)
+        kill(server, victim, chance)
         time.sleep(chance.uniform(0.0, 0.3))
         order = list(range(2, image.layers + 1))
         chance.shuffle(order)
@@ -137,9 +144,9 @@ def one_round(server: Server, models: Path, victim: str, chance: random.Random) 
     all_is_well_again(server, models)
 
 
-def _load_two(server: Server) -> None:
+def load_instances(server: Server, instances: int) -> None:
     try:
-        server.admin(f"models/{MODEL}/load", {"instances": 2})
+        server.admin(f"models/{MODEL}/load", {"instances": instances})
     except httpx.HTTPStatusError as refused:  # the scheduler's own scale-out may have come first
         assert refused.response.status_code < 500, refused.response.text
 
@@ -147,20 +154,25 @@ def _load_two(server: Server) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description="Kill processes while engines run layers for each other.")
     parser.add_argument("--rounds", type=int, default=20)
+    parser.add_argument("--newcomers", type=int, default=1, help="instances that load at once")
+    parser.add_argument("--minutes", type=float, default=float("inf"), help="begin no round after so many")
     parser.add_argument("--seed", type=int, default=random.SystemRandom().randrange(10**6))
     options = parser.parse_args()
     print(f"--seed {options.seed}", flush=True)
     chance, models = random.Random(options.seed), REPO / "demo-models"
+    killed: Counter[str] = Counter()
+    over_s = time.monotonic() + 60.0 * options.minutes
     with tempfile.TemporaryDirectory(prefix="prism-live-") as folder:
-        server = start(Path(folder), pair_catalog(models))
+        server = start(Path(folder), pair_catalog(models, 1 + options.newcomers))
         try:
-            for number in range(options.rounds):
+            while sum(killed.values()) < options.rounds and time.monotonic() < over_s:
                 victim = chance.choice(VICTIMS)
-                print(f"round {number}: {victim}", flush=True)
-                one_round(server, models, victim, chance)
+                print(f"round {sum(killed.values())}: {victim}", flush=True)
+                one_round(server, models, victim, chance, options.newcomers)
+                killed[victim] += 1
         finally:
             server.stop()
-    print("no fault")
+    print(f"no fault in {sum(killed.values())} rounds: {', '.join(f'{n} {who}' for who, n in sorted(killed.items()))}")
 
 
 if __name__ == "__main__":

@@ -58,6 +58,17 @@ def _shared(server: Server) -> bool:
     return any(json.loads(line)["do"] == "ShareWaiting" for line in lines)
 
 
+def test_several_newcomers_lead_over_one_and_whoever_is_killed_every_answer_is_exact(
+    demo_models: Path, tmp_path: Path
+) -> None:
+    server = start(tmp_path, pair_catalog(demo_models, devices=3))
+    try:
+        for victim in ("peer", "leader"):
+            one_round(server, demo_models, victim, random.Random(victim), newcomers=2)
+    finally:
+        server.stop()
+
+
 @pytest.mark.parametrize("victim", ["peer", "leader"])
 def test_whoever_is_killed_in_a_pair_every_answer_is_exact(pairing: Server, demo_models: Path, victim: str) -> None:
     one_round(pairing, demo_models, victim, random.Random(victim))

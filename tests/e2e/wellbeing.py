@@ -8,7 +8,8 @@ from .server import DEMOS, Server, complete, greedy, until
 
 
 def all_is_well_again(server: Server, demo_models: Path) -> None:
-    """Everything serves, no request is left, every byte is back, and no process more than there should be."""
+    """Everything serves, no request is left, every byte is back, and no process more than there should be: two engines
+    a device, one of them parked."""
     names = ("front-0", "front-1", "agent", "controller", "valkey", "zygote")
     until(lambda: set(server.running()) == set(names), "all processes running")
     for model in DEMOS:
@@ -24,6 +25,6 @@ def all_is_well_again(server: Server, demo_models: Path) -> None:
     def only_engines() -> bool:
         supervised = {server.process.pid, *server.running().values(), *server.pids("prism: standby")}
         engines = {p.pid for p in server.family()} - supervised
-        return engines == set(server.pids("prism: engine")) and len(engines) <= 4
+        return engines == set(server.pids("prism: engine")) and len(engines) <= 2 * len(devices())
 
     until(only_engines, "every process being one that should be")

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from tests.engine.rig import Rig
+from tests.engine.wide import make_wide_model
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -59,23 +60,5 @@ async def rig(zygote: Path, demo_models: Path) -> AsyncIterator[Rig]:
 
 @pytest.fixture
 def wide_model(tmp_path: Path, demo_models: Path) -> Path:
-    """demo-llama's tokenizer before a narrow model with many KV heads: 64 KiB a token, 32 tokens a page."""
-    import torch
-    from transformers import LlamaConfig, LlamaForCausalLM
-
-    path = tmp_path / "wide-llama"
-    shutil.copytree(demo_models / "demo-llama", path, ignore=shutil.ignore_patterns("*.safetensors", "*.json.index"))
-    config = LlamaConfig.from_pretrained(demo_models / "demo-llama")
-    config.update(
-        {
-            "hidden_size": 64,
-            "intermediate_size": 128,
-            "num_hidden_layers": 8,
-            "num_attention_heads": 8,
-            "num_key_value_heads": 8,
-            "head_dim": 128,
-        }
-    )
-    torch.manual_seed(7)
-    LlamaForCausalLM(config).to(torch.float32).save_pretrained(path)
-    return path
+    """See :func:`tests.engine.wide.make_wide_model`."""
+    return make_wide_model(demo_models, tmp_path / "wide-llama")

@@ -8,6 +8,7 @@ model that is not about attention (adapters, embeddings, images) adds a section 
 from __future__ import annotations
 
 import json
+import math
 import shutil
 import warnings
 from dataclasses import dataclass, field
@@ -45,7 +46,7 @@ LATENT: Final[dict[str, Any]] = {
     "n_group": 1,
     "topk_group": 1,
 }
-YARN: Final = {
+YARN: Final[dict[str, Any]] = {
     "rope_parameters": {
         "rope_type": "yarn",
         "rope_theta": 10000.0,
@@ -57,6 +58,7 @@ YARN: Final = {
         "original_max_position_embeddings": 64,
     }
 }
+"""As DeepSeek-V3 has it: without a scaling SGLang 0.5.16 asserts on a CPU (``get_rope_cpu``)."""
 THREE_OF_FOUR: Final = ["sliding_attention"] * 3 + ["full_attention"]
 WINDOW: Final[dict[str, Any]] = {
     "num_hidden_layers": 4,
@@ -71,7 +73,7 @@ WINDOW_BY_LAYER: Final[dict[str, Any]] = {
     "sliding_window": 32,
     "layer_types": THREE_OF_FOUR,
 }
-TWO_ROPES: Final = {
+TWO_ROPES: Final[dict[str, Any]] = {
     "rope_parameters": {
         "sliding_attention": {"rope_type": "default", "rope_theta": 10000.0},
         "full_attention": {"rope_type": "default", "rope_theta": 500000.0},
@@ -102,6 +104,12 @@ class Family:
     """False: SGLang itself answers otherwise on a CPU; answers are compared with its own first one."""
     full_kv: bool = True
     """False: SGLang's Triton back end cannot do without the pool of windows (``disable_hybrid_swa_memory``)."""
+    key: str = ""
+    """Its name here; "": :attr:`config`, which another one has, too."""
+
+    @property
+    def name(self) -> str:
+        return self.key or self.config
 
 
 PLAIN: Final = "plain"
@@ -130,6 +138,21 @@ FAMILIES: Final = (
         stored={"moe_layer_freq": 1, "scoring_func": "softmax"},
         engine=TRITON,
         like_hugging_face=False,
+    ),
+    Family(
+        config="DeepseekV3",  # has the tensors of one whose layers are all dense
+        key="MiniCPM3",
+        serves="MiniCPM3",
+        layout=LATENT_ROWS,
+        options={**LATENT, "first_k_dense_replace": 2},
+        stored={
+            "architectures": ["MiniCPM3ForCausalLM"],
+            "scale_emb": 1.0,
+            "dim_model_base": 128,
+            "scale_depth": math.sqrt(2),
+        },
+        engine=TRITON,
+        like_hugging_face=False,  # which has it in its repository only
     ),
     Family(
         config="Glm4MoeLite",
@@ -213,15 +236,41 @@ FAMILIES: Final = (
         like_hugging_face=False,  # which does not have it
         full_kv=False,
     ),
+    Family(
+        config="Gemma4Text",
+        serves="Gemma-4 (text)",
+        layout=WINDOWS,
+        options={**WINDOW, "hidden_size_per_layer_input": 0, "global_head_dim": 32},
+        stored={  # which SGLang asks for and the configuration does not have
+            "moe_intermediate_size": 64,
+            "swa_num_attention_heads": 4,
+            "swa_num_key_value_heads": 2,
+            "swa_head_dim": 32,
+            "swa_v_head_dim": 32,
+        },
+        engine=TRITON,
+        scaled={"embed_tokens": 0.15, "o_proj": 6.0, "down_proj": 6.0},
+    ),
     Family(config="Laguna", serves="Laguna", layout=WINDOWS, options={**WINDOW, **EXPERTS, **TWO_ROPES}, engine=TRITON),
+    Family(
+        config="Exaone4",
+        serves="EXAONE-4",
+        layout=PLAIN,
+        options=WINDOW,
+        stored={"sliding_window_pattern": "LLLG"},
+        engine=TRITON,  # SGLang has no other back end for it here
+        like_hugging_face=False,
+        full_kv=False,
+    ),
 )
+INTERPRETED: Final = tuple(family for family in FAMILIES if family.engine)
 REPRESENTS: Final = {LATENT_ROWS: "DeepseekV3", WINDOWS: "Mellum"}
 """One family of each layout, for what is about the layout: devices, neighbours, prefixes, kills, pressure."""
 
 
-def named(config: str) -> Family:
-    """The family of this configuration class."""
-    return next(family for family in FAMILIES if family.config == config)
+def named(name: str) -> Family:
+    """The family of this configuration class, or of this ``key``."""
+    return next(family for family in FAMILIES if family.name == name)
 
 
 def make_model(family: Family, folder: Path, like: Path, *, wide: bool = False) -> Path:

@@ -4,10 +4,11 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from typing import Any, Final
 
-from tests.engine.families import EXPERTS, FAMILIES, PLAIN, THREE_OF_FOUR, Family
+from tests.engine.families import EXPERTS, FAMILIES, INTERPRETED, PLAIN, THREE_OF_FOUR, Family
 
 _WIDE: Final[dict[str, Any]] = {"head_dim": 32}
 _QUIET: Final = {"embed_tokens": 0.15, "o_proj": 6.0, "down_proj": 6.0}
@@ -28,9 +29,9 @@ def by_itself(family: Family) -> Family:
     return replace(family, like_hugging_face=False)
 
 
-def as_architecture(family: Family, name: str) -> Family:
+def as_architecture(family: Family, name: str, **stored: Any) -> Family:
     """The same tensors, read by another of SGLang's classes."""
-    return replace(family, stored={"architectures": [name]})
+    return replace(family, stored={"architectures": [name], **stored})
 
 
 EVERYDAY: Final = (
@@ -173,5 +174,27 @@ EVERYDAY: Final = (
         )
     ),
     by_itself(plain("Mistral", "Mistral, with windows", sliding_window=32, **_WIDE)),
+    as_architecture(
+        plain("Llama", "MiniCPM"),
+        "MiniCPMForCausalLM",
+        scale_emb=1.0,
+        dim_model_base=128,
+        scale_depth=math.sqrt(2),  # with two layers: what Llama computes
+    ),
+    as_architecture(plain("Llama", "XVERSE", num_key_value_heads=4), "XverseForCausalLM"),
+    as_architecture(plain("Llama", "IQuest-Coder"), "IQuestCoderForCausalLM"),
+    as_architecture(plain("Llama", "TeleFLM"), "TeleFLMForCausalLM"),
+    by_itself(plain("Cohere2", "Command-R7B and A (Cohere-2)", num_hidden_layers=4, sliding_window=32, **_WIDE)),
+    by_itself(
+        plain(
+            "Cohere2Moe",
+            "Command (Cohere-2), MoE",
+            num_hidden_layers=4,
+            sliding_window=32,
+            num_experts=4,
+            num_experts_per_tok=2,
+            **_WIDE,
+        )
+    ),
 )
-EVERY_PLAIN: Final = (*EVERYDAY, *(family for family in FAMILIES if family.layout == PLAIN))
+EVERY_PLAIN: Final = (*EVERYDAY, *(family for family in FAMILIES if family not in INTERPRETED))

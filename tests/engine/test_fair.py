@@ -35,7 +35,7 @@ async def kept(rig: Rig) -> AsyncIterator[HostPool]:
     drop_host_pool(accounts)
 
 
-@pytest.mark.parametrize(("devices", "samplings"), [(1, SAMPLINGS), pytest.param(2, {}, marks=pytest.mark.slow)])
+@pytest.mark.parametrize(("devices", "samplings"), [(1, SAMPLINGS), pytest.param(2, SAMPLINGS, marks=pytest.mark.slow)])
 async def test_requests_take_turns(
     rig: Rig, kept: HostPool, wide_model: Path, devices: int, samplings: dict[int, dict[str, Any]]
 ) -> None:

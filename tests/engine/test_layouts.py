@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 from prism.engine.handle import EngineHandle
-from tests.engine.families import FAMILIES, LATENT_ROWS, PLAIN, REPRESENTS, WINDOWS, Family, make_model, named
+from tests.engine.families import INTERPRETED, LATENT_ROWS, PLAIN, REPRESENTS, WINDOWS, Family, make_model, named
 from tests.engine.rig import DEVICE_BYTES, Rig, prompt, reference, tokenized, until_died
 from tests.patience import happens
 
@@ -25,7 +25,7 @@ pytestmark = pytest.mark.engine
 NEW = 12
 PROMPTS = (prompt(3, 6), prompt(4, 45))
 PAGE_BYTES = 2 << 20
-GROUPS = {LATENT_ROWS: 1, WINDOWS: 2}
+GROUPS = {PLAIN: 1, LATENT_ROWS: 1, WINDOWS: 2}
 """Each has a page at least."""
 
 Make = Callable[[Family], Path]
@@ -37,9 +37,9 @@ def make(tmp_path_factory: pytest.TempPathFactory, demo_models: Path) -> Make:
     folder = tmp_path_factory.mktemp("layouts")
 
     def model(family: Family) -> Path:
-        if family.config not in made:
-            made[family.config] = make_model(family, folder / family.config.lower(), demo_models / "demo-llama")
-        return made[family.config]
+        if family.name not in made:
+            made[family.name] = make_model(family, folder / family.name.lower(), demo_models / "demo-llama")
+        return made[family.name]
 
     return model
 
@@ -94,7 +94,7 @@ async def test_first_answer_and_reactivation(rig: Rig, make: Make) -> None:
     assert rig.free_bytes() == DEVICE_BYTES
 
 
-OTHERS = [f.config for f in FAMILIES if f.layout != PLAIN and f.config != REPRESENTS[LATENT_ROWS]]
+OTHERS = [f.name for f in INTERPRETED if f.name != REPRESENTS[LATENT_ROWS]]
 
 
 @pytest.mark.slow

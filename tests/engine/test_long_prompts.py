@@ -51,6 +51,8 @@ async def test_prompts_larger_than_the_device_are_answered_as_on_a_large_one(
         assert await rig.answer(beside[1]) == reference(wide_model, prompt(5, 40), 12)
         for i, earlier in enumerate(before):
             assert await rig.answer(earlier) == reference(wide_model, prompt(6 + i, 40), 40)
+        almost = rig.submit(handle, tokenized("", prompt(20, 150), 30))  # nearly as large, but not long
+        assert await rig.answer(almost) == reference(wide_model, prompt(20, 150), 30)
         leaves = rig.submit(handle, tokenized("", asked, 400))
         assert await rig.wait_tokens(leaves, 2)
         assert claimed(tiers) > 0

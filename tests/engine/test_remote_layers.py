@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import signal
@@ -215,3 +216,44 @@ async def test_an_engine_serves_while_its_weights_arrive(rig: Rig, kv: KvWay) ->
         else:
             told = await happens(lambda: leader.load, "what the leader did is told")
             assert told.kv_brought_tokens == 0
+
+
+async def test_engines_that_have_all_layers_only_together(rig: Rig) -> None:
+    """Three that load, none of which has everything: the first two lead over each other, the third over both of them.
+    One is killed; what the others have brings them on, and in the end each is alone."""
+    async with AsyncExitStack() as stack:
+        spec = rig.spec("demo-llama")
+        first = await rig.activate(spec, [rig.devices[1]])
+        await first.deactivate()  # it leaves an image
+        has = {"low": [0, 1, 2, 5], "high": [0, 1, 3, 4, 5], "little": [0, 1, 5]}
+        engines: dict[str, EngineHandle] = {}
+        for i, (name, pieces) in enumerate(has.items()):
+            engines[name] = await rig.activate(spec, [rig.devices[i % 2]], first_pieces=pieces)
+            rig.pool.memory[rig.devices[i % 2]].offer(0)
+            await engines[name].remote.serve_layers(rig.folder / name)
+        for name in ("high", "little"):
+            stack.push_async_callback(engines[name].deactivate)
+        low, high = str(rig.folder / "low"), str(rig.folder / "high")
+        routes = {
+            "low": [RouteStop("", 0, 3), RouteStop(high, 3, 5), RouteStop("", 5, 6)],
+            "high": [RouteStop("", 0, 2), RouteStop(low, 2, 3), RouteStop("", 3, 6)],
+            "little": [RouteStop("", 0, 2), RouteStop(low, 2, 3), RouteStop(high, 3, 5), RouteStop("", 5, 6)],
+        }
+        await asyncio.gather(*(engines[name].remote.set_route(route) for name, route in routes.items()))
+        both = [Pair(rig, "demo-llama", engines["high"], engines[name], rig.folder) for name in routes]
+        await asyncio.gather(*(p.check((70, 71), length=40) for p in both))
+        told = engines["little"].load
+        assert told and told.remote and len(told.remote.peers) == 2
+        prompts = [prompt(75 + i, 30 + 9 * i) for i in range(4)]
+        rids = [rig.submit(engines[n], tokenized("", q, 3 * NEW)) for n in ("high", "little") for q in prompts]
+        await asyncio.gather(*(rig.wait_tokens(rid, 3) for rid in rids))
+        os.kill(engines["low"].pids[0], signal.SIGKILL)
+        await asyncio.gather(engines["high"].remote.grow_route(downwards=True), engines["little"].remote.grow_route())
+        for rid, q in zip(rids, 2 * prompts, strict=True):
+            assert await rig.answer(rid) == rig.reference("demo-llama", q, 3 * NEW)
+        for name in ("high", "little"):
+            await happens(lambda n=name: _alone(engines[n]), "it goes on alone")
+
+
+def _alone(engine: EngineHandle) -> bool:
+    return bool(engine.load and engine.load.remote and engine.load.remote.alone)

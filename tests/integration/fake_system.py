@@ -12,7 +12,6 @@ from pathlib import Path
 
 import msgspec
 
-from prism.config.live import LiveScalingConfig
 from prism.config.sections import WeightConfig
 from prism.controller.controller import Controller
 from prism.controller.models import KnownModels
@@ -151,7 +150,7 @@ class Catalog:
         self.models: list[object] = []
         self.entries: list[object] = []
         self.file = file
-        self.weights, self.live_scaling = WeightConfig(), LiveScalingConfig()
+        self.weights = WeightConfig()
 
     def spec(self, name: str) -> ModelSpec:
         return self.specs[ModelName(name)]

@@ -45,7 +45,7 @@ async def fleet(folder: Path) -> AsyncIterator[tuple[System, dict[str, WeightSto
         put_image(stores["x"], mark)
         put_image(stores["y"], mark)
     async with fake_system(folder, [model("a")], KEYS) as system:
-        system.controller.marks.names = lambda: {mark: f"m{mark[-1]}" for mark in MARKS}  # type: ignore[method-assign]
+        system.controller.pool.marks.names = lambda: {mark: f"m{mark[-1]}" for mark in MARKS}  # type: ignore[method-assign]
         for name, store in stores.items():
             secret, models = b"secret", folder / f"{name}-models"
             weights = NodeWeights(name, store, bind="127.0.0.1:0", secret=secret, models_dir=models)
@@ -63,7 +63,7 @@ def in_memory(store: WeightStore) -> set[str]:
 
 def settled(system: System, machines: int) -> bool:
     """Everything is at its home, as far as the controller was told."""
-    shown = system.controller.pool.view()
+    shown = system.controller.pool.fleet.view()
     at_home = [e["home"] in e["copies"] for e in shown["entries"]]
     return len(shown["machines"]) == machines and len(at_home) == len(MARKS) and all(at_home)
 
@@ -82,7 +82,7 @@ async def test_every_model_has_a_copy_and_gets_another_when_its_machine_dies(
     monkeypatch.setattr("prism.node.weights.LOOK_S", 0.1)
     async with fleet(tmp_path) as (system, stores):
         await happens(lambda: settled(system, 3), "a copy of each model at its home")
-        homes = {e["fingerprint"]: e["home"] for e in system.controller.pool.view()["entries"]}
+        homes = {e["fingerprint"]: e["home"] for e in system.controller.pool.fleet.view()["entries"]}
         assert sorted(homes.values()) == ["x", "x", "y", "y", "z", "z"], "evenly by bytes"
         for mark, home in homes.items():
             assert mark in in_memory(stores[home])
@@ -90,7 +90,7 @@ async def test_every_model_has_a_copy_and_gets_another_when_its_machine_dies(
 
         await die(system, "z")
         await happens(lambda: settled(system, 2), "the repair")
-        after = {e["fingerprint"]: e["home"] for e in system.controller.pool.view()["entries"]}
+        after = {e["fingerprint"]: e["home"] for e in system.controller.pool.fleet.view()["entries"]}
         assert sorted(after.values()) == ["x"] * 3 + ["y"] * 3
         for mark, home in after.items():
             assert mark in in_memory(stores[home])

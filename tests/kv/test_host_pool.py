@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import multiprocessing
 import os
 import signal
@@ -13,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from prism.kv.host_pool import HostPool, SpaceNote, claim_host_pool, drop_host_pool, host_pool_directory
+from prism.kv.machine_memory import SpareMemory
 from prism.kv.naming import PieceChain, PieceName, as_tokens, space_of
 
 KIB = 1 << 10
@@ -151,3 +153,41 @@ def test_pools_of_states_that_are_gone_are_removed(tmp_path: Path) -> None:
     gone.rmdir()
     claim_host_pool(here, tmp_path)
     assert not host_pool_directory(gone, tmp_path).exists() and host_pool_directory(here, tmp_path).exists()
+
+
+def test_a_machine_that_runs_short_of_memory_gets_that_of_pieces(tmp_path: Path) -> None:
+    left, now_s = [100 * KIB], iter(range(1000))
+    pool = HostPool(tmp_path, 50 * KIB, SpareMemory(10 * KIB, lambda: left[0], lambda: next(now_s)))
+    first = pieces(20)
+    for piece in first[:18]:
+        assert put(pool, piece)
+    for piece in first[:18]:
+        age(pool, piece, 100.0)
+    left[0] = 2 * KIB  # eight less than what is to stay free
+    assert not put(pool, first[18]), "nothing is kept as long as memory is short"
+    assert pool.use().pieces <= 18 - 9 and pool.has(SPACE, first[0]), "the ends go first"
+    left[0] = 100 * KIB
+    assert put(pool, first[18])
+    assert pool.use().booked_bytes == pool.use().file_bytes
+
+
+@pytest.mark.parametrize("code", [errno.ENOSPC, errno.ENOMEM])
+def test_a_full_file_system_is_no_room_and_no_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: int) -> None:
+    pool = HostPool(tmp_path, 10 * KIB)
+    a, b = pieces(2)
+    assert put(pool, a)
+
+    def full(*_: object, **__: object) -> int:
+        raise OSError(code, os.strerror(code))
+
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "open", full)
+        assert not pool.put(SPACE, b, KIB, writes(b"x" * KIB))
+    with monkeypatch.context() as patched:
+        patched.setattr(Path, "write_bytes", full)
+        pool.note_space(SPACE, SpaceNote(weights="w"))
+    assert pool.note(SPACE) == SpaceNote() and read(pool, a) == b"\0" * KIB
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "posix_fallocate", full)
+        with pytest.raises(OSError, match=os.strerror(code)):
+            HostPool(tmp_path / "other", 10 * KIB)

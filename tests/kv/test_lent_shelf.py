@@ -94,6 +94,23 @@ def test_what_a_lender_lacks_another_one_has_or_host_memory(tmp_path: Path) -> N
     kept.close()
 
 
+def test_what_one_lender_wants_back_goes_to_another_that_has_room(tmp_path: Path) -> None:
+    fast, slow = open_lender(tmp_path), open_lender(tmp_path, "host:2")
+    kept, rows = keeper(tmp_path, fast, slow)
+    kept.keep(TOKENS, ROWS, "", 0, 60.0)
+    before, held = rows.at(ROWS), lent(fast)
+    assert held and not lent(slow)
+    fast.offer(None)
+    kept.step()
+    assert lent(fast) == 0 and lent(slow) == held and not list((tmp_path / "pool").glob("*/0*"))
+    assert kept.fetch(TOKENS, "", 0, 640, ROWS) == 640 and rows.at(ROWS) == before
+    slow.offer(None)
+    kept.step()
+    assert lent(slow) == 0 and list((tmp_path / "pool").glob("*/0*")), "nobody lends any more"
+    assert kept.fetch(TOKENS, "", 0, 640, ROWS) == 640 and rows.at(ROWS) == before
+    kept.close()
+
+
 def test_a_lender_gets_its_memory_back_although_host_memory_cannot_be_written(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -73,6 +73,24 @@ def test_what_lenders_want_back_goes_to_host_memory(tmp_path: Path) -> None:
     assert not device.audit().problems
 
 
+def test_ranks_of_an_engine_share_what_host_memory_there_is(tmp_path: Path) -> None:
+    pool = HostPool(tmp_path / "pool", 8 * UNIT)
+    assert PLAN is not None
+    ranks = [LongTiers(pool, None, 0.0, "m", 2) for _ in range(2)]
+    stores = [made.begin(SHAPE, PLAN, 2 * PLAN.piece_tokens) for made in ranks]
+    assert all(isinstance(store, LongStore) for store in stores)
+    assert pool.claims() == {"m": 8 * UNIT}
+    for store in stores:
+        assert isinstance(store, LongStore)
+        store.close()
+    never = ranks[0].begin(SHAPE, PLAN, 3 * PLAN.piece_tokens)
+    assert isinstance(never, LongStore), "the other rank may need less"
+    never.close()
+    more = ranks[0].begin(SHAPE, PLAN, 5 * PLAN.piece_tokens)
+    assert isinstance(more, TierVerdict)
+    assert not more.may_fit
+
+
 def test_a_unit_that_finds_no_room_when_its_lender_wants_it_is_told_to_be_gone(tmp_path: Path) -> None:
     device = lender(tmp_path, 4)
     made = tiers(tmp_path, 1, device)
@@ -110,7 +128,7 @@ def test_one_prompt_waits_for_what_another_has_claimed_and_a_third_never_fits(tm
 
 
 def claim_and_wait(folder: Path, ready: object) -> None:
-    claim = HostPool(folder / "pool", 8 * UNIT).claim(6 * UNIT)
+    claim = HostPool(folder / "pool", 8 * UNIT).claim(6 * UNIT, "org/a-model")
     assert claim is not None
     claim.write(data(1), 0)
     ready.set()  # type: ignore[attr-defined]
@@ -126,9 +144,14 @@ def test_what_a_killed_process_has_claimed_is_free_again(tmp_path: Path) -> None
     pool = HostPool(tmp_path / "pool", 8 * UNIT)
     assert pool.claimable_bytes() == 2 * UNIT
     assert pool.claim(3 * UNIT) is None
+    assert pool.claims() == {"org/a-model": 6 * UNIT}
     assert process.pid is not None
     os.kill(process.pid, signal.SIGKILL)
     process.join()
+    assert list(pool.directory.glob("claims/.part-*")), "nobody has looked yet"
+    assert pool.claims() == {}
+    assert not list(pool.directory.glob("claims/.part-*"))
+    assert pool.use().booked_bytes == 0
     claim = pool.claim(8 * UNIT)
     assert claim is not None
     claim.close()

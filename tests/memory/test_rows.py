@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from prism import memory
+from prism.memory import _kvcached
 from prism.memory.rows import DevicePoolRows, HostPoolRows, PoolRows, row_columns
 
 TOKEN = memory.KvLayout(layers=3, kv_heads=2, head_dim=8, dtype_bytes=2)
@@ -89,3 +90,25 @@ def test_some_layers_leave_the_others_alone(tmp_path: Path) -> None:
     expected = kept.reshape(40, 3, -1).copy()
     expected[:, 1] = made.reshape(40, 3, -1)[:, 1]
     assert found.tobytes() == expected.tobytes()
+
+
+@pytest.mark.parametrize("streamed", [False, True])
+@pytest.mark.parametrize("gap", [0, 24])
+@pytest.mark.parametrize("width", [1, 63, 511, 512, 513, 1000, 4096, 5000])
+def test_rows_in_runs_and_alone_are_copied_whole_and_nothing_else_is(width: int, gap: int, streamed: bool) -> None:
+    """Widths around those at which the ways of copying change, at addresses of no alignment."""
+    rows = np.array([5, 6, 7, 2, 9, 10, 0, 3, 14, 13, 12], dtype=np.int64)
+    stride, made = width + gap, np.random.default_rng(width)
+    pool = made.integers(0, 256, 16 * stride + 8, dtype=np.uint8)[3:]
+    cells = pool[: 16 * stride].reshape(16, stride)[:, :width]
+    packed = np.full(len(rows) * width + 8, 7, dtype=np.uint8)[5:]
+    _kvcached.gather_rows(packed.ctypes.data, pool.ctypes.data, stride, width, rows, streamed)
+    assert packed[:-3].tobytes() == cells[rows].tobytes()
+    assert packed[-3:].tolist() == [7] * 3
+
+    expected = pool.copy()
+    brought = made.integers(0, 256, (len(rows), width), dtype=np.uint8)
+    expected[: 16 * stride].reshape(16, stride)[rows, :width] = brought
+    packed[:-3] = brought.reshape(-1)
+    _kvcached.scatter_rows(pool.ctypes.data, stride, width, rows, packed.ctypes.data)
+    assert pool.tobytes() == expected.tobytes()

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from prism import memory
 from prism.core.ids import DeviceId, ModelName, NodeId
-from prism.core.specs import DeviceKind, DeviceSpec, LendingRole
+from prism.core.specs import DeviceKind, DeviceRates, DeviceSpec, LendingRole, ModelProfile, ModelSpec
 from prism.kv.lent_shelf import borrower_name
 from prism.node.lending import DeviceLending
 from prism.node.measures import NodeMeasures
@@ -22,6 +22,11 @@ def accounts(folder: Path) -> dict[DeviceId, memory.Device]:
     return {device: memory.open_device(f"host:{i}", 64 * MIB, account_dir=folder) for i, device in enumerate(DEVICES)}
 
 
+def bursty(name: str, burst_bytes: int) -> ModelSpec:
+    profile = ModelProfile(DeviceKind.HOST, DeviceRates(1e-3, 1e-5, 1e10), 1e3, burst_bytes)
+    return replace(model(name), profile=profile)
+
+
 def test_a_device_lends_unless_a_model_on_it_is_to_lend_nothing(tmp_path: Path) -> None:
     found = accounts(tmp_path)
     lending = DeviceLending(found, 0.25)
@@ -30,6 +35,12 @@ def test_a_device_lends_unless_a_model_on_it_is_to_lend_nothing(tmp_path: Path) 
     for here, wanted in zip(([], [(selfish, DEVICES[:1]), (model("b"), DEVICES)], []), offered, strict=True):
         lending.settle(here)
         assert tuple(found[d].offered_bytes() for d in DEVICES) == wanted
+    lending.settle([(bursty("a", 24 * MIB), DEVICES), (bursty("b", 16 * MIB), DEVICES[:1])])
+    assert [found[d].offered_bytes() for d in DEVICES] == [24 * MIB, 40 * MIB], (
+        "bursts are kept back where they are more"
+    )
+    lending.settle([(bursty("a", 1 * MIB), DEVICES), (bursty("b", 99 * MIB), DEVICES[1:])])
+    assert [found[d].offered_bytes() for d in DEVICES] == [48 * MIB, 0]
     nothing = DeviceLending(found, None)
     nothing.settle([(model("b"), DEVICES)])
     assert [found[d].offered_bytes() for d in DEVICES] == [0, 0]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -82,6 +84,24 @@ def test_more_that_waits_never_means_more_in_time_of_what_comes(one: ScaleOutCas
     fuller = ScaleOutCase(**{f: getattr(one, f) for f in one.__slots__} | {"waiting": one.waiting + more})
     for way in ScaleWay:
         assert requests_met(fuller, way) <= requests_met(one, way) + more + 1e-6
+
+
+@settings(max_examples=40, deadline=None)
+@given(cases())
+def test_letting_the_late_give_way_never_costs_anybody_in_time(one: ScaleOutCase) -> None:
+    kind = replace(one, late_last=True)
+    for way in ScaleWay:
+        met = requests_met(kind, way)
+        assert requests_met(one, way) - 0.02 * one.requests - 1.0 <= met <= one.requests * (1 + 1e-9)
+    served = replace(kind, waiting=0, arrivals_per_s=0.5 * one.serving * one.served_per_s)
+    assert requests_met(served, ScaleWay.WAIT) == pytest.approx(served.requests, rel=0.02)
+
+
+def test_a_line_that_has_grown_too_long_does_not_make_everybody_after_it_late() -> None:
+    """Twenty wait for what one serves in two seconds, and as many arrive as it can serve."""
+    flooded = case(arrivals_per_s=10.0)
+    assert requests_met(flooded, ScaleWay.WAIT) == pytest.approx(10.0, rel=0.05)
+    assert requests_met(replace(flooded, late_last=True), ScaleWay.WAIT) == pytest.approx(50.0, rel=0.05)
 
 
 def test_each_way_has_its_hour() -> None:

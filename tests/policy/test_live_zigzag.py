@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from benchmarks.live.zigzag import mean_s, program_mean_s, waiting
+from benchmarks.live.zigzag import arriving_program_mean_s, evenly, mean_s, program_mean_s, waiting
 from prism.policy.live.paired import PairedBatch, PairRule, finish_pair
 from prism.policy.live.zigzag import ZigZagQueue, ZigZagWork
 
@@ -129,3 +129,35 @@ def test_what_cannot_be_is_refused() -> None:
         ZigZagQueue(0)
     with pytest.raises(ValueError, match="order of their arrival"):
         finish_pair(PairRule.STOP, [PairedBatch("a", 2.0, 1.0), PairedBatch("b", 1.0, 1.0)], 2, 1.0)
+
+
+@pytest.mark.parametrize("load_s", [1.0, 6.0])
+def test_the_program_for_arrivals_is_that_for_waiting_batches_when_all_wait(load_s: float) -> None:
+    assert arriving_program_mean_s([0.0] * 5, 7, load_s) == pytest.approx(program_mean_s(5, 7, load_s), rel=1e-3)
+
+
+@pytest.mark.parametrize(("times", "load_s"), [(1.3, 6.0), (1.8, 3.0)])
+def test_batches_that_arrive_stay_a_tenth_longer_than_by_the_program_at_most(times: float, load_s: float) -> None:
+    batches = evenly(8, 7, times)
+    came_s = sum(b.arrival_s for b in batches) / len(batches)
+    best_s = arriving_program_mean_s([b.arrival_s for b in batches], 7, load_s) - came_s
+    assert mean_s(PairRule.ZIGZAG, batches, 7, load_s) - came_s <= 1.1 * best_s
+
+
+@settings(max_examples=100, deadline=None)
+@given(
+    gaps=st.lists(st.floats(0.0, 12.0), min_size=1, max_size=12),
+    layers=st.integers(1, 9),
+    load_s=st.floats(0.01, 9.0),
+)
+def test_as_many_are_finished_as_by_the_old_instance_alone_but_for_one_that_it_has_begun(
+    gaps: list[float], layers: int, load_s: float
+) -> None:
+    """It may have begun a younger batch while the oldest had a layer run beside it."""
+    batches = [PairedBatch(f"b{i}", sum(gaps[: i + 1]), 1.0) for i in range(len(gaps))]
+    free_s, alone = 0.0, []
+    for batch in batches:
+        free_s = max(free_s, batch.arrival_s) + layers
+        alone.append(free_s)
+    paired = sorted(finish_pair(PairRule.ZIGZAG, batches, layers, load_s).values())
+    assert all(one <= other + layers + 1e-6 for one, other in zip(paired, alone, strict=True))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import socket
 import struct
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import msgspec
@@ -12,6 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from prism.remote.handing import PREFIX, hand_over, hand_path
 from prism.remote.hub import LinkHub
 from prism.remote.link import PeerLink, Received
 from prism.remote.messages import HiddenStates, Message, PeerWelcome, Refused, RunPieces
@@ -165,3 +167,51 @@ def test_nobody_listens(tmp_path: Path) -> None:
     with pytest.raises(OSError, match="listens at"):
         hub.listen(tmp_path / "b")
     hub.close()
+
+
+def tcp_ends() -> tuple[socket.socket, socket.socket]:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        one = socket.create_connection(listener.getsockname()[:2])
+        return one, listener.accept()[0]
+
+
+def give(hub: LinkHub, sock: socket.socket, label: str, token: str = "") -> None:
+    """As the agent does, while the engine goes on."""
+    assert hub.path is not None
+    with ThreadPoolExecutor(1) as agent, sock:
+        given = agent.submit(hand_over, hub.path, sock, label, token)
+        until(lambda: hub.pump(0.01) or given.done(), "the connection being taken")
+        given.result()
+
+
+def test_a_connection_to_another_machine_is_handed_to_both_engines(
+    ends: tuple[Watched, Watched, PeerLink], tmp_path: Path
+) -> None:
+    server, client, _ = ends
+    client.hub.listen(tmp_path / "c")
+    mine, theirs = tcp_ends()
+    give(server.hub, theirs, "a/host:0")
+    give(client.hub, mine, "b/host:0", "t")
+    with pytest.raises(ConnectionError, match="none was handed over"):
+        client.hub.connect(Path(f"{PREFIX}another"))
+    link = client.hub.connect(Path(f"{PREFIX}t"))
+    assert (link.label, link.peer) == ("b/host:0", "the engine on b/host:0")
+    link.send(WORK, [("uint8", [4], memoryview(b"abcd"))])
+    ((back, received),) = collect(server.hub, 1)
+    assert back.label == "a/host:0" and received.message == WORK and bytes(received.tensors[0][1]) == b"abcd"
+    back.send(Refused(batch=3, reason="no"))
+    assert collect(client.hub, 1)[0][1].message == Refused(batch=3, reason="no")
+    back.close()
+    until(lambda: client.hub.pump(0) or link.closed, "the end being seen")
+
+
+def test_who_hands_over_nothing_harms_nobody(ends: tuple[Watched, Watched, PeerLink]) -> None:
+    server, _, link = ends
+    assert server.hub.path is not None
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as stranger:
+        stranger.connect(str(hand_path(server.hub.path)))
+        stranger.sendall(b"no descriptor")
+        server.hub.pump(0)
+        assert stranger.recv(1) == b""
+    link.send(WORK)
+    assert collect(server.hub, 1)[0][1].message == WORK

@@ -2,13 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import replace
+
+import pytest
+
 from prism.core.effects import Dispatch, GpuEffect
 from prism.core.events import EngineUp, Finished, FirstToken, MemoryReport, RequestArrived, Tick
 from prism.core.ids import DeviceId, Generation, ModelName, RequestId
 from prism.core.instances import InstanceKey
 from prism.core.request import Request
 from prism.core.settings import Admission, GpuSettings
-from prism.core.specs import DeviceKind, Prefer
+from prism.core.specs import DeviceKind, DeviceRates, Prefer
+from prism.policy import promises
+from prism.policy.device_time import GUESSES
+from prism.policy.promises import Decoder, Entrant
+from prism.scheduler import gpu_promises
 from prism.scheduler.gpu import GpuScheduler
 
 A, B = ModelName("a"), ModelName("b")
@@ -16,13 +25,19 @@ WEIGHTS = 22 * 10**9
 """Ten milliseconds of the bandwidth: four fifths of a step of 12.5 ms."""
 
 
-def device(tpot_s: float, admission: Admission = Admission.MOORE_HODGSON, prefer: Prefer = Prefer.BOTH) -> GpuScheduler:
+def device(
+    tpot_s: float,
+    admission: Admission = Admission.MOORE_HODGSON,
+    prefer: Prefer = Prefer.BOTH,
+    rates: DeviceRates | None = None,
+) -> GpuScheduler:
     """Engines of two models of 12.5 ms a step alone, 20 ms together; ``prefer`` is b's."""
     s = GpuScheduler(DeviceId("n/cuda:0"), GpuSettings(admission, decode_reserve_tokens=0), DeviceKind.CUDA)
     for generation, model in enumerate((A, B), 1):
         key = InstanceKey(model, Generation(generation))
         wish = prefer if model == B else Prefer.BOTH
-        s.on_event(EngineUp(key, 1e4, 1, 64, weight_bytes=WEIGHTS, slo_tpot_s=tpot_s, prefer=wish), 0.0)
+        up = EngineUp(key, 1e4, 1, 64, weight_bytes=WEIGHTS, slo_tpot_s=tpot_s, prefer=wish, rates=rates)
+        s.on_event(up, 0.0)
     s.on_event(MemoryReport(10**12), 0.0)
     return s
 
@@ -51,6 +66,13 @@ def test_it_waits_until_those_that_run_are_done() -> None:
     s.on_event(FirstToken(RequestId("another")), 0.3)
     assert begun(s.on_event(Finished(RequestId("a0"), 0), 0.4)) == []
     assert begun(s.on_event(Finished(RequestId("another"), 0), 0.5)) == ["b"]
+
+
+def test_steps_that_a_profile_knows_are_not_guessed() -> None:
+    """Four times the guessed bandwidth: 2.5 ms and 2.5 ms of reading, and together no more than the device has."""
+    s = device(tpot_s=0.0135, rates=replace(GUESSES[DeviceKind.CUDA], bytes_per_s=8.8e12))
+    runs(s, 1)
+    assert arrive(s, "b", B, 0.1) == ["b"]
 
 
 def test_an_objective_with_room_for_both_holds_nobody() -> None:
@@ -126,3 +148,38 @@ def test_what_steps_take_is_learned_from_answers() -> None:
         s.on_event(Finished(RequestId(f"y{i}"), 100), now_s)
     assert arrive(s, "a", A, now_s) == ["a"]
     assert arrive(s, "b", B, now_s) == ["b"]
+
+
+def test_an_answer_that_was_slowed_down_before_bears_less_now() -> None:
+    s = device(tpot_s=0.01875, prefer=Prefer.TTFT)
+    runs(s, 2)
+    assert arrive(s, "b0", B, 0.0) == ["b0"]
+    s.on_event(FirstToken(RequestId("b0")), 0.0)
+    s.on_event(Finished(RequestId("b0"), 0), 2.35)
+    assert arrive(s, "b1", B, 2.4) == []  # they were 1.6 times slower so far, of the 1.5 that they bear
+    s = device(tpot_s=0.01875, prefer=Prefer.TTFT)
+    runs(s, 2)
+    assert arrive(s, "b1", B, 2.4) == ["b1"]  # they had the device to themselves
+
+
+def test_what_was_denied_is_asked_again_when_something_changed_or_a_moment_has_passed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    asked: list[Entrant] = []
+
+    def may_begin(entrant: Entrant, others: Sequence[Decoder]) -> bool:
+        asked.append(entrant)
+        return promises.may_begin(entrant, others)
+
+    monkeypatch.setattr(gpu_promises, "may_begin", may_begin)
+    s = device(tpot_s=0.0135)
+    runs(s, 1)
+    asked.clear()
+    assert arrive(s, "b", B, 0.1) == []
+    for at_s in (0.11, 0.12, 0.14):
+        s.on_event(MemoryReport(10**12), at_s)
+    assert len(asked) == 1
+    s.on_event(MemoryReport(10**12), 0.16)
+    assert len(asked) == 2
+    s.on_event(Finished(RequestId("a0"), 0), 0.17)
+    assert len(asked) == 3

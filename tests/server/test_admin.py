@@ -51,6 +51,14 @@ def test_a_refusal_says_why(live: LiveFront, commands: list[AdminCommand]) -> No
     assert status == 409 and answer["error"]["message"] == "it is pinned", "in words, without a class's name"
 
 
+def test_models_are_listed_as_of_a_change_that_another_process_applied(live: LiveFront) -> None:
+    assert live.http.get("/admin/models", headers=AUTH).status_code == 200
+    before = live.front.catalog
+    live.run(live.store.bump_catalog_generation())
+    assert live.http.get("/admin/models", headers=AUTH).status_code == 200
+    assert live.front.catalog is not before
+
+
 def test_plan_and_reload(live: LiveFront, commands: list[AdminCommand]) -> None:
     assert live.http.get("/admin/plan", headers=AUTH).json() == {"verb": "plan"}
     before = live.front.catalog

@@ -34,6 +34,12 @@ def test_an_instance_on_two_machines_is_what_both_agents_say() -> None:
     assert (row["weight_bytes"], row["kv_bytes"], row["running"]) == (1000, 200, 3)
 
 
+def test_what_an_instance_has_outside_of_its_devices_is_told_once_for_all_of_them() -> None:
+    outside = {"borrowed_bytes": 30, "long_host_bytes": 40, "long_lent_bytes": 20}
+    row = shown(reported("a/host:0", "a/host:1", running=1) | outside)
+    assert {key: row[key] for key in outside} == outside
+
+
 def test_a_device_shows_its_own_part_of_an_instance() -> None:
     device = {"id": "a/host:1", "node": "a", "capacity_bytes": 2000, "free_bytes": 1400, "weight_bytes": 500}
     cluster = {"instances": [reported("a/host:0", "a/host:1", running=3)]}

@@ -170,11 +170,11 @@ def test_the_window_is_what_a_sequence_needs_of_layers_that_see_one() -> None:
         new_token_ratio_tracker=SimpleNamespace(current=0.0),
         spec_algorithm=SimpleNamespace(is_none=lambda: True),
     )
-    assert demand_window(scheduler, 1) == GroupDemand(16, [102, 102 + 202, 102 + 202 + 302])
+    assert demand_window(scheduler, 1) == GroupDemand(16, [102, 102 + 202, 102 + 202 + 302], alone=102)
     assert demand_window(scheduler, 64).admissions == [128, 128 + 256, 128 + 256 + 320]
     scheduler.chunked_req = request(1000)
     assert demand_window(scheduler, 1).running == 16 + 300
-    assert demand_states(scheduler, 3) == GroupDemand(2, [3, 6, 9])
+    assert demand_states(scheduler, 3) == GroupDemand(2, [3, 6, 9], alone=3)
 
 
 def test_pages_of_tokens_are_counted_whole() -> None:
@@ -187,4 +187,4 @@ def test_pages_of_tokens_are_counted_whole() -> None:
         new_token_ratio_tracker=SimpleNamespace(current=0.0),
         spec_algorithm=SimpleNamespace(is_none=lambda: True),
     )
-    assert demand_tokens(scheduler, 32, 32) == GroupDemand(64, [96]), "32 + 5 + a page and one token more"
+    assert demand_tokens(scheduler, 32, 32) == GroupDemand(64, [96], alone=70), "32 + 5 + a page and one token more"

@@ -79,8 +79,9 @@ def test_allocators_are_allowed_by_name_too() -> None:
 
 
 def test_tokens_are_guessed_where_rows_can_be_moved() -> None:
-    guessing = configurator(speculative_algorithm="NGRAM")
-    check_pools(builds("MHATokenToKVPool", "ElasticTokenAllocator"), guessing)
+    for algorithm in ("NGRAM", "EAGLE", "EAGLE3"):
+        guessing = configurator(speculative_algorithm=algorithm)
+        check_pools(builds("MHATokenToKVPool", "ElasticTokenAllocator"), guessing)
     for pool in sorted(kv_guard.MANAGED - {"MHATokenToKVPool"}):
         with pytest.raises(UnsupportedModel, match=f"guessed tokens in {pool}"):
             check_pools(builds(pool, "ElasticTokenAllocator"), guessing)
@@ -89,7 +90,7 @@ def test_tokens_are_guessed_where_rows_can_be_moved() -> None:
 @pytest.mark.parametrize(
     ("changes", "named"),
     [
-        ({"speculative_algorithm": "EAGLE"}, "speculative"),
+        ({"speculative_algorithm": "STANDALONE"}, "speculative decoding by STANDALONE"),
         ({"enable_unified_memory": True}, "enable_unified_memory"),
         ({"enable_hierarchical_cache": True}, "enable_hierarchical_cache"),
     ],

@@ -21,8 +21,8 @@ from sglang_patches.kv_lease import KvLease
 PAGE = 65536
 PAGES = 16
 BLOCK = 128  # tokens a page: sequences share blocks
+SMALL_BLOCK = 32  # sequences have blocks of their own
 NUMBERS = count()
-LAYOUT = memory.KvLayout(layers=2, kv_heads=1, head_dim=PAGE // BLOCK // 8, dtype_bytes=2)
 
 
 def request(prompt: int, new: int, output: int = 0) -> SimpleNamespace:
@@ -39,11 +39,12 @@ def request(prompt: int, new: int, output: int = 0) -> SimpleNamespace:
 class Engine:
     """A lease and as much of SGLang's scheduler as it looks at; one request at a time is admitted, as SGLang would."""
 
-    def __init__(self, device: memory.Device, name: str) -> None:
+    def __init__(self, device: memory.Device, name: str, block: int = BLOCK) -> None:
         self.owner = device.register(name)
-        self.pool = self.owner.arena(4 * PAGES * PAGE).divide(LAYOUT, max_tokens=PAGES * BLOCK, lease_bytes=0)
+        layout = memory.KvLayout(layers=2, kv_heads=1, head_dim=PAGE // block // 8, dtype_bytes=2)
+        self.pool = self.owner.arena(4 * PAGES * PAGE).divide(layout, max_tokens=PAGES * block, lease_bytes=0)
         seat: Any = SimpleNamespace(owner=self.owner, world=1)
-        group = memory.KvGroup(memory.GroupKind.TOKENS, self.pool, PAGES * BLOCK)
+        group = memory.KvGroup(memory.GroupKind.TOKENS, self.pool, PAGES * block)
         self.lease = KvLease([GroupLease(group)], seat)
         self.cache: list[np.ndarray] = []
         self.slots: list[np.ndarray] = []
@@ -146,6 +147,14 @@ def test_one_of_many_waiting_requests_is_let_in_when_not_all_fit(device: memory.
     engine.step()
     assert len(engine.running_batch.reqs) == 3
     assert engine.owner.wished_bytes == 0, "nobody could give anything"
+
+
+def test_a_request_nearly_as_large_as_the_engine_is_let_in_though_it_has_to_share_blocks(device: memory.Device) -> None:
+    engine = Engine(device, "large", SMALL_BLOCK)
+    engine.cache_tokens(1)
+    engine.waiting_queue = [request(PAGES * SMALL_BLOCK - 22, 10)]
+    engine.step()
+    assert len(engine.running_batch.reqs) == 1
 
 
 @pytest.mark.parametrize("engines", [2, 3])
@@ -264,11 +273,11 @@ def test_demand_counts_what_runs_first_and_places_in_the_batch(monkeypatch: pyte
         new_token_ratio_tracker=SimpleNamespace(current=0.51),
         spec_algorithm=SimpleNamespace(is_none=lambda: True),
     )
-    assert demand_tokens(scheduler, 1) == GroupDemand(16, [21 - 16 + 17, 21 - 16 + 17 + 27])
+    assert demand_tokens(scheduler, 1) == GroupDemand(16, [21 - 16 + 17, 21 - 16 + 17 + 27], alone=17)
     assert demand_tokens(scheduler, 1).step == 1
     monkeypatch.setattr(kv_demand, "reserve_tokens", lambda _: 12)
     guessing = demand_tokens(scheduler, 1)
-    assert guessing == GroupDemand(16 + 12, [17 + 12, 17 + 12 + 27 + 12], guesses=12), "two steps' guesses for each"
+    assert guessing == GroupDemand(16 + 12, [17 + 12, 17 + 12 + 27 + 12], 12, 17 + 12), "two steps' guesses for each"
     assert guessing.step == 12
     scheduler.max_running_requests = 1
     assert demand_tokens(scheduler, 1).admissions == []

@@ -44,7 +44,12 @@ def seat(tmp_path: Path, modules: SimpleNamespace, monkeypatch: pytest.MonkeyPat
     device = memory.open_device("host:0", PAGES * PAGE_BYTES, account_dir=tmp_path, page_bytes=PAGE_BYTES)
     owner = device.register("states")
     made = SimpleNamespace(
-        device=device, owner=owner, world=1, kv_groups=[], kv_arenas=[owner.arena(4 * PAGES * PAGE_BYTES)]
+        device=device,
+        owner=owner,
+        world=1,
+        kv_groups=[],
+        draft_rows=None,
+        kv_arenas=[owner.arena(4 * PAGES * PAGE_BYTES)],
     )
     monkeypatch.setattr(modules.states, "current_seat", lambda: made)
     return made

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from benchmarks.kv.lent_model import LentRun, borrower_rate, lender_step_ms
+from prism.config.sections import KvConfig
 from prism.core.errors import InvalidValue
 from prism.sim.gpus import gpu
 from prism.sim.kv_links import KvLinks, KvTier
@@ -60,3 +61,13 @@ def test_a_lender_is_a_faster_place_and_loses_only_memory_bandwidth() -> None:
     assert alone < beside < 1.25 * alone
     assert lender_step_ms(lender, KvTier.HOST) == pytest.approx(alone, rel=0.01)
     assert LentRun().lender_steps == 0
+
+
+@pytest.mark.parametrize(
+    ("path", "tp"), [("meta-llama/Llama-3.1-8B-Instruct", 1), ("meta-llama/Llama-3.3-70B-Instruct", 4)]
+)
+def test_a_lender_loses_a_twentieth_at_most_by_default(path: str, tp: int) -> None:
+    spec = known_spec("lender", path, 1.0, 0.1, tp)
+    alone, unbounded = lender_step_ms(spec, ""), lender_step_ms(spec, "l")
+    assert alone < lender_step_ms(spec, "l", KvConfig().lend_rate_fraction) <= 1.05 * alone < unbounded
+    assert 2 * borrower_rate(KvTier.HOST) < borrower_rate("l", KvConfig().lend_rate_fraction)

@@ -9,12 +9,14 @@ Four ways, each a capacity that grows over time (in requests/s, added to what th
     pipelines   receivers that together hold the model serve together, each further one of a pipeline a little less
                 (lambda-Scale 4.3); alone from their last block on
 
-Requests wait in one line. Whoever arrives at t is served when the capacity since now adds up to everybody before.
+Requests wait in one line. Whoever arrives at t is served when the capacity since now adds up to everybody before; or,
+where who cannot be in time any more gives way to who can (Moore-Hodgson, ``late_last``), to everybody before who was
+not too late.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Final
@@ -78,6 +80,12 @@ class ScaleOutCase:
     chained: tuple[Receiver, ...] = ()
     """The same instances as chains bring them, for pairs; empty: as ``receivers``."""
     stage_wait: float = STAGE_WAIT
+    late_last: bool = False
+
+    @property
+    def requests(self) -> float:
+        """That wait, and that arrive within the horizon."""
+        return self.waiting + self.arrivals_per_s * self.horizon_s
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,14 +101,16 @@ class ScaleChoice:
         return {"way": self.way.value, **{f"met_{way.value}": round(met, 2) for way, met in self.met.items()}}
 
 
-def choose_scaling(case: ScaleOutCase, forced: ScaleWay | None = None) -> ScaleChoice:
-    """The simplest way whose requests within the objective are all but as many as the best one's. Raises
-    ``ValueError`` for a case without capacity or time."""
+def choose_scaling(
+    case: ScaleOutCase, forced: ScaleWay | None = None, possible: Collection[ScaleWay] = tuple(ScaleWay)
+) -> ScaleChoice:
+    """Of ``possible`` ways (at least one) the simplest whose requests within the objective are all but as many as the
+    best one's. Raises ``ValueError`` for a case without capacity or time."""
     if case.served_per_s <= 0 or case.horizon_s <= 0 or case.serving < 0:
         raise ValueError(f"a scale-out needs instances that serve and a horizon, got {case}")
-    met = {way: requests_met(case, way) for way in ScaleWay}
+    met = {way: requests_met(case, way) for way in ScaleWay if way in possible}
     best = max(met.values())
-    way = next(way for way in ScaleWay if met[way] >= SIMPLER * best) if forced is None else forced
+    way = next(way for way in met if met[way] >= SIMPLER * best) if forced is None else forced
     return ScaleChoice(way, met, forced is not None)
 
 
@@ -108,6 +118,8 @@ def requests_met(case: ScaleOutCase, way: ScaleWay) -> float:
     """Requests, of those that wait and those that arrive within the horizon, that are begun within their objective."""
     times = np.linspace(0.0, case.horizon_s + case.objective_s, _POINTS + 1)
     capacity = capacity_at(case, way, times)
+    if case.late_last:
+        return _met_with_late_last(case, capacity, times)
     served = np.concatenate([[0.0], np.cumsum((capacity[1:] + capacity[:-1]) / 2 * np.diff(times))])
     arrivals = np.linspace(0.0, case.horizon_s, _POINTS + 1)
     before = case.waiting + case.arrivals_per_s * arrivals
@@ -117,6 +129,20 @@ def requests_met(case: ScaleOutCase, way: ScaleWay) -> float:
     waiting_met = min(float(case.waiting), in_time)
     share = 1.0 - float(np.mean(late))
     return waiting_met + share * case.arrivals_per_s * case.horizon_s
+
+
+def _met_with_late_last(case: ScaleOutCase, capacity: Floats, times_s: Floats) -> float:
+    """As a fluid: whoever has waited for an objective leaves the line."""
+    arrived = case.waiting + case.arrivals_per_s * np.minimum(times_s, case.horizon_s)
+    earlier_s = times_s - case.objective_s
+    too_late = np.where(earlier_s < 0.0, 0.0, np.interp(earlier_s, times_s, arrived))
+    out = met = 0.0
+    room = (capacity[1:] + capacity[:-1]) / 2 * np.diff(times_s)
+    for room_now, here, late in zip(room.tolist(), arrived[1:].tolist(), too_late[1:].tolist(), strict=True):
+        begun = min(room_now, here - out)
+        met += begun
+        out = max(out + begun, late)
+    return float(met)
 
 
 def capacity_at(case: ScaleOutCase, way: ScaleWay, times_s: Floats) -> Floats:

@@ -12,8 +12,15 @@
 
 namespace kvcached {
 
-// Copies `nbytes` from `source` to `destination`; the ranges must not overlap. Any alignment is accepted.
-inline void stream_copy(std::uint8_t* destination, const std::uint8_t* source, std::size_t nbytes) {
+// Streamed stores become visible to others before this returns: to be called before the caller says that data is there.
+inline void stream_fence() {
+#if defined(__SSE2__)
+  _mm_sfence();
+#endif
+}
+
+// Copies `nbytes` from `source` to `destination`, without a fence; the ranges must not overlap. Any alignment is accepted.
+inline void stream_bytes(std::uint8_t* destination, const std::uint8_t* source, std::size_t nbytes) {
 #if defined(__SSE2__)
   constexpr std::size_t kLine = 64;
   const std::size_t misaligned = reinterpret_cast<std::uintptr_t>(destination) % kLine;
@@ -34,11 +41,15 @@ inline void stream_copy(std::uint8_t* destination, const std::uint8_t* source, s
     _mm_stream_si128(reinterpret_cast<__m128i*>(destination + i + 32), c);
     _mm_stream_si128(reinterpret_cast<__m128i*>(destination + i + 48), d);
   }
-  _mm_sfence();  // streamed stores become visible before the caller says that the data is there
   std::memcpy(destination + i, source + i, nbytes - i);
 #else
   std::memcpy(destination, source, nbytes);
 #endif
+}
+
+inline void stream_copy(std::uint8_t* destination, const std::uint8_t* source, std::size_t nbytes) {
+  stream_bytes(destination, source, nbytes);
+  stream_fence();
 }
 
 }  // namespace kvcached

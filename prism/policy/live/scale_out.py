@@ -1,0 +1,92 @@
+"""A scale-out as the choice of its way needs it, from what a scheduler knows of a model (pure)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+from prism.policy.live.choice import (
+    SIMPLER,
+    Receiver,
+    ScaleChoice,
+    ScaleOutCase,
+    ScaleWay,
+    choose_scaling,
+    requests_met,
+)
+
+_FIRST_PIECES: Final = 3
+"""Embedding, first layer and head: what an instance needs before it can serve over another one."""
+
+
+@dataclass(frozen=True, slots=True)
+class ScaleOutLoad:
+    """One model when further instances of it are asked for."""
+
+    serving: int
+    wanted: int
+    """Instances that its load asks for."""
+    waiting: int
+    arrivals_per_s: float
+    served_per_s: float
+    """Of all instances together; 0: not known."""
+    objective_s: float
+    """Of the time until a request is begun."""
+
+
+@dataclass(frozen=True, slots=True)
+class ComingTimes:
+    """How long instances take to come."""
+
+    whole_s: float
+    """From the order until all weights are there."""
+    early_s: float | None
+    """Until they serve over another instance; None: not seen yet."""
+    layers: int
+
+    @property
+    def first_s(self) -> float:
+        """``early_s``, or what the pieces that it takes are of all."""
+        if self.early_s is not None:
+            return min(self.early_s, self.whole_s)
+        return self.whole_s * min(1.0, _FIRST_PIECES / (self.layers + 2))
+
+
+def choose_scale_out(
+    load: ScaleOutLoad, times: ComingTimes, new: int, pairable: int, coming_s: tuple[float, ...], may_wait: bool
+) -> ScaleChoice:
+    """How ``new`` instances begin, of which ``pairable`` could lean on one that serves; others come in ``coming_s``.
+    ``may_wait``: none at all may be the answer, where everybody is in time all the same. Where more would be late,
+    capacity is wanted even if it comes too late for those that are known of."""
+    possible = [ScaleWay.STOP]
+    paired = min(pairable, load.serving)
+    if paired:
+        possible.append(ScaleWay.ZIGZAG)
+    whole_s = max(times.whole_s, 1e-3)
+    case = ScaleOutCase(
+        receivers=(Receiver(min(times.first_s, whole_s), whole_s),) * new,
+        ready_s={},
+        serving=load.serving,
+        overloaded=paired,
+        served_per_s=_served_per_s(load),
+        waiting=load.waiting,
+        arrivals_per_s=load.arrivals_per_s,
+        objective_s=load.objective_s,
+        horizon_s=2.0 * whole_s + load.objective_s,
+        coming=tuple(Receiver(at_s, at_s) for at_s in coming_s),
+        late_last=True,
+    )
+    if may_wait and requests_met(case, ScaleWay.WAIT) >= SIMPLER * case.requests:
+        possible.append(ScaleWay.WAIT)
+    return choose_scaling(case, possible=possible)
+
+
+def _served_per_s(load: ScaleOutLoad) -> float:
+    """Of one instance; where nobody has seen it yet, what it must be if the load asks for as many as it does, or if
+    nothing waits."""
+    if load.served_per_s > 0.0 and load.serving:
+        return load.served_per_s / load.serving
+    if not load.waiting and load.serving:
+        return max(load.arrivals_per_s / load.serving, 1e-6)
+    asked_per_s = load.arrivals_per_s + load.waiting / max(load.objective_s, 1e-3)
+    return max(asked_per_s / max(1, load.wanted), 1e-6)

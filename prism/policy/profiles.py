@@ -1,0 +1,32 @@
+"""What a profile of a model (``prism profile``) is used for: it stands where there would be a guess."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from prism.core.specs import DeviceKind, DeviceRates, ModelProfile, ModelSpec
+from prism.policy.device_time import GUESSES
+
+
+def profile_on(model: ModelSpec, kind: DeviceKind) -> ModelProfile | None:
+    """Its profile, if that holds for devices of this kind."""
+    found = model.profile
+    return found if found is not None and found.kind is kind else None
+
+
+def rates_on(model: ModelSpec, kind: DeviceKind) -> DeviceRates:
+    """Where learning what the model's decode steps take begins."""
+    found = profile_on(model, kind)
+    return GUESSES[kind] if found is None else found.rates
+
+
+def prefill_on(model: ModelSpec, kind: DeviceKind, guess_tokens_per_s: float) -> float:
+    """Where learning how fast its prompts are prefilled begins, tokens/s."""
+    found = profile_on(model, kind)
+    return guess_tokens_per_s if found is None else found.prefill_tokens_per_s
+
+
+def kept_for_bursts(models: Iterable[ModelSpec], kind: DeviceKind) -> int:
+    """Bytes of one device that the bursts of those on it take, and which it does not lend therefore: a burst then finds
+    them at once, and nothing has to be moved before."""
+    return sum(found.burst_bytes for model in models if (found := profile_on(model, kind)) is not None)

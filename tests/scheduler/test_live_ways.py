@@ -1,0 +1,116 @@
+"""How further instances begin (``live_scaling``): chosen, forced, and what ``prism plan`` says of it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from prism.core.effects import Activate, decision_record
+from prism.core.events import ActivationFinished, Arrivals, DeviceReport, InstanceLoad, OperatorLoad
+from prism.core.ids import ModelName
+from prism.core.reasons import ReasonCode
+from prism.core.settings import ClusterSettings, LiveMode
+from prism.scheduler.planning import plan
+from tests.scheduler.cluster_world import SHAPE, World, model_spec
+from tests.scheduler.exchange import node_devices
+from tests.scheduler.small_world import A, serve
+
+
+def served_world(live: LiveMode, nodes: int = 1, layers: int = 32) -> World:
+    """A model of 32 layers that serves on the first of two devices of ``n``, or of one each of ``n`` and ``x``."""
+    settings = ClusterSettings(rebalance_every_s=0.0, min_kv_tokens=0, live=live, activation_guess_s=4.0)
+    w = World(settings, [replace(model_spec("a", 300), shape=replace(SHAPE, layers=layers))])
+    w.join(*node_devices("n", 2 if nodes == 1 else 1))
+    serve(w, A)
+    w.scheduler.books.models[A].activation_s = 4.0
+    if nodes > 1:
+        w.join(*node_devices("x", 1))
+    return w
+
+
+def flood(w: World, arrivals: int = 30, waiting: int = 12) -> Activate | None:
+    """What is ordered when requests wait too long, while ``arrivals`` come within a second."""
+    before = len(w.log)
+    w.pass_time(0.5)
+    w.send(Arrivals(A, arrivals))
+    (key,) = [k for k, i in w.live.items() if i.state == "ready"]
+    load = InstanceLoad(key, 300, 100, 0, 20, waiting, 9, waited_s=1.0)
+    w.send(DeviceReport(w.live[key].devices[0], 1000, 500, (load,)))
+    return next((e for _, e in w.log[before:] if isinstance(e, Activate)), None)
+
+
+def numbers(effect: Activate) -> dict[str, object]:
+    return dict(effect.reason.numbers)
+
+
+def test_a_burst_beside_an_instance_that_serves_is_paired_and_the_plan_says_why() -> None:
+    w = served_world(LiveMode.AUTO)
+    order = flood(w)
+    assert order is not None and order.live is LiveMode.PAIR
+    assert numbers(order)["way"] == "zigzag" and numbers(order)["met_zigzag"] > numbers(order)["met_stop"]  # type: ignore[operator]
+    assert decision_record(order, 0.0)["live"] == "pair"
+    shown = [d for d in plan(w.scheduler, w.now) if d.action == "activate"]
+    assert [(d.target, d.reason) for d in shown] == [(order.devices, order.reason)]
+    w.activated(order.key)
+    assert not [d for d in plan(w.scheduler, w.now) if d.action == "activate"], "it is here"
+
+
+def test_on_another_machine_it_is_paired_too() -> None:
+    order = flood(served_world(LiveMode.AUTO, nodes=2))
+    assert order is not None and order.live is LiveMode.PAIR
+
+
+def test_a_model_of_one_layer_comes_whole() -> None:
+    order = flood(served_world(LiveMode.AUTO, layers=1))
+    assert order is not None and order.live is LiveMode.WHOLE
+    assert numbers(order)["way"] == "stop" and "met_zigzag" not in numbers(order)
+    assert "live" not in decision_record(order, 0.0)
+
+
+def test_what_serves_as_many_later_waits_and_the_plan_says_so() -> None:
+    w = served_world(LiveMode.AUTO)
+    books = w.scheduler.books
+    (key,) = w.live
+    for count in range(1, 6):  # it answers 40 a second
+        w.pass_time(0.5)
+        w.send(Arrivals(A, 2))
+        load = InstanceLoad(key, 300, 100, 0, 20, 1, 20 * count, waited_s=0.1)
+        w.send(DeviceReport(w.live[key].devices[0], 1000, 500, (load,)))
+    load = InstanceLoad(key, 300, 100, 0, 20, 1, 120, waited_s=1.0)
+    w.pass_time(0.1)
+    w.send(DeviceReport(w.live[key].devices[0], 1000, 500, (load,)))
+    assert len(books.models[A].instances) == 1
+    (shown,) = [d for d in plan(w.scheduler, w.now) if d.action == "wait"]
+    assert shown.reason.code is ReasonCode.SCALE_OUT and dict(shown.reason.numbers)["way"] == "wait"
+    w.pass_time(6.0)
+    assert not [d for d in plan(w.scheduler, w.now) if d.action == "wait"], "nobody asks for it any more"
+
+
+@pytest.mark.parametrize("live", [LiveMode.WHOLE, LiveMode.PAIR])
+def test_a_forced_way_is_taken_whatever_would_serve_more(live: LiveMode) -> None:
+    order = flood(served_world(live))
+    assert order is not None and order.live is live and "way" not in numbers(order)
+
+
+@pytest.mark.parametrize(("waiting", "live"), [(12, LiveMode.PAIR), (0, LiveMode.WHOLE)])
+def test_an_operator_gets_what_was_asked_for_in_the_way_that_serves_most(waiting: int, live: LiveMode) -> None:
+    w = served_world(LiveMode.AUTO)
+    (key,) = w.live
+    if waiting:
+        w.send(Arrivals(A, 30))
+        w.send(DeviceReport(w.live[key].devices[0], 1000, 500, (InstanceLoad(key, 300, 100, 0, 2, waiting, 9),)))
+    before = len(w.log)
+    w.send(OperatorLoad(ModelName("a"), (), 2))
+    (order,) = [e for _, e in w.log[before:] if isinstance(e, Activate)]
+    assert order.reason.code is ReasonCode.OPERATOR and order.live is live and "met_stop" in numbers(order)
+
+
+def test_beginning_early_says_nothing_of_how_long_weights_take() -> None:
+    w = served_world(LiveMode.PAIR)
+    order = flood(w)
+    assert order is not None
+    w.live[order.key].state = "ready"
+    w.send(ActivationFinished(order.key, 0.1, early=True))
+    model = w.scheduler.books.models[A]
+    assert (model.activation_s, model.early_s) == (4.0, 0.1)
