@@ -7,6 +7,8 @@ HOSTILE := tests/server/test_hostile.py tests/server/test_fuzz.py tests/server/t
 # Tests that keep both cores busy by themselves (engines, whole servers); all others run in two processes.
 BUSY   := tests/e2e tests/engine tests/gpu_kit tests/integration tests/sglang_patches tests/supervisor
 KERNEL := $(shell find csrc -type f 2>/dev/null)
+# The installation lists packages: a module that became one is found after the next.
+PACKAGES := $(shell find prism sglang_patches -name __init__.py)
 
 .DEFAULT_GOAL := help
 .PHONY: help install serve demo check format test storm hostile contracts explore test-slow test-net sanitize bench clean
@@ -24,7 +26,7 @@ $(VENV)/.dependencies: requirements.lock
 	@$(BIN)/uv pip install -r requirements.lock
 	@touch $@
 
-$(VENV)/.installed: $(VENV)/.dependencies pyproject.toml $(KERNEL)
+$(VENV)/.installed: $(VENV)/.dependencies pyproject.toml $(KERNEL) $(PACKAGES)
 	@echo "[3/3] building csrc/kvcached"
 	@$(BIN)/uv pip install --no-build-isolation --no-deps -e .
 	@touch $@

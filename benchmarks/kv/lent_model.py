@@ -17,7 +17,7 @@ from collections import Counter
 from dataclasses import dataclass, field, replace
 from typing import Final
 
-from prism.config.sections import KvConfig
+from prism.config.sections.machine import KvConfig
 from prism.core.specs import ModelShape, ModelSpec
 from prism.sim.gpus import GpuKind, gpu
 from prism.sim.kv_links import KvLinks, KvTier

@@ -15,7 +15,7 @@ import xxhash
 
 from prism.config.errors import ModelFilesError
 from prism.config.model_files import model_folder, read_json, safetensors_header
-from prism.config.sections import AdapterConfig, LoraConfig
+from prism.config.sections.model import AdapterConfig, LoraConfig
 from prism.core.specs import LoraRoom, ModelShape
 
 CONFIG_FILE: Final = "adapter_config.json"

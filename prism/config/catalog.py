@@ -18,23 +18,14 @@ from prism.config.adapters import lora_room, pool_bytes
 from prism.config.document import CatalogFile
 from prism.config.drafts import with_draft
 from prism.config.errors import CatalogError
-from prism.config.live import LiveScalingConfig
 from prism.config.load import examine_file, load_file
 from prism.config.model_files import ModelFacts, local_folder, model_facts
 from prism.config.model_kinds import image_arguments, reads_both_ways
-from prism.config.policy import PolicyConfig
-from prism.config.sections import (
-    AdapterConfig,
-    DeviceConfig,
-    EngineConfig,
-    KeyConfig,
-    KvConfig,
-    LogConfig,
-    ModelConfig,
-    ServerConfig,
-    VirtualDevices,
-    WeightConfig,
-)
+from prism.config.sections.live import LiveScalingConfig
+from prism.config.sections.machine import DeviceConfig, EngineConfig, KvConfig, VirtualDevices, WeightConfig
+from prism.config.sections.model import AdapterConfig, ModelConfig
+from prism.config.sections.policy import PolicyConfig
+from prism.config.sections.server import KeyConfig, LogConfig, ServerConfig
 from prism.config.units import written
 from prism.core.errors import InvalidValue
 from prism.core.ids import ModelName

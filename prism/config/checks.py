@@ -8,7 +8,8 @@ from typing import Final
 
 from prism.config.document import CatalogFile
 from prism.config.engine_args import OWNED, REFUSED_VALUES, known_names, registries
-from prism.config.sections import DeviceConfig, ModelConfig, SpeculativeConfig
+from prism.config.sections.machine import DeviceConfig
+from prism.config.sections.model import ModelConfig, SpeculativeConfig
 from prism.config.yaml_source import KeyPath, YamlSource
 from prism.core.errors import InvalidValue
 from prism.core.settings import LongPromptPlace

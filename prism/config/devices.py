@@ -9,7 +9,7 @@ from types import MappingProxyType
 from typing import Final
 
 from prism.config.catalog import Catalog
-from prism.config.sections import DeviceConfig
+from prism.config.sections.machine import DeviceConfig
 from prism.config.units import parse_size_bytes
 from prism.core.errors import InvalidValue
 from prism.core.ids import DeviceId, NodeId, device_id, kind_and_index, local_name

@@ -6,23 +6,19 @@ from typing import Annotated, Literal
 
 from msgspec import Meta, field
 
-from prism.config.live import LiveScalingConfig
-from prism.config.policy import PolicyConfig
-from prism.config.section import Section
-from prism.config.sections import (
+from prism.config.sections.base import Fraction, Section
+from prism.config.sections.live import LiveScalingConfig
+from prism.config.sections.machine import (
     DEVICE_PATTERN,
     DeviceConfig,
     EngineConfig,
-    Fraction,
-    KeyConfig,
     KvConfig,
-    LogConfig,
-    ModelConfig,
-    ModelOptions,
-    ServerConfig,
     VirtualDevices,
     WeightConfig,
 )
+from prism.config.sections.model import ModelConfig, ModelOptions
+from prism.config.sections.policy import PolicyConfig
+from prism.config.sections.server import KeyConfig, LogConfig, ServerConfig
 
 
 class CatalogFile(Section, frozen=True, kw_only=True):

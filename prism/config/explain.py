@@ -7,7 +7,8 @@ from typing import Any, Final
 
 from jsonschema.exceptions import ValidationError
 
-from prism.config import sections
+from prism.config.sections.machine import DEVICE_PATTERN
+from prism.config.sections.model import MODEL_NAME_PATTERN
 from prism.config.yaml_source import KeyPath, YamlSource
 from prism.core.errors import InvalidValue
 
@@ -21,8 +22,8 @@ _NAMES: Final = {
     "null": "nothing",
 }
 _PATTERNS: Final = {
-    sections.DEVICE_PATTERN: "is not a device; write cuda:N or host:N",
-    sections.MODEL_NAME_PATTERN: "is not a model name (letters, digits and . _ : / @ + -, at most 200)",
+    DEVICE_PATTERN: "is not a device; write cuda:N or host:N",
+    MODEL_NAME_PATTERN: "is not a model name (letters, digits and . _ : / @ + -, at most 200)",
 }
 
 

@@ -16,7 +16,7 @@ from prism.config.errors import ModelFilesError
 from prism.config.forecast import guessing_obstacles, obstacles
 from prism.config.model_files import local_folder, model_config, model_folder
 from prism.config.model_kinds import architectures, is_sentence_encoder, kind_of, pooling_problem
-from prism.config.sections import AdapterConfig, ModelConfig
+from prism.config.sections.model import AdapterConfig, ModelConfig
 from prism.config.units import format_size
 from prism.core.specs import DeviceKind, ModelKind, ModelSpec
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from prism.config.catalog import Catalog
-from prism.config.sections import AdapterConfig, ModelConfig
+from prism.config.sections.model import AdapterConfig, ModelConfig
 
 LIVE_SERVER_KEYS: Final = frozenset(
     {"images", "max_body_bytes", "request_timeout_s", "sse_keepalive_s", "write_timeout_s"}

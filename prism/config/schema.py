@@ -17,8 +17,8 @@ import msgspec
 
 from prism.config.document import CatalogFile
 from prism.config.explain import explain
-from prism.config.policy import catalog_key
-from prism.config.section import Section
+from prism.config.sections.base import Section
+from prism.config.sections.policy import catalog_key
 from prism.config.units import DURATION_PATTERN, SIZE_PATTERN, Bytes, Seconds, format_duration, written
 from prism.config.yaml_source import YamlSource
 from prism.core.errors import InvalidValue

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Final
 import msgspec
 
 from prism.config.errors import CatalogError
-from prism.config.sections import ModelConfig
+from prism.config.sections.model import ModelConfig
 from prism.core.effects import Activate, RefuseWaiting, decision_record
 from prism.core.errors import PrismError
 from prism.core.events import (

@@ -7,7 +7,7 @@ import asyncio
 from prism.config.adapters import adapter_facts, adapter_mark, misfits
 from prism.config.catalog import Catalog
 from prism.config.errors import ModelFilesError
-from prism.config.sections import AdapterConfig
+from prism.config.sections.model import AdapterConfig
 from prism.core.ids import ModelName
 from prism.server.errors import unavailable
 from prism.wire.adapters import AdapterRef

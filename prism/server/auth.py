@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from starlette.datastructures import Headers
 
 from prism.config.catalog import Catalog
-from prism.config.sections import KeyConfig
+from prism.config.sections.server import KeyConfig
 from prism.server.errors import forbidden, from_store, rate_limited, unauthorized
 from prism.store.interface import Store
 from prism.store.values import RateVerdict, StoreError

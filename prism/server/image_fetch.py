@@ -17,7 +17,7 @@ from urllib.parse import SplitResult, urlsplit
 
 import httpx
 
-from prism.config.sections import ImageConfig
+from prism.config.sections.server import ImageConfig
 from prism.config.units import format_size
 from prism.server.errors import ApiError, invalid
 

@@ -11,7 +11,7 @@ from typing import Any, Final
 
 from PIL import Image, UnidentifiedImageError
 
-from prism.config.sections import ImageConfig
+from prism.config.sections.server import ImageConfig
 from prism.config.units import format_size
 from prism.server.errors import ApiError, invalid
 from prism.server.image_fetch import ImageFetcher

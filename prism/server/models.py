@@ -17,7 +17,7 @@ from typing import Any, Final, Protocol
 from prism.config.catalog import Catalog
 from prism.config.errors import ModelFilesError
 from prism.config.model_files import announced
-from prism.config.sections import ModelConfig
+from prism.config.sections.model import ModelConfig
 from prism.core.ids import ModelName
 from prism.core.specs import ModelKind
 from prism.server.adapters import AdapterIds

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from prism.config.sections import AdapterConfig, ModelConfig
+from prism.config.sections.model import AdapterConfig, ModelConfig
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,7 @@ from typing import Any
 from fastapi import APIRouter, Request, Response
 
 from prism import __version__
-from prism.config.sections import AdapterConfig, ModelConfig
+from prism.config.sections.model import AdapterConfig, ModelConfig
 from prism.core.ids import ModelName
 from prism.obs import names
 from prism.obs.metrics import CONTENT_TYPE

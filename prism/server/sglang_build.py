@@ -14,7 +14,7 @@ from prism.config.catalog import Catalog
 from prism.config.errors import ModelFilesError
 from prism.config.model_files import announced, model_config, model_folder
 from prism.config.model_kinds import architectures, image_arguments, pooling_problem
-from prism.config.sections import ModelConfig
+from prism.config.sections.model import ModelConfig
 from prism.core.ids import ModelName
 from prism.core.specs import ModelKind
 from prism.server.broker import Broker

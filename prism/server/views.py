@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Iterable
 from typing import Any
 
-from prism.config.sections import ModelConfig
+from prism.config.sections.model import ModelConfig
 from prism.core.ids import ModelName, kind_and_index, local_name, node_of
 from prism.core.views import InstanceState
 from prism.server.front import Front

@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 
 from msgspec import Meta, field
 
-from prism.config.section import Section
+from prism.config.sections.base import Section
 from prism.config.units import Bytes, Seconds
 
 

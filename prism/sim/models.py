@@ -12,7 +12,7 @@ from typing import Final
 
 from prism.config.catalog import Catalog, model_spec, spec_with, wanted_dtype
 from prism.config.model_files import ModelFacts, engine_dtype_bytes, local_folder
-from prism.config.sections import ModelConfig
+from prism.config.sections.model import ModelConfig
 from prism.core.errors import InvalidValue
 from prism.core.ids import ModelName
 from prism.core.specs import ModelShape, ModelSpec

@@ -9,7 +9,7 @@ from typing import Final
 import msgspec
 
 from prism.config.catalog import Catalog
-from prism.config.sections import LinkConfig
+from prism.config.sections.machine import LinkConfig
 from prism.core.settings import GpuSettings, LiveMode, LongPromptPlace
 from prism.kv.settings import DeclaredLinks, KvSettings
 from prism.node.main import EngineSettings

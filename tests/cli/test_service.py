@@ -52,7 +52,7 @@ def test_the_systemd_unit_runs_what_there_is(unit: configparser.RawConfigParser)
 
 
 def test_the_unit_waits_longer_than_the_server_drains(unit: configparser.RawConfigParser) -> None:
-    from prism.config.sections import ServerConfig
+    from prism.config.sections.server import ServerConfig
     from prism.supervisor.machine import STOP_S
 
     assert int(unit["Service"]["TimeoutStopSec"]) > ServerConfig().drain_timeout_s + 3 * STOP_S

@@ -10,7 +10,7 @@ import yaml
 from prism.config.catalog import Catalog, load_catalog
 from prism.config.devices import resolve_devices
 from prism.config.errors import CatalogError
-from prism.config.policy import PolicyConfig, catalog_key
+from prism.config.sections.policy import PolicyConfig, catalog_key
 from prism.core.errors import InvalidValue
 from prism.core.ids import NodeId
 from prism.core.settings import ClusterSettings, GpuSettings, KvprMode, PolicySettings

@@ -11,7 +11,8 @@ import yaml
 
 from prism.config.catalog import load_catalog
 from prism.config.schema import catalog_schema, shipped_schema
-from prism.config.sections import EngineConfig, LogConfig, ServerConfig, VirtualDevices
+from prism.config.sections.machine import EngineConfig, VirtualDevices
+from prism.config.sections.server import LogConfig, ServerConfig
 from prism.core.settings import PolicySettings
 
 EXAMPLES = Path(__file__).parents[2] / "examples"

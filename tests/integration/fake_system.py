@@ -12,7 +12,7 @@ from pathlib import Path
 
 import msgspec
 
-from prism.config.sections import WeightConfig
+from prism.config.sections.machine import WeightConfig
 from prism.controller.controller import Controller
 from prism.controller.models import KnownModels
 from prism.core.ids import DeviceId, ModelName, NodeId

@@ -5,12 +5,19 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from prism.config.sections import EngineConfig, KeyConfig, LogConfig, ModelConfig, ServerConfig
+from prism.config.sections import live, machine, model, server
+from prism.config.sections.base import Section
 from prism.core.settings import ClusterSettings, GpuSettings
 from prism.obs import names
 from prism.obs.definition import MetricDef
 
 PACKAGE = Path(__file__).parents[2] / "prism"
+SECTIONS = [
+    kind
+    for module in (live, machine, model, server)
+    for kind in vars(module).values()
+    if isinstance(kind, type) and issubclass(kind, Section) and kind is not Section
+]
 
 
 def sources(*without: str) -> str:
@@ -28,12 +35,8 @@ def test_every_metric_is_set() -> None:
 
 
 def test_every_setting_is_read() -> None:
-    code = sources("config/sections.py", "config/policy.py", "core/settings.py", "core/specs.py", "config/reload.py")
-    attributes = {
-        name
-        for kind in (ModelConfig, EngineConfig, ServerConfig, LogConfig, KeyConfig)
-        for name in kind.__struct_fields__
-    }
+    code = sources("config/sections", "core/settings.py", "core/specs.py", "config/reload.py")
+    attributes = {name for kind in SECTIONS for name in kind.__struct_fields__}
     attributes |= {name for kind in (ClusterSettings, GpuSettings) for name in kind.__dataclass_fields__}
     unused = sorted(name for name in attributes if not re.search(rf"\.{name}\b", code))
     assert not unused, f"nobody reads {unused}"

@@ -12,7 +12,7 @@ import httpx
 import pytest
 from PIL import Image
 
-from prism.config.sections import ImageConfig
+from prism.config.sections.server import ImageConfig
 from prism.config.units import Bytes, Seconds
 from prism.server.errors import ApiError
 from prism.server.image_fetch import ImageFetcher, is_public

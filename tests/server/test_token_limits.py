@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from prism.config.sections import KeyConfig
+from prism.config.sections.server import KeyConfig
 from tests.server.live import LiveFront
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from benchmarks.kv.lent_model import LentRun, borrower_rate, lender_step_ms
-from prism.config.sections import KvConfig
+from prism.config.sections.machine import KvConfig
 from prism.core.errors import InvalidValue
 from prism.sim.gpus import gpu
 from prism.sim.kv_links import KvLinks, KvTier

@@ -11,7 +11,7 @@ from typing import Annotated, Any, TypeVar
 
 from msgspec import UNSET, Meta, UnsetType
 
-from prism.config.section import Section
+from prism.config.sections.base import Section
 from prism.config.units import Seconds
 from prism.core.settings import (
     Admission,

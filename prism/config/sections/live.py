@@ -6,7 +6,7 @@ from typing import Annotated
 
 from msgspec import Meta
 
-from prism.config.section import Section
+from prism.config.sections.base import Section
 from prism.core.settings import LiveMode
 
 
