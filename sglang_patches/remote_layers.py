@@ -12,6 +12,7 @@ tokens they have. Without one they wait for the next order.
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Final
@@ -19,7 +20,7 @@ from typing import Any, Final
 from prism.core.errors import PrismError
 from prism.memory.errors import OutOfMemory
 from prism.remote.hub import LinkHub
-from prism.remote.link import PeerLink
+from prism.remote.link import PeerLink, Received
 from prism.remote.messages import FetchKv, PeerHello, RunPieces
 from prism.remote.orders import GrowRoute, HoldPieces, KvWay, Order, RouteStop, ServeLayers, SetRoute
 from prism.remote.state import LayersTaken, RemoteState
@@ -36,7 +37,10 @@ log = logging.getLogger(__name__)
 
 _GREET_S: Final = 10.0
 _EVERYTHING: Final = 1 << 30
-_FLUSH_S: Final = 0.005
+_STUCK_S: Final = 0.005
+"""Whoever takes nothing for so long is doing something else."""
+_SENDING_S: Final = 0.1
+"""Without a look at commands."""
 
 
 class RemoteLayers:
@@ -60,6 +64,7 @@ class RemoteLayers:
         self._growing: GrowRoute | None = None
         """Set while what peers run is to be taken over."""
         self._taken: LayersTaken | None = None
+        self._stepped_s = time.monotonic()
         self._lacking = ""
         """Why weights do not come."""
         self._declined = 0
@@ -94,7 +99,8 @@ class RemoteLayers:
 
     def step(self, orders: Sequence[Order]) -> None:
         """Between two steps of the scheduler."""
-        self._pump(_FLUSH_S if self._idle and any(link.unsent_bytes for link in self._hub) else 0.0)
+        own_s = time.monotonic() - self._stepped_s
+        self._pump(0.0)
         for order in orders:
             self._carry_out(order)
         if self._leader.lost or any(link.closed for link in self._leader.peers):
@@ -103,10 +109,13 @@ class RemoteLayers:
             self._grow(self._growing)
         if self._idle or not self._leader.remote:  # otherwise it is done while the own batch waits
             self._foreign.serve(self._foreign.waiting)
+        self._send(_SENDING_S if self._idle else min(own_s, _SENDING_S))
+        self._stepped_s = time.monotonic()
 
     def serve(self) -> None:
         """The scheduler has nothing to run."""
         self._foreign.serve(self._foreign.waiting)
+        self._send(_SENDING_S)
 
     @property
     def _idle(self) -> bool:
@@ -116,7 +125,15 @@ class RemoteLayers:
     # --- messages ---
 
     def _pump(self, timeout_s: float) -> None:
-        for link, received in self._hub.pump(timeout_s):
+        self._deal(self._hub.pump(timeout_s))
+
+    def _send(self, most_s: float) -> None:
+        """Leaders stand still until they have what they asked for: it is sent for as long as the own step before took,
+        so that own requests are half as fast at worst."""
+        self._deal(self._hub.push(most_s, _STUCK_S))
+
+    def _deal(self, arrived: Sequence[tuple[PeerLink, Received]]) -> None:
+        for link, received in arrived:
             asked = isinstance(received.message, PeerHello | RunPieces | FetchKv)
             (self._foreign if asked else self._leader).take(link, received)
         self._foreign.forget_closed()

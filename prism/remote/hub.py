@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import select
 import socket
+import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -23,12 +24,15 @@ MAX_HANDED: Final = 16
 
 class LinkHub:
     """Waits for all of them at once. ``watch`` and ``unwatch`` are told the descriptors whose readiness should also end
-    the engine's own waiting. The end of a connection is how a peer's death is noticed: the kernel closes it at once."""
+    the engine's own waiting: that something can be read and, if the second argument says so, that bytes are taken. The
+    end of a connection is how a peer's death is noticed: the kernel closes it at once."""
 
-    def __init__(self, watch: Callable[[int], None], unwatch: Callable[[int], None]) -> None:
+    def __init__(self, watch: Callable[[int, bool], None], unwatch: Callable[[int], None]) -> None:
         self._watch, self._unwatch = watch, unwatch
         self._poller = select.poll()
         self._links: dict[int, PeerLink] = {}
+        self._sending: set[int] = set()
+        """Descriptors whose links have bytes that the kernel did not take, as ``watch`` was told."""
         self._listener: socket.socket | None = None
         self._hander: socket.socket | None = None
         self._handed: dict[str, PeerLink] = {}
@@ -92,7 +96,7 @@ class LinkHub:
 
     def _add(self, fd: int) -> None:
         self._poller.register(fd, select.POLLIN)
-        self._watch(fd)
+        self._watch(fd, False)
 
     def pump(self, timeout_s: float) -> list[tuple[PeerLink, Received]]:
         """What arrived, after waiting ``timeout_s`` at most for something to happen. Links that ended are forgotten;
@@ -112,6 +116,27 @@ class LinkHub:
             found += [(link, received) for received in link.receive()]
         self.sweep()
         return found
+
+    def push(self, most_s: float, stuck_s: float) -> list[tuple[PeerLink, Received]]:
+        """Send what the kernel did not take at once, for ``most_s`` at most, and no longer than ``stuck_s`` to somebody
+        who takes nothing. What arrived meanwhile, as :meth:`pump`. From now on bytes that are left end the engine's
+        waiting, too, as soon as they can be sent: whoever wants them stands still until they are there."""
+        found: list[tuple[PeerLink, Received]] = []
+        over_s = time.monotonic() + most_s
+        unsent = self._unsent_bytes()
+        while unsent and (left_s := over_s - time.monotonic()) > 0:
+            found += self.pump(min(left_s, stuck_s))
+            before, unsent = unsent, self._unsent_bytes()
+            if unsent >= before:
+                break
+        sending = {fd for fd, link in self._links.items() if link.unsent_bytes}
+        for fd in sending ^ self._sending:
+            self._watch(fd, fd in sending)
+        self._sending = sending
+        return found
+
+    def _unsent_bytes(self) -> int:
+        return sum(link.unsent_bytes for link in self._links.values())
 
     def sweep(self) -> None:
         """Forget links that are closed."""
@@ -147,6 +172,7 @@ class LinkHub:
 
     def _drop(self, fd: int) -> None:
         link = self._links.pop(fd)
+        self._sending.discard(fd)
         self._poller.unregister(fd)
         self._unwatch(fd)
         link.release()

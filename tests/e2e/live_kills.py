@@ -10,6 +10,7 @@ the server must hold no request, byte or process too many.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import random
 import tempfile
 import threading
@@ -151,6 +152,18 @@ def load_instances(server: Server, instances: int) -> None:
         assert refused.response.status_code < 500, refused.response.text
 
 
+def _state(server: Server) -> str:
+    """What is there when a round found a fault."""
+    lines = []
+    for process in server.family():
+        with contextlib.suppress(psutil.NoSuchProcess):
+            words = " ".join(process.cmdline()).strip()
+            lines.append(f"{process.pid} of {process.ppid()}, {process.status()}: {words[:100] or process.name()}")
+    with contextlib.suppress(httpx.HTTPError):
+        lines += [str(server.admin(what)) for what in ("status", "devices", "requests")] + [str(replicas(server))]
+    return "\n".join([*lines, server.output.read_text()[-60_000:]])
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description="Kill processes while engines run layers for each other.")
     parser.add_argument("--rounds", type=int, default=20)
@@ -168,7 +181,11 @@ def main() -> None:
             while sum(killed.values()) < options.rounds and time.monotonic() < over_s:
                 victim = chance.choice(VICTIMS)
                 print(f"round {sum(killed.values())}: {victim}", flush=True)
-                one_round(server, models, victim, chance, options.newcomers)
+                try:
+                    one_round(server, models, victim, chance, options.newcomers)
+                except BaseException:
+                    print(_state(server), flush=True)
+                    raise
                 killed[victim] += 1
         finally:
             server.stop()

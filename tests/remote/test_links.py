@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import select
 import socket
 import struct
 from collections.abc import Iterator
@@ -42,11 +43,18 @@ MESSAGES: list[Message] = [
 
 
 class Watched:
-    """The descriptors that a hub wants watched."""
+    """The descriptors that a hub wants watched, and whether for sending, too."""
 
     def __init__(self) -> None:
-        self.fds: set[int] = set()
-        self.hub = LinkHub(self.fds.add, self.fds.remove)
+        self.fds: dict[int, bool] = {}
+        self.hub = LinkHub(self.fds.__setitem__, self.fds.__delitem__)
+
+    def ready(self) -> bool:
+        """Whether an engine that waits would go on."""
+        poller = select.poll()
+        for fd, sending in self.fds.items():
+            poller.register(fd, select.POLLIN | (select.POLLOUT if sending else 0))
+        return bool(poller.poll(0))
 
 
 @pytest.fixture
@@ -59,7 +67,7 @@ def ends(tmp_path: Path) -> Iterator[tuple[Watched, Watched, PeerLink]]:
     yield server, client, link
     client.hub.close()
     server.hub.close()
-    assert server.fds == client.fds == set()
+    assert server.fds == client.fds == {}
     assert not (tmp_path / "s").exists()
 
 
@@ -95,6 +103,46 @@ def test_both_send_more_than_the_kernel_takes_at_once(ends: tuple[Watched, Watch
         assert [r.message for r in received] == MESSAGES
         assert all(bytes(r.tensors[0][1]) == big and r.tensors[1][1].nbytes == 0 for r in received)
     assert link.unsent_bytes == back.unsent_bytes == 0
+
+
+def test_what_could_not_be_sent_ends_the_waiting_as_soon_as_it_can(ends: tuple[Watched, Watched, PeerLink]) -> None:
+    """An engine without work waits for commands: an answer of megabytes took one such wait for each bufferful."""
+    server, client, _ = ends
+    (back,) = list(server.hub)
+    big = memoryview(bytes(1 << 22))
+    back.send(HiddenStates(batch=1), [("uint8", [big.nbytes], big)])
+    assert server.hub.push(0.0, 0.0) == []
+    assert back.unsent_bytes
+    assert not server.ready(), "the other side takes nothing"
+    found: list[Received] = []
+    while back.unsent_bytes:
+        found += [r for _, r in client.hub.pump(0)]
+        assert server.ready(), "the other side has taken something"
+        server.hub.push(60.0, 0.0)
+    found += [r for _, r in collect(client.hub, 1 - len(found))]
+    assert bytes(found[0].tensors[0][1]) == big
+    assert not server.ready(), "nothing is left to be sent"
+
+
+def test_nobody_waits_for_one_who_takes_nothing_and_all_is_sent_at_once_to_one_who_reads(
+    ends: tuple[Watched, Watched, PeerLink],
+) -> None:
+    server, client, link = ends
+    (back,) = list(server.hub)
+    big = memoryview(bytes(1 << 22))
+    back.send(HiddenStates(batch=1), [("uint8", [big.nbytes], big)])
+    assert server.hub.push(1e9, 0.001) == []
+    assert back.unsent_bytes, "for ever would be too long"
+    with ThreadPoolExecutor(1) as pool:
+        reading = pool.submit(collect, client.hub, 1)
+        while back.unsent_bytes:
+            server.hub.push(60.0, 60.0)
+        assert len(reading.result()) == 1
+    client.hub.pump(0)
+    link.send(WORK)
+    back.send(HiddenStates(batch=1), [("uint8", [big.nbytes], big)])
+    arrived = server.hub.push(60.0, 0.001)
+    assert [r.message for _, r in arrived] == [WORK], "what comes meanwhile is not lost"
 
 
 def test_the_end_of_one_side_is_seen_by_the_other(ends: tuple[Watched, Watched, PeerLink]) -> None:
