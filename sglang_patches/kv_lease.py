@@ -38,6 +38,8 @@ class KvLease:
         """The first request that waits, and since when (monotonic ns, the same on all ranks)."""
         self._since_ns = 0
         self.retractions = 0
+        self.lacks_bytes = 0
+        """What the first that waits, or what runs, lacks beyond the engine's own cache."""
 
     @property
     def token_bytes(self) -> int:
@@ -213,6 +215,7 @@ class KvLease:
             for lacks in zip(*(p.missing_bytes(step) for p, step in zip(self.parts, steps, strict=True)), strict=True)
         ]
         missing = [nbytes for nbytes in missing if nbytes > 0]
+        self.lacks_bytes = next(iter(missing), 0)
         if missing:
             self._seat.owner.wish(missing[0], missing[-1], self._since_ns)
         else:

@@ -23,7 +23,8 @@ log = logging.getLogger(__name__)
 
 
 class LongAttention(AttentionBackend):  # type: ignore[misc]
-    """Of one request, from its first chunk to its end. A step is :meth:`begin`, the forward pass, :meth:`end`."""
+    """Of one request, from its first chunk to its end. A step is :meth:`begin`, the forward pass, :meth:`end`. Between
+    two steps its window may go, behind :meth:`put_tails_away`, and another one come (:meth:`bring_tails`)."""
 
     def __init__(self, runner: Any, plan: WindowPlan, layers: int, window: LongWindow, store: UnitStore) -> None:
         super().__init__()
@@ -34,7 +35,7 @@ class LongAttention(AttentionBackend):  # type: ignore[misc]
         self._threads = ThreadPoolExecutor(1, "long-in"), ThreadPoolExecutor(1, "long-out")
         self._bringing: Bringing | None = None
         self._storing = Storing(store, self._threads[1])
-        self._pieces = self._step_tokens = 0
+        self._pieces = self._tail_tokens = self._step_tokens = 0
         self.lost = ""
         """Why the step has no result: KV that it needs is gone, or finds no room."""
 
@@ -53,9 +54,31 @@ class LongAttention(AttentionBackend):  # type: ignore[misc]
             self._storing.finish()
         except (PrismError, OSError) as error:
             self.lost = self.lost or str(error)
-        tokens = self._window.tail_tokens + self._step_tokens
+        tokens = self._tail_tokens + self._step_tokens
         self._pieces += self._plan.pieces(tokens)
-        self._window.tail_tokens = tokens % self._plan.piece_tokens
+        self._tail_tokens = tokens % self._plan.piece_tokens
+
+    def put_tails_away(self) -> bool:
+        """Store every layer's tail as its next unit. False: there is no room outside, and the window has to stay."""
+        try:
+            for layer in range(self._layers if self._tail_tokens else 0):
+                self._storing.put((layer, self._pieces), *self._window.tail(layer))
+            self._storing.finish()
+        except (PrismError, OSError) as error:
+            log.info("the window of a long prompt stays: %s", error)
+            self._storing.forget()
+            return False
+        return True
+
+    def bring_tails(self, window: LongWindow) -> None:
+        """Go on in ``window``."""
+        self._window = window
+        try:
+            for layer in range(self._layers if self._tail_tokens else 0):
+                with self._store.read((layer, self._pieces)) as packed:
+                    window.fill_tail(layer, packed)
+        except (PrismError, OSError) as error:
+            self.lost = str(error)
 
     def close(self) -> None:
         for thread in self._threads:
@@ -86,7 +109,7 @@ class LongAttention(AttentionBackend):  # type: ignore[misc]
         self, queries: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, layer: int, scale: float
     ) -> torch.Tensor:
         assert self._bringing is not None, "a step that was not begun"
-        before, piece = self._window.tail_tokens, self._plan.piece_tokens
+        before, piece = self._tail_tokens, self._plan.piece_tokens
         self._step_tokens = len(keys)
         tail_keys, tail_values = self._window.tail(layer)
         own_keys = torch.cat([tail_keys[:before], keys.to(tail_keys.dtype)])

@@ -3,11 +3,13 @@
 ::
 
     taken in --goes long?--> waiting --window and tiers--> chunk, chunk, ... , token, token ... --> finished
+                                 |                            |  ^  window given to others
                                  ^----------- a step was lost, or found no room -------'
 
 A long request is in none of SGLang's queues and batches: between steps of the others it has one of its own, as often as
 its share of the time allows (:mod:`prism.policy.long_turns`), a batch of one whose slots are all the padding slot and
-whose attention back end knows where its KV is. Sampling, grammars, log-probabilities and streaming are SGLang's.
+whose attention back end knows where its KV is. Sampling, grammars, log-probabilities and streaming are SGLang's. Where
+others wait for memory it gives them its window's between two steps, and goes on when they were let in.
 
 What ranks of a tensor-parallel engine would have to agree on is asked by :meth:`LongPrompts.all_say`; none is served
 so far (:func:`~sglang_patches.long_run.layout_of`).
@@ -26,7 +28,7 @@ import torch
 
 from prism.memory.errors import OutOfMemory
 from prism.policy.long_prompts import TierVerdict, goes_long, long_tokens, most_long_tokens
-from prism.policy.long_turns import LongTurns
+from prism.policy.long_turns import LongTurns, WindowTurns
 from sglang_patches.kv_lease import evict
 from sglang_patches.long_run import LongRun, layout_of
 from sglang_patches.long_window import LongWindow
@@ -57,7 +59,11 @@ class LongPrompts:
         self.run: LongRun | None = None
         self.begun = 0
         """Long requests that began so far."""
-        self.turns = LongTurns()
+        self.turns, self.windows = LongTurns(), WindowTurns()
+        page = self._seat.owner.page_bytes
+        self._window_bytes = -(-plan.nbytes // page) * page
+        self._lacks_since_ns = 0
+        """When the window was found to lack memory; 0: it does not."""
         self._step: tuple[float, bool] | None = None
         """When the step before was planned, and whether it is the long request's; None: there was none."""
         self._tries: dict[str, int] = {}
@@ -129,6 +135,8 @@ class LongPrompts:
             since_s, ours = self._step
             self.turns.took(time.perf_counter() - since_s, ours)
             self._step = None
+            if ours:
+                self.windows.stepped(self._who_lacks_memory())
 
     def planned(self, batch: Any) -> None:
         """``batch`` is the next step; None: there is nothing to do."""
@@ -137,15 +145,23 @@ class LongPrompts:
 
     def may_go(self) -> bool:
         """Whether the next step is to be the long request's, with others there."""
-        wanted = self.run is not None or bool(self.waiting)
-        return wanted and self.all_say(self.turns.may_go)
+        return self.has_work and self._may_have_window() and self.all_say(self.turns.may_go)
 
     def next_batch(self) -> Any | None:
         """The next step's batch; None: there is nothing to do, or no memory to do it."""
-        if self.run is None and not self._begin_next():
+        if not self._may_have_window() or not (self._begin_next() if self.run is None else self._go_on()):
             return None
         assert self.run is not None
         return self.run.next_batch()
+
+    def _may_have_window(self) -> bool:
+        """It has, or nobody who waits goes before."""
+        return self.window_bytes > 0 or self.windows.may_take([req.rid for req in self._scheduler.waiting_queue])
+
+    def _who_lacks_memory(self) -> list[str]:
+        """Requests that wait for memory, on any rank."""
+        lacks_bytes = self._scheduler.token_to_kv_pool_allocator.lease.lacks_bytes
+        return [] if self.all_say(lacks_bytes == 0) else [req.rid for req in self._scheduler.waiting_queue]
 
     def settle(self) -> None:
         """Behind a step: one that is over or lost leaves; lenders are answered."""
@@ -153,15 +169,42 @@ class LongPrompts:
         if run is None:
             return
         if run.req.finished():
-            self._close_run()
+            self._end_run()
         elif run.aborted:
             run.release()
-            self._close_run()
+            self._end_run()
             self._say_aborted(run.req)
         elif run.backend.lost:
             self._begin_again(run)
         else:
             run.store.answer()
+            if run.window is not None and self.windows.gives_way:
+                self._give_way(run)
+
+    def _end_run(self) -> None:
+        self._close_run()
+        self.windows.gave_way(self._who_lacks_memory())
+
+    def _give_way(self, run: LongRun) -> None:
+        if not self.all_say(run.backend.put_tails_away()):
+            self.windows.stays()
+            return
+        run.give_window()
+        self.windows.gave_way([req.rid for req in self._scheduler.waiting_queue])
+
+    def _go_on(self) -> bool:
+        """The request that runs has its window; False: there is no memory for it now, or its tails are lost."""
+        run = self.run
+        assert run is not None, "there is a request that runs"
+        if run.window is not None:
+            return True
+        if (window := self._window()) is None:
+            return False
+        run.take_window(window)
+        self.agree_on_loss()
+        if run.backend.lost:
+            self._begin_again(run)
+        return not run.backend.lost
 
     def _begin_again(self, run: LongRun) -> None:
         req, why = run.req, run.backend.lost
@@ -222,7 +265,11 @@ class LongPrompts:
             window = self._try_window()  # at once: before the next step the lease grows again for whoever waits
         self.wants_window = window is None
         if window is None:
-            self._seat.owner.wish(self.plan.nbytes, self.plan.nbytes)
+            # The lease withdraws the wish before every step, and its age says who goes first.
+            self._lacks_since_ns = self._lacks_since_ns or self._least(time.monotonic_ns())
+            self._seat.owner.wish(self._window_bytes, self._window_bytes, self._lacks_since_ns)
+        else:
+            self._lacks_since_ns = 0
         return window
 
     def _try_window(self) -> LongWindow | None:
@@ -241,9 +288,9 @@ class LongPrompts:
         """The engine's own cache and unused lease go first."""
         lease = self._scheduler.token_to_kv_pool_allocator.lease
         part = lease.parts[0]
-        evict(self._scheduler, -(-self.plan.nbytes // lease.token_bytes))
+        evict(self._scheduler, -(-self._window_bytes // lease.token_bytes))
         part.returns.settle(wait=True)
-        part.give_back(part.demand(self._scheduler).running + part.scattered(), self.plan.nbytes)
+        part.give_back(part.demand(self._scheduler).running + part.scattered(), self._window_bytes)
 
     def _close_run(self) -> None:
         if self.run is not None:
@@ -251,6 +298,16 @@ class LongPrompts:
             self.run = None
 
     # --- what others ask ---
+
+    @property
+    def has_work(self) -> bool:
+        """There is a long request, whether it has what it takes or not."""
+        return self.run is not None or bool(self.waiting)
+
+    @property
+    def window_bytes(self) -> int:
+        """Of device memory."""
+        return 0 if self.run is None or self.run.window is None else self.run.window.held_bytes
 
     def owns(self, batch: Any) -> bool:
         """Whether ``batch`` is a step of the long request."""

@@ -46,7 +46,7 @@ class NoTree:
 
 
 class LongRun:
-    """Owns ``window`` and ``store`` until :meth:`close`."""
+    """Owns ``window`` and ``store`` until :meth:`close`; between two steps the window may be given away."""
 
     def __init__(
         self,
@@ -58,7 +58,9 @@ class LongRun:
         store: UnitStore,
         most_chunk_tokens: int,
     ) -> None:
-        self._scheduler, self.req, self.window, self.store = scheduler, req, window, store
+        self._scheduler, self.req, self.store = scheduler, req, store
+        self.window: LongWindow | None = window
+        """None: its memory was given to others."""
         self._runner = scheduler.tp_worker.model_runner
         self.backend = LongAttention(self._runner, plan, layers, window, store)
         self.aborted = False
@@ -69,6 +71,17 @@ class LongRun:
         req._refresh_fill_ids()
         self._prompt = len(req.full_untruncated_fill_ids)
         req.last_node, req.cache_protected_len = None, 0
+
+    def give_window(self) -> None:
+        """To others, behind :meth:`LongAttention.put_tails_away`."""
+        assert self.window is not None, "it was given away already"
+        self.window.close()
+        self.window = None
+
+    def take_window(self, window: LongWindow) -> None:
+        """Go on; whether it can is said by its back end."""
+        self.window = window
+        self.backend.bring_tails(window)
 
     def next_batch(self) -> Any:
         """A chunk of the prompt, or the next token. The step before it must have been processed."""
@@ -135,7 +148,8 @@ class LongRun:
         """Give all memory back, on the device and outside."""
         self.backend.close()
         self.store.close()
-        self.window.close()
+        if self.window is not None:
+            self.window.close()
 
 
 def layout_of(scheduler: Any) -> tuple[LongShape, WindowPlan] | None:

@@ -74,6 +74,13 @@ def abort(original: Callable[..., Any], scheduler: Any, recv_req: Any) -> None:
         long.abort(lambda req: recv_req.abort_all or req.rid.startswith(recv_req.rid))
 
 
+def stay_awake(original: Callable[..., Any], scheduler: Any, *more: Any, **named: Any) -> bool:
+    """Around ``Scheduler.is_fully_idle``: a long request that waits for memory is in none of SGLang's queues. Resting
+    would withdraw its wish."""
+    long = long_of(scheduler)
+    return (long is None or not long.has_work) and bool(original(scheduler, *more, **named))
+
+
 _SCHEDULER = "sglang.srt.managers.scheduler.Scheduler"
 HOOKS = (
     Hook(
@@ -96,5 +103,12 @@ HOOKS = (
         abort,
         ("self", "recv_req"),
         "long prompts are in none of SGLang's queues",
+    ),
+    Hook(
+        f"{_SCHEDULER}.is_fully_idle",
+        HookKind.AROUND,
+        stay_awake,
+        ("self", "for_health_check"),
+        "an engine with a long prompt that waits is not idle",
     ),
 )

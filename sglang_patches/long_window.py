@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from queue import SimpleQueue
 from typing import Any
 
@@ -42,11 +42,9 @@ class LongWindow:
         self._bytes = torch.from_dlpack(self._region.memory())
         self._shapes = (pool.head_num, pool.head_dim), (pool.head_num, pool.v_head_dim)
         self._dtype = pool.dtype
-        self.tail_tokens = 0
-        """In every layer's tail."""
 
     def tail(self, layer: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """K and V of ``piece_tokens`` tokens, those behind ``tail_tokens`` without meaning."""
+        """K and V of ``piece_tokens`` tokens, those that are not the tail's yet without meaning."""
         return self._parts(self._unit(layer))
 
     def slot(self, slot: int) -> tuple[torch.Tensor, torch.Tensor]:
@@ -55,7 +53,14 @@ class LongWindow:
 
     def fill(self, slot: int, packed: Any) -> None:
         """Bring a unit; it is there when this returns."""
-        self._unit(self._layers + slot).copy_(torch.from_numpy(packed))
+        self._fill(self._layers + slot, packed)
+
+    def fill_tail(self, layer: int, packed: Any) -> None:
+        """Bring a tail that was put away; it is there when this returns."""
+        self._fill(layer, packed)
+
+    def _fill(self, number: int, packed: Any) -> None:
+        self._unit(number).copy_(torch.from_numpy(packed))
         self.settle()
 
     def settle(self) -> None:
@@ -144,6 +149,11 @@ class Storing:
             while self._going:
                 self._going.popleft().result()
         finally:
-            for going in self._going:
-                going.cancel()
-            self._going.clear()
+            self.forget()
+
+    def forget(self) -> None:
+        """What is still to be stored is not wanted any more; nothing is on its way when this returns."""
+        for going in self._going:
+            if not going.cancel():
+                wait([going])
+        self._going.clear()

@@ -20,6 +20,8 @@ log = logging.getLogger(__name__)
 
 _BLOCKED_NAP_S = 0.005
 """Requests wait but none can run (no memory): look again after this, or when a command comes."""
+_LONG_NAP_S = 0.05
+"""The same where only a request that is larger than the device waits: to look is to map its window."""
 
 
 def schedule(original: Callable[..., Any], scheduler: Any, running_batch: Any, last_batch: Any) -> Any:
@@ -34,9 +36,17 @@ def schedule(original: Callable[..., Any], scheduler: Any, running_batch: Any, l
     plan = plan_step(scheduler, lambda: plan_turns(original, scheduler, running_batch, last_batch))
     lease.planned(scheduler.enable_overlap)
     seat.stepped(scheduler)
-    if plan.batch_to_run is None and last_batch is None and seat.rank == 0 and scheduler.waiting_queue:
-        seat.wait(_BLOCKED_NAP_S)
+    if plan.batch_to_run is None and last_batch is None and seat.rank == 0:
+        _nap(scheduler, seat)
     return plan
+
+
+def _nap(scheduler: Any, seat: Seat) -> None:
+    long = long_of(scheduler)
+    if scheduler.waiting_queue:
+        seat.wait(_BLOCKED_NAP_S)
+    elif long is not None and long.has_work:
+        seat.wait(_LONG_NAP_S)
 
 
 def take_in(original: Callable[..., Any], scheduler: Any, recv_req: Any) -> None:

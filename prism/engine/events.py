@@ -88,6 +88,8 @@ class EngineCounters(EngineEvent, frozen=True, kw_only=True):
     """Of such KV, what was brought to the device since activation, over all ranks."""
     long_prompts: int = 0
     """Such requests that began since activation; again, if their KV was lost."""
+    long_window_tokens: int = 0
+    """Slots for which the window of one has memory now."""
     adapters: list[str] = []
     """LoRA adapters in device memory, by name."""
     remote: RemoteState | None = None

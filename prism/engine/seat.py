@@ -253,6 +253,7 @@ def measure_load(scheduler: Any, weight_bytes: int, world: int, adapters: list[s
         long_lent_bytes=0 if tiers is None else tiers.lent_bytes * world,
         long_brought_bytes=0 if tiers is None else tiers.brought_bytes * world,
         long_prompts=0 if long is None else long.begun,
+        long_window_tokens=0 if long is None else long.window_bytes // lease.token_bytes,
         adapters=adapters,
         remote=None if remote is None else remote.state,
     )

@@ -77,7 +77,7 @@ class LongTiers:
 
 
 class LongStore:
-    """One request's units. Each is written once; :meth:`put` and :meth:`read` may be called by one thread each, and
+    """One request's units. :meth:`put` and :meth:`read` may be called by one thread each, for different units, and
     :meth:`answer` while neither is."""
 
     def __init__(self, name: str, unit_bytes: int, tiers: LongTiers, pool: HostPool, lent: LentShelf | None) -> None:
@@ -100,8 +100,15 @@ class LongStore:
         return True
 
     def put(self, unit: Unit, data: Packed) -> None:
-        """Store a unit. Raises :class:`TiersFull`."""
+        """Store a unit, in place of what was stored of it (a tail that was put away and has grown). Raises
+        :class:`TiersFull`."""
+        known = unit in self._sums
         self._sums[unit] = xxhash.xxh3_64_intdigest(data.data)
+        if unit in self._places:
+            self._write_in_host(*self._places[unit], data)
+            return
+        if known and self._lent is not None:
+            self._lent.drop(self._key(unit))
 
         def write(place: MemoryBytes, pace: LinkPace) -> None:
             began_s = pace.begin()
@@ -119,16 +126,19 @@ class LongStore:
             if not (self.claim(_GROWS * self._unit_bytes) or self.claim(self._unit_bytes)):
                 return False
             last = self._claims[-1]
-        pace = self._tiers.host_pace
-        began_s = pace.begin()
         try:
-            last.write(data, self._used_bytes)
+            self._write_in_host(last, self._used_bytes, data)
         except OSError:
             return False
-        pace.copied(len(data), began_s)
         self._places[unit] = last, self._used_bytes
         self._used_bytes += self._unit_bytes
         return True
+
+    def _write_in_host(self, claim: ClaimedBytes, offset: int, data: Packed) -> None:
+        pace = self._tiers.host_pace
+        began_s = pace.begin()
+        claim.write(data, offset)
+        pace.copied(len(data), began_s)
 
     @contextmanager
     def read(self, unit: Unit) -> Iterator[Packed]:

@@ -84,8 +84,8 @@ class DeviceShell:
                 case engine_events.Lost(rid=rid, attempt=attempt):
                     self.desk.lost(rid, attempt)
                 case engine_events.EngineCounters():
-                    load = EngineLoad(key, event.running, event.queued, event.free_kv_tokens, event.cached_kv_tokens)
-                    self.feed(load)
+                    slots = event.free_kv_tokens, event.cached_kv_tokens, event.long_window_tokens
+                    self.feed(EngineLoad(key, event.running, event.queued, *slots))
                     self._services.measures.retracted(key.model, self.device, event.retractions - retractions)
                     self._services.measures.kv_brought(key.model, self.device, event.kv_brought_tokens - brought)
                     self._services.measures.computed(key.model, self.device, event.computed_tokens - computed)

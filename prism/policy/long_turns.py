@@ -1,19 +1,31 @@
-"""How the steps of a long request and those of all others take turns: by time, since one of its steps may take as long
-as many of theirs (it reads all of its KV over a link). Pure.
+"""How a long request and all others of its engine take turns. Pure.
+
+Steps by time, since one of its steps may take as long as many of theirs (it reads all of its KV over a link):
 
 ::
 
     | others | long step of t |   others, for 3 t   | long step | ...      while others have work
     | long | long | long | ...                                           while they have none
+
+The memory of its window by steps, since others may need that memory to begin at all:
+
+::
+
+    | WINDOW_STEPS long steps, others wait | those others are let in | window back, WINDOW_STEPS | ...
 """
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import Final
 
 LONG_SHARE: Final = 0.25
 """Of an engine's time that its long request gets while others have work. Their time per token is then 4/3 of what it is
 alone, on average, and one of them is held up by one long step at most."""
+
+
+WINDOW_STEPS: Final = 16
+"""Of the long request while others wait for memory; then it gives its window's to them."""
 
 
 class LongTurns:
@@ -40,3 +52,38 @@ class LongTurns:
     def may_go(self) -> bool:
         """Whether the next step may be the long request's, with others waiting for theirs."""
         return self.owed_s <= 0.0
+
+
+class WindowTurns:
+    """Of one engine. Who waits for memory is let in before the window is taken again, whoever the long requests are;
+    who comes after that waits for WINDOW_STEPS steps with the window there."""
+
+    def __init__(self, steps: int = WINDOW_STEPS) -> None:
+        self._most = steps
+        self._steps = 0
+        """With the window there, and others waiting for memory."""
+        self._before: set[str] = set()
+        """Who is let in before the window is taken again."""
+
+    def stepped(self, waiting: Collection[str]) -> None:
+        """A step of the long request is over; ``waiting``: requests, by id, that wait for memory."""
+        self._steps = self._steps + 1 if waiting else 0
+
+    @property
+    def gives_way(self) -> bool:
+        """Whether the window's memory is for the others now."""
+        return self._steps >= self._most
+
+    def gave_way(self, waiting: Collection[str]) -> None:
+        """The window's memory is free for ``waiting``: it gave way, or its request is over."""
+        self._before = set(waiting)
+        self._steps = 0
+
+    def stays(self) -> None:
+        """It cannot give way now: it is asked again as many steps later."""
+        self._steps = 0
+
+    def may_take(self, waiting: Collection[str]) -> bool:
+        """Whether the window may be taken; ``waiting``: requests that are not let in yet."""
+        self._before &= set(waiting)
+        return not self._before

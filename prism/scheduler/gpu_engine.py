@@ -79,6 +79,10 @@ class EngineState:
     claims: dict[RequestId, int] = field(default_factory=dict)
     """Tokens that dispatched requests will take and that no report contains yet."""
     claimed_tokens: int = 0
+    long: set[RequestId] = field(default_factory=set)
+    """Dispatched requests that are larger than the device."""
+    window_tokens: int = 0
+    """Last report: slots for which the window of one of them has memory. Who waits inside the engine gets it."""
     settled: list[RequestId] = field(default_factory=list)
     """Requests whose prefill is done: the next report contains their memory."""
     extra_waiting: int = 0
@@ -114,7 +118,7 @@ class EngineState:
         taken where requests take turns: others make room."""
         if self.up.fair:
             return 0
-        missing = tokens - max(0, self.spare_tokens())
+        missing = tokens - max(0, self.spare_tokens() + self.window_tokens)
         if missing <= 0:
             return 0
         if self.up.elastic:
@@ -127,9 +131,10 @@ class EngineState:
         return most > 0 and goes_long(request.kv_tokens, request.max_new_tokens or 1 << 30, most)
 
     def claim_tokens(self, request: Request, reserve_tokens: int) -> int:
-        """Tokens for which it needs device memory; ``reserve_tokens``: what is kept for its answer."""
+        """Tokens for which it needs device memory; ``reserve_tokens``: what is kept for its answer. Requests that are
+        larger than the device have one window, one after the other."""
         if self.is_long(request):
-            return self.up.device_tokens // WINDOW_SHARE
+            return 0 if self.long else self.up.device_tokens // WINDOW_SHARE
         return request.prefill_tokens + min(reserve_tokens, request.max_new_tokens or 1 << 30)
 
     def _backlog_of(self, request: Request) -> int:
@@ -147,6 +152,8 @@ class EngineState:
         self.backlog_tokens += self._backlog_of(request)
         self.claims[request.id] = claim_tokens
         self.claimed_tokens += claim_tokens
+        if self.is_long(request):
+            self.long.add(request.id)
 
     def is_in_time(self, request: Request, now_s: float) -> bool:
         """Its first token came in time, or still may, as far as anybody minds."""
@@ -191,6 +198,7 @@ class EngineState:
         else:
             self._leave_backlog(entry)
         self._drop_claim(id)
+        self.long.discard(id)
         return entry
 
     def answered(self, id: RequestId, generated_tokens: int, now_s: float) -> EndedAnswer | None:
@@ -215,7 +223,9 @@ class EngineState:
 
     def growth_of(self, request: Request) -> int:
         """Tokens kept for a running request: it is halfway through its answer on average, and has to get by until
-        others end."""
+        others end. One that is larger than the device grows outside of it."""
+        if self.is_long(request):
+            return 0
         if not request.max_new_tokens:
             return self.reserve_tokens
         return min(self.reserve_tokens, -(-request.max_new_tokens // 2))
@@ -226,6 +236,10 @@ class EngineState:
         cached = load.cached_kv_tokens if self.up.elastic else 0
         self.free_tokens = load.free_kv_tokens - cached
         self.extra_waiting = max(0, load.waiting - self.no_token_yet)
+        self.window_tokens = load.window_tokens
+        if self.window_tokens:  # long before the first token of its prompt
+            for id in self.long:
+                self._drop_claim(id)
         self.settle_claims()
 
     def settle_claims(self) -> None:

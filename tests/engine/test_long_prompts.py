@@ -70,3 +70,53 @@ async def test_prompts_larger_than_the_device_are_answered_as_on_a_large_one(
         await handle.deactivate()
     assert rig.free_bytes() == DEVICE_BYTES
     assert claimed(tiers) == 0
+
+
+async def test_what_needs_the_memory_of_the_window_is_let_in_between_long_prompts_that_follow_each_other(
+    rig: Rig, tiers: HostPool, wide_model: Path
+) -> None:
+    """Two of six pages are the window's, and the ordinary one needs all: it ends before either of the two does."""
+    limit = PAGES * rig.pool.memory[rig.devices[0]].page_bytes
+    handle = await rig.activate(rig.spec_at(wide_model), [rig.devices[0]], kv_limit_bytes=limit)
+    try:
+        asked = [prompt(3 + i, LONG) for i in range(2)]
+        long = [rig.submit(handle, tokenized("", each, 200)) for each in asked]
+        assert await rig.wait_tokens(long[0], 1)
+        short = rig.submit(handle, tokenized("", prompt(20, 150), 30))
+        for each, rid in zip(asked, long, strict=True):
+            assert await rig.answer(rid) == reference(wide_model, each, 200)
+        assert await rig.answer(short) == reference(wide_model, prompt(20, 150), 30)
+        assert list(rig.finish) == [short, *long], "in the order in which they ended"
+        leaves = rig.submit(handle, tokenized("", asked[0], 400))
+        assert await rig.wait_tokens(leaves, 1)
+        # It needs the window's memory, too: whether that is away or back when the other one ends is not known.
+        takes_all = rig.submit(handle, tokenized("", prompt(21, 30), 150))
+        assert await rig.wait_tokens(takes_all, 20)
+        handle.abort(leaves)
+        await rig.answer(leaves)
+        assert await rig.answer(takes_all) == reference(wide_model, prompt(21, 30), 150)
+    finally:
+        await handle.deactivate()
+    assert rig.free_bytes() == DEVICE_BYTES
+    assert claimed(tiers) == 0
+
+
+async def test_one_that_waits_alone_is_given_what_its_neighbour_only_caches(
+    rig: Rig, tiers: HostPool, wide_model: Path
+) -> None:
+    device = rig.pool.memory[rig.devices[0]]
+    handle = await rig.activate(rig.spec_at(wide_model), [rig.devices[0]], kv_limit_bytes=PAGES * device.page_bytes)
+    neighbour = await rig.activate(rig.spec_at(wide_model), [rig.devices[0]])
+    try:
+        for number in range(100):
+            if device.free_bytes() < device.page_bytes:
+                break
+            length = 300 if device.free_bytes() > 12 * device.page_bytes else 10
+            await rig.ask(neighbour, tokenized("", prompt(100 + number, length), 1))
+        assert device.free_bytes() < device.page_bytes, "nothing is left for the window"
+        asked = prompt(3, LONG)
+        assert await rig.ask(handle, tokenized("", asked, 4)) == reference(wide_model, asked, 4)
+    finally:
+        await neighbour.deactivate()
+        await handle.deactivate()
+    assert rig.free_bytes() == DEVICE_BYTES

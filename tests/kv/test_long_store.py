@@ -156,3 +156,18 @@ def test_what_a_killed_process_has_claimed_is_free_again(tmp_path: Path) -> None
     assert claim is not None
     claim.close()
     assert pool.use().booked_bytes == 0
+
+
+@pytest.mark.parametrize("lends", [True, False])
+def test_a_unit_that_is_stored_again_takes_the_place_of_what_was_there(tmp_path: Path, lends: bool) -> None:
+    device = lender(tmp_path, 2)
+    made = tiers(tmp_path, 2, device if lends else None)
+    store = begin(made, 1)
+    for number in (1, 2, 3):
+        store.put((0, 0), data(number))
+        with store.read((0, 0)) as found:
+            assert (found == number).all()
+    assert (store.lent_bytes if lends else store.host_bytes - UNIT) == UNIT
+    store.close()
+    made.close()
+    assert device.free_bytes() == device.capacity_bytes

@@ -1,4 +1,5 @@
-"""A long request beside others: no more than its share of the time, all of it where nobody else wants any."""
+"""A long request beside others: no more than its share of the time, all of it where nobody else wants any; its window's
+memory goes round."""
 
 from __future__ import annotations
 
@@ -6,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from prism.policy.long_turns import LongTurns
+from prism.policy.long_turns import WINDOW_STEPS, LongTurns, WindowTurns
 
 
 def play(turns: LongTurns, long_s: list[float], other_s: float, steps: int) -> list[tuple[bool, float]]:
@@ -52,3 +53,50 @@ def test_where_nobody_else_has_work_it_waits_for_nobody() -> None:
     assert turns.owed_s == pytest.approx(15.0)
     turns.rested()
     assert turns.may_go
+
+
+def test_the_window_gives_way_when_others_waited_for_so_many_steps_and_comes_back_behind_them() -> None:
+    turns = WindowTurns()
+    for _ in range(5 * WINDOW_STEPS):
+        turns.stepped(())
+    assert not turns.gives_way, "nobody lacks memory"
+    for step in range(WINDOW_STEPS):
+        assert not turns.gives_way, step
+        turns.stepped(["a", "b"])
+    assert turns.gives_way
+    turns.gave_way(["a", "b"])
+    assert not turns.may_take(["a", "b", "c"])
+    assert not turns.may_take(["b", "c"])
+    assert turns.may_take(["c"]), "who came later waits for the window"
+    assert turns.may_take(["a", "c"]), "one that was let in and retracted does not go before it again"
+    assert not turns.gives_way
+    turns.stepped(["c"])
+    turns.stays()
+    assert not turns.gives_way
+
+
+@given(
+    arrivals=st.lists(st.integers(0, 3), min_size=200, max_size=200),
+    steps=st.integers(1, 20),
+    ends=st.integers(1, 30),
+)
+def test_with_the_memory_of_one_both_go_on(arrivals: list[int], steps: int, ends: int) -> None:
+    """Either the window is there or others are, each for ``ends`` rounds; whoever waits is let in, a bounded number of
+    rounds later."""
+    turns, waiting, inside = WindowTurns(steps), dict[str, int](), dict[str, int]()
+    window, without = True, 0
+    for now, count in enumerate(arrivals):
+        waiting |= {f"{now}-{i}": now for i in range(count)}
+        inside = {name: until for name, until in inside.items() if until > now}
+        if window:
+            turns.stepped(waiting)
+            if turns.gives_way:
+                turns.gave_way(waiting)
+                window, without = False, 0
+                inside = dict.fromkeys(waiting, now + ends)
+                waiting = {}
+        else:
+            without += 1
+            window = turns.may_take(waiting) and not inside
+        assert without <= ends
+        assert all(now - since <= steps + ends for since in waiting.values())

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from prism.core.effects import Dispatch, Refuse
-from prism.core.events import EngineUp, MemoryReport, RequestArrived
+from prism.core.events import EngineLoad, EngineUp, MemoryReport, RequestArrived
 from prism.core.ids import DeviceId, Generation, ModelName, RequestId
 from prism.core.instances import InstanceKey
 from prism.core.reasons import ReasonCode
@@ -44,3 +44,31 @@ def test_what_all_tiers_together_do_not_hold_is_refused_with_numbers() -> None:
     (found,) = arrive(UP, 500_000, request("long", 6000))
     assert isinstance(found, Refuse)
     assert dict(found.reason.numbers) == {"tokens": 6000, "room_tokens": 5000}
+
+
+def test_others_are_handed_over_for_the_memory_of_its_window_long_before_its_first_token() -> None:
+    """600 slots are free beside a window of 250. One that needs 700 would wait for the end of all long requests, if the
+    engine did not know of it: the window gives way only to who waits there."""
+    scheduler = GpuScheduler(DeviceId("n/host:0"), GpuSettings(decode_reserve_tokens=0))
+    scheduler.on_event(UP, 0.0)
+    scheduler.on_event(MemoryReport(850_000, 0), 0.0)
+    for name in ("long", "next"):
+        found = scheduler.on_event(RequestArrived(request(name, 3000)), 0.0)
+        assert [type(effect) for effect in found] == [Dispatch]
+    scheduler.on_event(EngineLoad(UP.key, 1, 1, 0, window_tokens=250), 0.1)
+    scheduler.on_event(MemoryReport(600_000, 0), 0.1)
+    found = scheduler.on_event(RequestArrived(request("short", 700)), 0.2)
+    assert [type(effect) for effect in found] == [Dispatch]
+    found = scheduler.on_event(RequestArrived(request("more", 700)), 0.2)
+    assert found == [], "it is promised once"
+
+
+def test_memory_that_the_window_has_given_away_is_not_promised_again() -> None:
+    scheduler = GpuScheduler(DeviceId("n/host:0"), GpuSettings(decode_reserve_tokens=0))
+    scheduler.on_event(UP, 0.0)
+    scheduler.on_event(MemoryReport(850_000, 0), 0.0)
+    scheduler.on_event(RequestArrived(request("long", 3000)), 0.0)
+    scheduler.on_event(EngineLoad(UP.key, 1, 0, 0, window_tokens=250), 0.1)
+    scheduler.on_event(EngineLoad(UP.key, 1, 0, 0, window_tokens=0), 0.2)
+    scheduler.on_event(MemoryReport(600_000, 0), 0.2)
+    assert scheduler.on_event(RequestArrived(request("short", 700)), 0.2) == []

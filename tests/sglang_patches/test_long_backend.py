@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -55,8 +55,13 @@ def layer(number: int) -> SimpleNamespace:
     )
 
 
-def run_steps(window: LongWindow, store: LongStore, steps: tuple[int, ...]) -> tuple[LongAttention, bool]:
-    """Whether every answer is that of one softmax over all tokens so far."""
+def run_steps(
+    window: LongWindow,
+    store: LongStore,
+    steps: tuple[int, ...],
+    between: Callable[[LongAttention], None] = lambda backend: None,
+) -> tuple[LongAttention, bool]:
+    """Whether every answer is that of one softmax over all tokens so far. ``between`` two steps something happens."""
     torch.manual_seed(1)
     runner = SimpleNamespace(device="cpu", token_to_kv_pool=POOL, req_to_token_pool=None)
     backend = LongAttention(runner, small_plan(), LAYERS, window, store)
@@ -72,6 +77,7 @@ def run_steps(window: LongWindow, store: LongStore, steps: tuple[int, ...]) -> t
             wanted = whole(q, *past[number], before, 0.25)
             equal = equal and torch.allclose(found, wanted, atol=1e-5)
         backend.end()
+        between(backend)
     return backend, equal
 
 
@@ -134,3 +140,49 @@ def test_what_the_pool_cannot_hold_is_told_with_numbers(pool: HostPool) -> None:
     assert isinstance(found, TierVerdict)
     assert not found.may_fit
     assert "host memory 1.0 MiB" in found.words()
+
+
+def test_a_window_that_goes_between_steps_takes_nothing_with_it(device: memory.Device, pool: HostPool) -> None:
+    owner = device.register("engine")
+    windows = [LongWindow(owner, small_plan(), LAYERS, POOL)]
+    held_bytes = owner.held("staging")
+    store = LongTiers(pool, None, 0.0).begin(SHAPE, small_plan(), sum(STEPS) + 16)
+    assert isinstance(store, LongStore)
+
+    def change(backend: LongAttention) -> None:
+        assert backend.put_tails_away()
+        windows[-1].close()
+        assert owner.held("staging") == 0
+        windows.append(LongWindow(owner, small_plan(), LAYERS, POOL))
+        for number in range(LAYERS):
+            for part in windows[-1].tail(number):
+                part.fill_(torch.nan)
+        backend.bring_tails(windows[-1])
+
+    backend, equal = run_steps(windows[0], store, STEPS, change)
+    assert equal
+    assert not backend.lost
+    assert owner.held("staging") == held_bytes
+    backend.close()
+    store.close()
+    windows[-1].close()
+    owner.close()
+
+
+def test_a_window_whose_tails_find_no_room_stays(device: memory.Device, pool: HostPool) -> None:
+    owner = device.register("engine")
+    window = LongWindow(owner, small_plan(), LAYERS, POOL)
+    store = LongTiers(pool, None, 0.0).begin(SHAPE, small_plan(), 40)
+    assert isinstance(store, LongStore)
+    backend, equal = run_steps(window, store, (40,))
+    assert equal
+    full = pool.claim(pool.claimable_bytes())
+    assert full is not None
+    assert not backend.put_tails_away()
+    assert not backend.lost, "it goes on where it is"
+    full.close()
+    assert backend.put_tails_away()
+    backend.close()
+    store.close()
+    window.close()
+    owner.close()
