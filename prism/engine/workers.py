@@ -17,7 +17,7 @@ from prism.engine.launching import Launcher
 from prism.engine.link import WorkerLink, until_gone
 from prism.engine.options import PoolOptions
 from prism.engine.outside import has_room_to_park, most_parked
-from prism.engine.parking import ParkedTeams, devices_of
+from prism.engine.parking import ParkedTeams, Team, devices_of
 from prism.memory.gpus import mps_runs
 
 log = logging.getLogger(__name__)
@@ -144,9 +144,11 @@ class Workers:
         if not reusable or self._closing or any(link.gone.is_set() for link in links):
             self._end(links)
             return
-        self._parking.put(tuple(links), used=True)
-        alike = self._parking.on(devices_of(tuple(links)), links[0].shape)
-        for spare in alike[min(map(self._most_parked, devices_of(tuple(links)))) :]:
+        self._park(tuple(links), used=True)
+
+    def _park(self, team: Team, *, used: bool) -> None:
+        self._parking.put(team, used=used)
+        for spare in self._parking.on(devices_of(team), team[0].shape)[min(map(self._most_parked, devices_of(team))) :]:
             self._end(spare)
 
     def _most_parked(self, device: DeviceId) -> int:
@@ -219,4 +221,4 @@ class Workers:
                 asyncio.get_running_loop().call_later(RETRY_S, self._refill, device)
                 return
             coming.remove(link)
-            self._parking.put((link,), used=False)
+            self._park((link,), used=False)  # models may have left others meanwhile

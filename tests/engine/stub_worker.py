@@ -1,7 +1,8 @@
 """A worker without SGLang that has the faults a test asks for by files in the pool's folder:
 
 ``crash-WORKER``: it ends with the CUDA result in the file. ``broken-DEVICE``: workers of the device do not start, with
-that result.
+that result. ``slow-DEVICE``: the next one of the device makes ``waits-DEVICE`` of it, and does not start before that is
+gone.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ import os
 import select
 import socket
 import time
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -45,6 +47,11 @@ def main(args: dict[str, Any]) -> None:
     broken = folder / f"broken-{args['device']}"
     if broken.exists():
         last_words(channel, int(broken.read_text()), name)
+    waits = folder / f"waits-{args['device']}"
+    with suppress(FileNotFoundError):
+        (folder / f"slow-{args['device']}").rename(waits)
+        while waits.exists():
+            time.sleep(0.01)
     channel.send(encode(Parked(worker=name, pid=os.getpid(), owner=name)))
     poller = select.poll()
     poller.register(channel.fileno(), select.POLLIN)

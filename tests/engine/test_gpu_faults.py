@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import shutil
@@ -23,6 +24,7 @@ from prism.engine.events import Died
 from prism.engine.gpu_faults import concerns_whole_gpu, fatal_code
 from prism.engine.handle import EngineHandle
 from prism.engine.options import PoolOptions
+from prism.engine.outside import KEPT_FACTOR
 from prism.engine.pool import EnginePool
 from prism.memory import errors as memory
 from prism.memory.errors import is_out_of_memory
@@ -137,6 +139,19 @@ async def test_who_is_replaced_with_the_process_at_fault(
     assert second.alive is not all_of_it and elsewhere.alive
     again = await activate(pool, folder, A, 4)
     assert again.alive and pool.faults() == {}
+
+
+async def test_a_worker_that_starts_slowly_is_not_one_too_many(pool: EnginePool, folder: Path) -> None:
+    """Models leave two workers while the third is being started."""
+    (folder / "slow-host:0").touch()
+    first = await activate(pool, folder, A, 1)
+    await happens(lambda: (folder / "waits-host:0").exists(), "another worker being started")
+    second = await activate(pool, folder, A, 2)
+    await asyncio.gather(first.deactivate(), second.deactivate())
+    assert pool.counts()[A] == {"starting": 1, "parked": KEPT_FACTOR, "active": 0}
+    (folder / "waits-host:0").unlink()
+    await happens(lambda: pool.counts()[A]["starting"] == 0, "its start")
+    await happens(lambda: pool.counts()[A]["parked"] == KEPT_FACTOR, "no more parked workers than there may be")
 
 
 async def test_a_gpu_that_is_gone_is_out_of_service_until_it_is_back(pool: EnginePool, folder: Path) -> None:
