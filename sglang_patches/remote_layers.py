@@ -21,14 +21,14 @@ from prism.core.errors import PrismError
 from prism.memory.errors import OutOfMemory
 from prism.remote.hub import LinkHub
 from prism.remote.link import PeerLink, Received
-from prism.remote.messages import FetchKv, PeerHello, RunPieces
+from prism.remote.messages import FetchKv, Leading, MeasureLink, PeerHello, RunPieces
 from prism.remote.orders import GrowRoute, HoldPieces, KvWay, Order, RouteStop, ServeLayers, SetRoute
 from prism.remote.state import LayersTaken, RemoteState
 from sglang_patches.hooks import Hook, HookKind
 from sglang_patches.kv_guard import refuse
 from sglang_patches.kv_move_in import without
 from sglang_patches.remote_growth import KvTaking, ends_held, grown
-from sglang_patches.remote_lead import RouteLeader, Stop
+from sglang_patches.remote_lead import PeerLost, RouteLeader, Stop
 from sglang_patches.remote_peer import ForeignWork
 from sglang_patches.remote_pieces import ModelPieces
 from sglang_patches.seat import Seat
@@ -63,6 +63,8 @@ class RemoteLayers:
         """Tokens whose KV, or a part of it, was fetched from peers."""
         self._growing: GrowRoute | None = None
         """Set while what peers run is to be taken over."""
+        self._taking: KvTaking | None = None
+        """Under way."""
         self._taken: LayersTaken | None = None
         self._stepped_s = time.monotonic()
         self._lacking = ""
@@ -134,7 +136,7 @@ class RemoteLayers:
 
     def _deal(self, arrived: Sequence[tuple[PeerLink, Received]]) -> None:
         for link, received in arrived:
-            asked = isinstance(received.message, PeerHello | RunPieces | FetchKv)
+            asked = isinstance(received.message, PeerHello | MeasureLink | Leading | RunPieces | FetchKv)
             (self._foreign if asked else self._leader).take(link, received)
         self._foreign.forget_closed()
 
@@ -157,6 +159,7 @@ class RemoteLayers:
                     self._growing = None
                     self._set_route(order)
                 case GrowRoute():
+                    self._stop_taking()
                     self._growing = order
         except Exception as problem:
             log.exception("an order was not carried out")
@@ -171,6 +174,7 @@ class RemoteLayers:
         if not needed <= wanted:
             raise ValueError(f"the route runs pieces {sorted(needed)} here; only {sorted(wanted)} are to be kept")
         if wanted != self._foreign.held:
+            self._stop_taking()
             self._foreign.drop_all()
             self._seat.weights.hold(self._pieces.model, lambda name: self._pieces.piece_of(name) in wanted)
             self._foreign.held = wanted
@@ -178,12 +182,21 @@ class RemoteLayers:
     def _set_route(self, order: SetRoute) -> None:
         if not order.routes:
             raise ValueError("a route is needed")
-        try:
-            links = {path: self._link_to(path) for path in {s.path for r in order.routes for s in r if s.path}}
-            routes = [self._checked(route, links) for route in order.routes]
-        except Exception:
+        links: dict[str, tuple[PeerLink, frozenset[int]]] = {}
+        routes: list[tuple[Stop, ...]] = []
+        problems: list[Exception] = []
+        for route in order.routes:
+            try:
+                for path in {stop.path for stop in route if stop.path} - links.keys():
+                    links[path] = self._link_to(path)
+                routes.append(self._checked(route, links))
+            except (OSError, PeerLost, ValueError) as problem:
+                problems.append(problem)
+        if not routes:
             self._close_unused()
-            raise
+            raise problems[0]
+        for why in problems:
+            log.warning("one of %d routes cannot be used: %s", len(order.routes), why)
         self._leader.answer_s = order.answer_s
         self._begin_again()
         self._fallbacks = routes[1:]
@@ -231,6 +244,7 @@ class RemoteLayers:
     def _use(self, route: tuple[Stop, ...]) -> None:
         self._leader.route = route
         self._close_unused()
+        self._leader.tell_peers(self._opened)
         if self._leader.remote and self._stored is None:
             self._stored, self._seat.kv = self._seat.kv, None
         elif not self._leader.remote and self._stored is not None:
@@ -278,26 +292,44 @@ class RemoteLayers:
 
     def _take_over(self, way: KvWay) -> None:
         """KV is fetched whenever pieces have come, and requests begin again once only, when all have."""
+        if self._taking is None and (found := self._to_take(way)) is not None and found.fetches:
+            self._taking = found
+        if (kv := self._taking) is None:
+            return
+        try:
+            if not kv.fetch(all_at_once=self._idle):
+                return
+        except PeerLost as lost:
+            log.warning("KV of %d layers is not fetched: %s", kv.layers, lost)
+            self._stop_taking()  # the next step goes on elsewhere
+            return
+        self.fetched_tokens += kv.told.tokens
+        self._stop_taking()
+        self._grew(grown(self._leader.route, kv.runs), None if kv.nothing else kv.told)
+
+    def _to_take(self, way: KvWay) -> KvTaking | None:
+        """What is here and runs at peers. When its KV is better made again, that is done when everything is here."""
         held = self._foreign.held
         runs, whole = ends_held(self._leader.route, held), len(held) == self._pieces.count
         if not runs or (len(held) == self._declined and not whole):
-            return
+            return None
         kv = KvTaking(self._scheduler, self._leader, runs, self._pieces.layers, way)
-        self._declined = 0
-        if kv.fetches and kv.fetch():
-            self.fetched_tokens += kv.told.tokens
-            if whole:
-                self._go_on_alone()
-            else:
-                self._use(grown(self._leader.route, runs))
-        elif whole:
+        self._declined = 0 if kv.fetches or whole else len(held)
+        if whole and not kv.fetches:
             self._begin_again()
-            self._go_on_alone()
+            self._grew(grown(self._leader.route, runs), kv.told)
+        return kv
+
+    def _grew(self, route: tuple[Stop, ...], told: LayersTaken | None) -> None:
+        self._taken = told or self._taken
+        if any(stop.link is not None for stop in route):
+            self._use(route)
         else:
-            self._declined = len(held)
-            return
-        if not kv.nothing:
-            self._taken = kv.told
+            self._go_on_alone()
+
+    def _stop_taking(self) -> None:
+        """What was fetched until now is of no use unless all was."""
+        self._taking = self._leader.here = None
 
     def _go_on_alone(self) -> None:
         if len(self._foreign.held) == self._pieces.count:
@@ -318,6 +350,7 @@ class RemoteLayers:
         from sglang.srt.managers.io_struct import PauseGenerationReqInput
         from sglang.srt.mem_cache.base_prefix_cache import EvictParams
 
+        self._stop_taking()
         scheduler = self._scheduler
         if (moves := getattr(scheduler, "prism_kv_moves", None)) is not None:
             moves.close()

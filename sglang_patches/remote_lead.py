@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 from weakref import WeakKeyDictionary
@@ -22,18 +22,23 @@ from prism.remote.messages import (
     FetchKv,
     HiddenStates,
     KvRows,
+    Leading,
+    Measured,
+    MeasureLink,
     Message,
     PeerHello,
     PeerWelcome,
     Refused,
     RunPieces,
 )
+from sglang_patches.remote_peer import MEASURED_BYTES
 from sglang_patches.remote_pieces import ModelPieces, State
 from sglang_patches.remote_tensors import pack_tensors, unpack_tensors
 
 log = logging.getLogger(__name__)
 
 NAP_S: Final = 0.05
+_TOLD_BYTES: Final = 1 << 17
 _TIMED_TOKENS: Final = 32
 """Shorter prefills tell more about a step than about tokens."""
 
@@ -51,14 +56,19 @@ class Stop:
     end: int
 
 
-@dataclass
-class Rates:
-    """What this engine has seen of itself, to estimate how long things take."""
+@dataclass(frozen=True, slots=True)
+class KvRate:
+    """How fast something comes over a link, as it was measured at the greeting and whenever KV came."""
 
-    fetch_bytes_s: float = 1e9
-    """KV from a peer; a guess until some was fetched."""
-    prefill_tokens_s: float = 0.0
-    """Over the route as it is; 0: not known."""
+    fixed_s: float
+    """From a question until the beginning of its answer."""
+    bytes_s: float
+
+    def seen(self, nbytes: int, seconds: float) -> KvRate:
+        """With an answer of ``nbytes`` that took so long; one that is too small tells nothing."""
+        if nbytes < _TOLD_BYTES:
+            return self
+        return KvRate(self.fixed_s, nbytes / max(seconds - self.fixed_s, seconds / 10, 1e-6))
 
 
 Pump = Callable[[float], None]
@@ -82,7 +92,13 @@ class RouteLeader:
         """The request table as each peer has it."""
         self.names: WeakKeyDictionary[PeerLink, str] = WeakKeyDictionary()
         """Of peers that were greeted."""
-        self.rates = Rates()
+        self.rates: WeakKeyDictionary[PeerLink, KvRate] = WeakKeyDictionary()
+        """Of peers that were greeted."""
+        self.prefill_tokens_s = 0.0
+        """Over the route as it is; 0: not known."""
+        self.here: Any = None
+        """By slot, whether its KV of the layers that are being taken over was fetched and not written since; None:
+        nothing is fetched."""
         self._batch = 0
         self._answers: dict[tuple[PeerLink, int], Received] = {}
         self._asked: tuple[PeerLink, int] | None = None
@@ -122,7 +138,25 @@ class RouteLeader:
         if not isinstance(answer, PeerWelcome) or answer.version != VERSION:
             raise PeerLost(f"a peer answered a greeting with {type(answer).__name__}")
         self.names[link] = answer.engine
+        self.rates[link] = self._measured(link, limit_s)
         return frozenset(answer.pieces)
+
+    def _measured(self, link: PeerLink, limit_s: float) -> KvRate:
+        seconds = []
+        for nbytes in (0, MEASURED_BYTES):
+            self._batch += 1
+            start_s = time.monotonic()
+            message = MeasureLink(batch=self._batch, nbytes=nbytes)
+            if not isinstance(self._ask(link, message, self._batch, (), limit_s).message, Measured):
+                raise PeerLost("a peer answered a measurement with something else")
+            seconds.append(time.monotonic() - start_s)
+        return KvRate(seconds[0], 1.0).seen(MEASURED_BYTES, seconds[1])
+
+    def tell_peers(self, links: Iterable[PeerLink]) -> None:
+        """Which of them the route leads over."""
+        peers = self.peers
+        for link in links:
+            link.send(Leading(now=any(link is peer for peer in peers)))
 
     def fetch(self, link: PeerLink, first_layer: int, end_layer: int, slots: list[int]) -> tuple[Any, Any]:
         """K and V that a peer keeps for this engine: ``[layers, slots, heads, dim]``. Raises :class:`PeerLost`."""
@@ -131,7 +165,7 @@ class RouteLeader:
         start_s = time.monotonic()
         received = self._ask(link, wanted, self._batch, (), self.answer_s)
         nbytes = sum(head.nbytes for head, _ in received.tensors)
-        self.rates.fetch_bytes_s = nbytes / max(time.monotonic() - start_s, 1e-6)
+        self.rates[link] = self.rates[link].seen(nbytes, time.monotonic() - start_s)
         tensors = unpack_tensors(received, self._runner.device)
         layers = end_layer - first_layer
         if not isinstance(received.message, KvRows) or [tuple(t.shape[:2]) for t in tensors] != 2 * [
@@ -152,6 +186,8 @@ class RouteLeader:
 
     def _follow(self, ids: Any, positions: Any, batch: Any) -> Any:
         state: Any = None
+        if self.here is not None:
+            self.here[batch.out_cache_loc] = False
         start_s = time.monotonic()
         for stop in self.route:
             if stop.link is None:
@@ -159,7 +195,7 @@ class RouteLeader:
             else:
                 state = self._elsewhere(stop, state, ids, positions, batch)
         if not batch.forward_mode.is_decode() and len(ids) >= _TIMED_TOKENS:
-            self.rates.prefill_tokens_s = len(ids) / max(time.monotonic() - start_s, 1e-6)
+            self.prefill_tokens_s = len(ids) / max(time.monotonic() - start_s, 1e-6)
         return state
 
     def _elsewhere(self, stop: Stop, state: State | None, ids: Any, positions: Any, batch: Any) -> State:

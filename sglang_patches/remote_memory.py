@@ -10,6 +10,7 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -79,15 +80,21 @@ class ForeignKv:
         """K and V of layers [first, end): ``[layers, slots, heads, dim]``."""
         index = torch.tensor(slots, dtype=torch.int64)
         chosen = slice(first - self.first, end - self.first)
-        k = torch.stack([buffer[index] for buffer in self.pool.k_buffer[chosen]])
-        v = torch.stack([buffer[index] for buffer in self.pool.v_buffer[chosen]])
-        return k, v
+        return _rows(self.pool.k_buffer[chosen], index), _rows(self.pool.v_buffer[chosen], index)
 
     def close(self) -> None:
         """Give everything back. Nothing here may be used any more."""
         self.pool = self.rows = self.backend = None
         self._region.close()
         self._owner.close()
+
+
+def _rows(buffers: Sequence[Any], index: Any) -> Any:
+    """The rows of each buffer, copied once: ``[buffers, rows, heads, dim]``."""
+    found = buffers[0].new_empty((len(buffers), len(index), *buffers[0].shape[1:]))
+    for rows, buffer in zip(found, buffers, strict=True):
+        torch.index_select(buffer, 0, index, out=rows)
+    return found
 
 
 def _with_buffers(own: Any, flat: Any, first: int, end: int, slots: int) -> Any:

@@ -5,21 +5,36 @@ from __future__ import annotations
 import logging
 from collections import deque
 from collections.abc import Callable
-from typing import Any
-from weakref import WeakKeyDictionary
+from typing import Any, Final
+from weakref import WeakKeyDictionary, WeakSet
 
 import torch
 
 from prism import memory
 from prism.memory.errors import OutOfMemory
 from prism.remote.link import PeerLink, Received
-from prism.remote.messages import VERSION, FetchKv, HiddenStates, KvRows, PeerHello, PeerWelcome, Refused, RunPieces
+from prism.remote.messages import (
+    VERSION,
+    FetchKv,
+    HiddenStates,
+    KvRows,
+    Leading,
+    Measured,
+    MeasureLink,
+    PeerHello,
+    PeerWelcome,
+    Refused,
+    RunPieces,
+)
 from sglang_patches.remote_check import BadMessage, check_state, check_work
 from sglang_patches.remote_memory import ForeignKv
 from sglang_patches.remote_pieces import ModelPieces
 from sglang_patches.remote_tensors import pack_tensors, unpack_tensors
 
 log = logging.getLogger(__name__)
+
+MEASURED_BYTES: Final = 1 << 20
+"""Of a measurement, at most."""
 
 
 class ForeignWork:
@@ -37,6 +52,7 @@ class ForeignWork:
         """Pieces whose weights are here."""
         self._slots: dict[PeerLink, int] = {}
         self._names: WeakKeyDictionary[PeerLink, str] = WeakKeyDictionary()
+        self._leading: WeakSet[PeerLink] = WeakSet()
         self._kv: dict[PeerLink, ForeignKv] = {}
         self._queue: deque[tuple[PeerLink, Received]] = deque()
 
@@ -46,15 +62,21 @@ class ForeignWork:
 
     @property
     def leaders(self) -> list[str]:
-        """Engines that this one may be asked by now."""
-        return sorted(link.label or self._names[link] for link in self._slots if not link.closed)
+        """Engines whose routes lead over this one now."""
+        return sorted(link.label or self._names[link] for link in self._leading if not link.closed)
 
     def take(self, link: PeerLink, received: Received) -> None:
         """A message that is for the peer's side."""
-        if isinstance(received.message, PeerHello):
-            self._greet(link, received.message)
-        else:
-            self._queue.append((link, received))
+        match received.message:
+            case PeerHello() as hello:
+                self._greet(link, hello)
+            case MeasureLink(batch=batch, nbytes=nbytes):
+                sent = torch.zeros(min(max(nbytes, 0), MEASURED_BYTES) // 4, dtype=torch.float32)
+                link.send(Measured(batch=batch), pack_tensors([sent]))
+            case Leading(now=now) if link in self._slots:
+                (self._leading.add if now else self._leading.discard)(link)
+            case _:
+                self._queue.append((link, received))
 
     def _greet(self, link: PeerLink, hello: PeerHello) -> None:
         problem = ""

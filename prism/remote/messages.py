@@ -10,7 +10,7 @@ from typing import Final
 
 import msgspec
 
-VERSION: Final = 1
+VERSION: Final = 2
 """Of all messages here together; both sides must speak the same."""
 
 
@@ -35,6 +35,26 @@ class PeerWelcome(_Remote, frozen=True, kw_only=True):
     version: int
     engine: str
     pieces: list[int]
+
+
+class MeasureLink(_Remote, frozen=True, kw_only=True):
+    """Send as many bytes: how fast KV would come is seen before any does. Answered by :class:`Measured`."""
+
+    batch: int
+    nbytes: int
+
+
+class Measured(_Remote, frozen=True, kw_only=True):
+    """The answer: a tensor of bytes that mean nothing, none for 0 of them."""
+
+    batch: int
+
+
+class Leading(_Remote, frozen=True, kw_only=True):
+    """Whether the leader's route leads over this peer now; otherwise it is one that it would fall back to. Without
+    answer."""
+
+    now: bool
 
 
 class RunPieces(_Remote, frozen=True, kw_only=True):
@@ -89,7 +109,9 @@ class Refused(_Remote, frozen=True, kw_only=True):
     reason: str
 
 
-Message = PeerHello | PeerWelcome | RunPieces | HiddenStates | FetchKv | KvRows | Refused
+Message = (
+    PeerHello | PeerWelcome | MeasureLink | Measured | Leading | RunPieces | HiddenStates | FetchKv | KvRows | Refused
+)
 
 
 class TensorHead(msgspec.Struct, frozen=True):

@@ -35,8 +35,9 @@ class RouteStop(msgspec.Struct, frozen=True):
 
 
 class SetRoute(_Order, frozen=True, kw_only=True):
-    """Lead requests over the first of ``routes``; over the next one whose engines live when a peer is lost. Requests
-    that run begin again from the tokens they have."""
+    """Lead requests over the first of ``routes``; over the next one whose engines live when a peer is lost. Those whose
+    engines cannot be reached are left out, and refused when it is all of them. Requests that run begin again from the
+    tokens they have."""
 
     routes: list[list[RouteStop]]
     answer_s: float = 60.0

@@ -14,7 +14,7 @@ class LayersTaken(msgspec.Struct, frozen=True, kw_only=True):
     fetched: bool
     """It came from there; otherwise it was made again."""
     estimated_s: float
-    """So long requests were to stand still for it."""
+    """So long requests were to stand still for it at once: while a slice was fetched, or until they had begun again."""
 
 
 class RemoteState(msgspec.Struct, frozen=True, kw_only=True):
@@ -32,5 +32,5 @@ class RemoteState(msgspec.Struct, frozen=True, kw_only=True):
     peers: list[str] = []
     """Engines that run layers for it."""
     leaders: list[str] = []
-    """Engines for which it may be asked to run layers."""
+    """Engines whose routes lead over it; those that would only fall back to it are not among them."""
     taken: LayersTaken | None = None

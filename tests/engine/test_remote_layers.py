@@ -127,13 +127,17 @@ async def test_a_peer_killed_in_mid_batch_is_replaced_by_another_and_then_by_nob
         second = await rig.activate(rig.spec(p.name), [rig.devices[0]])
         other = rig.folder / "second.layers"
         await second.remote.serve_layers(other)
-        await p.leader.remote.set_route(p.over(p.path, 2, head), p.over(other, 2, head))
+        nobody = p.over(rig.folder / "nobody", 2, head)
+        await p.leader.remote.set_route(p.over(p.path, 2, head), nobody, p.over(other, 2, head))
         await p.leader.remote.hold_pieces([0, 1, head])
         prompts = [prompt(30 + i, 40 + 5 * i) for i in range(4)]
         rids = [rig.submit(p.leader, tokenized("", q, 3 * NEW)) for q in prompts]
         await rig.wait_tokens(rids[0], 5)
+        await happens(lambda: _leaders(p.whole) == list(p.leader.workers), "the peer says for whom it runs layers")
+        assert _leaders(second) == [], "it is a fallback"
         os.kill(p.whole.pids[0], signal.SIGKILL)
         await rig.wait_tokens(rids[0], 3 * NEW // 2)
+        await happens(lambda: _leaders(second) == list(p.leader.workers), "the fallback is the peer now")
         os.kill(second.pids[0], signal.SIGKILL)
         await p.leader.remote.hold_pieces(range(p.pieces))  # nobody is left: they wait until the layers are here
         await p.leader.remote.set_route(p.alone())
@@ -253,6 +257,10 @@ async def test_engines_that_have_all_layers_only_together(rig: Rig) -> None:
             assert await rig.answer(rid) == rig.reference("demo-llama", q, 3 * NEW)
         for name in ("high", "little"):
             await happens(lambda n=name: _alone(engines[n]), "it goes on alone")
+
+
+def _leaders(engine: EngineHandle) -> list[str]:
+    return engine.load.remote.leaders if engine.load and engine.load.remote else []
 
 
 def _alone(engine: EngineHandle) -> bool:

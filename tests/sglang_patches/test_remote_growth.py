@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+from array import array
 from itertools import pairwise
-from typing import cast
+from types import SimpleNamespace
+from typing import Any, cast
 
+import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
 from prism.remote.link import PeerLink
-from sglang_patches.remote_growth import PieceRun, ends_held, grown
-from sglang_patches.remote_lead import Stop
+from prism.remote.orders import KvWay
+from sglang_patches.remote_growth import SLICE_S, KvTaking, PieceRun, ends_held, grown
+from sglang_patches.remote_lead import KvRate, Stop
 
 A, B = cast(PeerLink, "a"), cast(PeerLink, "b")
 COUNT = 8
@@ -49,3 +54,93 @@ def test_growth_keeps_every_piece_and_makes_no_further_stops(cuts: list[int], ca
         assert stop.link is not None or all(where[p] is None or p in came for p in range(stop.first, stop.end))
     assert [p for stop in after for p in range(stop.first, stop.end)] == list(range(COUNT))
     assert sum(stop.link is not None for stop in after) <= sum(stop.link is not None for stop in route)
+
+
+LAYERS, SLOTS, ROW_BYTES = COUNT - 2, 400, 2 * 3 * 4
+
+
+class GrowingEngine:
+    """A leader's KV and request table beside its peer's KV; one request, which a step makes longer."""
+
+    def __init__(self, tokens: int, slots_of_a_slice: float) -> None:
+        shape = (SLOTS, 1, 3)
+        self.k, self.v = ([torch.zeros(shape) for _ in range(LAYERS)] for _ in range(2))
+        self.there = [[torch.rand(shape) for _ in range(LAYERS)] for _ in range(2)]
+        layers = 5  # of the run that is taken over
+        self.rates = {A: KvRate(0.0, slots_of_a_slice * layers * ROW_BYTES / SLICE_S)}
+        self.prefill_tokens_s, self.here = 1e9, cast(Any, None)
+        self.fetched: list[int] = []
+        table = torch.arange(SLOTS)[None]
+        self.req: Any = SimpleNamespace(
+            rid="r", req_pool_idx=0, origin_input_ids=array("q", range(tokens)), output_ids=array("q"),
+            finished=lambda: False, effective_kv_committed_len=lambda: len(self.req.origin_input_ids)
+        )  # fmt: skip
+        self.scheduler = SimpleNamespace(
+            running_batch=SimpleNamespace(reqs=[self.req]), last_batch=None, chunked_req=None,
+            server_args=SimpleNamespace(disable_radix_cache=True),
+            req_to_token_pool=SimpleNamespace(req_to_token=table),
+            token_to_kv_pool_allocator=SimpleNamespace(
+                get_kvcache=lambda: SimpleNamespace(k_buffer=self.k, v_buffer=self.v)
+            ),
+        )  # fmt: skip
+        self.slots = table[0]
+
+    def taking(self) -> KvTaking:
+        return KvTaking(self.scheduler, cast(Any, self), [PieceRun(OVER_A[1], 2, 7)], LAYERS, KvWay.FETCH)
+
+    def fetch(self, link: PeerLink, first: int, end: int, slots: list[int]) -> tuple[Any, Any]:
+        assert link is A
+        self.fetched.append(len(slots))
+        k, v = (torch.stack([buffer[slots] for buffer in side[first:end]]) for side in self.there)
+        return k, v
+
+    def step(self, tokens: int, *old: int) -> None:
+        """Slots of so many further tokens, and those of the tokens ``old`` again, are written at the peer."""
+        count = len(self.req.origin_input_ids)
+        self.req.origin_input_ids.extend(range(tokens))
+        slots = self.slots[[*range(count, count + tokens), *old]]
+        for side in self.there:
+            for buffer in side:
+                buffer[slots] += 1.0
+        self.here[slots] = False
+
+    def check(self) -> None:
+        slots = self.slots[: len(self.req.origin_input_ids)]
+        for here, there in zip((self.k, self.v), self.there, strict=True):
+            assert all(torch.equal(h[slots], t[slots]) for h, t in list(zip(here, there, strict=True))[1:6])
+
+
+def test_kv_comes_in_slices_between_steps_and_what_they_wrote_comes_again() -> None:
+    engine = GrowingEngine(tokens=100, slots_of_a_slice=30.5)
+    taking = engine.taking()
+    while not taking.fetch(all_at_once=False):
+        engine.step(1, 7)
+    engine.check()
+    assert engine.fetched == [30, 30, 30, 16], "a hundred, one more for each of three steps, and token 7 each time"
+    told = taking.told
+    assert (told.layers, told.tokens, told.fetched) == (5, 103, True)
+    assert told.estimated_s == pytest.approx(SLICE_S, rel=0.05), "nobody waits for all of it"
+
+
+def test_slices_become_larger_when_steps_write_more_than_one_brings() -> None:
+    engine = GrowingEngine(tokens=60, slots_of_a_slice=10.5)
+    taking, steps = engine.taking(), 0
+    while not taking.fetch(all_at_once=False):
+        engine.step(20)
+        steps += 1
+        assert steps < 20, "it would never end"
+    engine.check()
+
+
+def test_nobody_waits_in_an_engine_without_requests_so_that_all_comes_at_once() -> None:
+    engine = GrowingEngine(tokens=100, slots_of_a_slice=10.5)
+    assert engine.taking().fetch(all_at_once=True)
+    assert engine.fetched == [100]
+    engine.check()
+
+
+def test_a_link_is_told_by_what_is_large_enough_to_tell() -> None:
+    rate = KvRate(fixed_s=0.01, bytes_s=1e6)
+    assert rate.seen(1000, 5.0) == rate
+    assert rate.seen(1 << 20, 0.11).bytes_s == pytest.approx((1 << 20) / 0.1)
+    assert rate.seen(1 << 20, 0.005).bytes_s > 0, "faster than it ever answered"
