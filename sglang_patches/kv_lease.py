@@ -86,7 +86,7 @@ class KvLease:
             part.back(scheduler, demand)
         self._wish(scheduler.tree_cache, demands)
         self._map_ahead([demand.running for demand in demands])
-        self._agree_on_available(scheduler)
+        self.agree_on_available(scheduler)
         available = [part.available() for part in self.parts]
         if any(now > before for now, before in zip(available, self._last_available, strict=True)):
             # SGLang closes admission until something finishes; new memory is a reason to look again.
@@ -135,7 +135,8 @@ class KvLease:
         if head != self._head:
             self._head, self._since_ns = head, now_ns
 
-    def _agree_on_available(self, scheduler: Any) -> None:
+    def agree_on_available(self, scheduler: Any) -> None:
+        """Behind every change of a lease: all ranks hand out no more than the tightest one can."""
         if self._seat.world == 1:
             return
         least = torch.tensor([part.mine() for part in self.parts], dtype=torch.int64)

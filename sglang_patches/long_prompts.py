@@ -11,8 +11,8 @@ its share of the time allows (:mod:`prism.policy.long_turns`), a batch of one wh
 whose attention back end knows where its KV is. Sampling, grammars, log-probabilities and streaming are SGLang's. Where
 others wait for memory it gives them its window's between two steps, and goes on when they were let in.
 
-What ranks of a tensor-parallel engine would have to agree on is asked by :meth:`LongPrompts.all_say`; none is served
-so far (:func:`~sglang_patches.long_run.layout_of`).
+Each rank of a tensor-parallel engine has the KV of its heads, a window and units of its own. They take every step
+alike: what may differ between them is asked by :meth:`LongPrompts.all_say`, at the same point of a step.
 """
 
 from __future__ import annotations
@@ -291,6 +291,7 @@ class LongPrompts:
         evict(self._scheduler, -(-self._window_bytes // lease.token_bytes))
         part.returns.settle(wait=True)
         part.give_back(part.demand(self._scheduler).running + part.scattered(), self._window_bytes)
+        lease.agree_on_available(self._scheduler)
 
     def _close_run(self) -> None:
         if self.run is not None:
@@ -338,8 +339,10 @@ def _left(req: Any) -> int:
 def open_long(scheduler: Any) -> LongPrompts | None:
     """Before an engine serves: its long prompts, where tiers for them are and the model's attention can be computed in
     parts."""
-    tiers: UnitTiers | None = scheduler.server_args.prism_seat.long_tiers
-    layout = None if tiers is None else layout_of(scheduler)
+    seat: Seat = scheduler.server_args.prism_seat
+    tiers = seat.long_tiers
+    capacity_bytes = _least_of_ranks(scheduler, seat.kv_capacity_bytes)
+    layout = None if tiers is None else layout_of(scheduler, capacity_bytes)
     everywhere = _least_of_ranks(scheduler, int(layout is not None)) > 0
     if tiers is None or layout is None or not everywhere:
         scheduler.prism_long = None

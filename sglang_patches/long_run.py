@@ -152,16 +152,17 @@ class LongRun:
             self.window.close()
 
 
-def layout_of(scheduler: Any) -> tuple[LongShape, WindowPlan] | None:
-    """What a token's KV is and the window for it; None for a model whose attention cannot be computed in parts here
-    (docs/memory.md), or whose device has no room for the smallest window."""
+def layout_of(scheduler: Any, capacity_bytes: int) -> tuple[LongShape, WindowPlan] | None:
+    """What a token's KV is on this rank and the window for it; None for a model whose attention cannot be computed in
+    parts here (docs/memory.md), or whose device has no room for the smallest window. ``capacity_bytes``: of KV memory
+    that every rank can ever have."""
     from sglang.srt.layers.radix_attention import AttentionType, RadixAttention
     from sglang.srt.mem_cache.memory_pool import MHATokenToKVPool
     from sglang.srt.mem_cache.radix_cache import RadixCache
 
     seat, tree = scheduler.server_args.prism_seat, scheduler.tree_cache
     pool = scheduler.token_to_kv_pool_allocator.get_kvcache()
-    plain = seat.world == 1 and scheduler.is_generation and not scheduler.enable_lora and not seat.first_pieces
+    plain = scheduler.is_generation and not scheduler.enable_lora and not seat.first_pieces
     plain = plain and scheduler.spec_algorithm.is_none()
     plain = plain and type(tree) is RadixCache and not tree.disable and not tree.is_eagle and tree.page_size == 1
     if not plain or type(pool) is not MHATokenToKVPool or pool.dtype != pool.store_dtype:
@@ -180,5 +181,5 @@ def layout_of(scheduler: Any) -> tuple[LongShape, WindowPlan] | None:
         return None
     token_bytes = pool.head_num * (pool.head_dim + pool.v_head_dim) * pool.store_dtype.itemsize
     shape = LongShape(len(layers), token_bytes)
-    plan = plan_window(shape, seat.kv_capacity_bytes // WINDOW_SHARE)
+    plan = plan_window(shape, capacity_bytes // WINDOW_SHARE)
     return None if plan is None else (shape, plan)

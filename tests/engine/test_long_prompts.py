@@ -120,3 +120,32 @@ async def test_one_that_waits_alone_is_given_what_its_neighbour_only_caches(
         await neighbour.deactivate()
         await handle.deactivate()
     assert rig.free_bytes() == DEVICE_BYTES
+
+
+async def test_the_ranks_of_an_engine_take_every_step_of_it_alike(rig: Rig, tiers: HostPool, wide_model: Path) -> None:
+    """With one that needs the window's memory beside it, and a neighbour on one of the two devices, whose ranks have
+    different room then."""
+    limit = PAGES // 2 * rig.pool.memory[rig.devices[0]].page_bytes
+    handle = await rig.activate(rig.spec_at(wide_model, tp=2), rig.devices, kv_limit_bytes=limit)
+    neighbour = await rig.activate(rig.spec("demo-llama"), [rig.devices[1]])
+    try:
+        assert handle.max_request_tokens > LONG
+        asked = [prompt(3 + i, LONG) for i in range(2)]
+        long = [rig.submit(handle, tokenized("", each, 60)) for each in asked]
+        assert await rig.wait_tokens(long[0], 1)
+        short = rig.submit(handle, tokenized("", prompt(20, 120), 30))
+        beside = rig.submit(neighbour, tokenized("", prompt(5, 60), 30))
+        for each, rid in zip(asked, long, strict=True):
+            assert await rig.answer(rid) == reference(wide_model, each, 60)
+        assert await rig.answer(short) == reference(wide_model, prompt(20, 120), 30)
+        assert await rig.answer(beside) == rig.reference("demo-llama", prompt(5, 60), 30)
+        assert rig.finish.keys() == {*long, short, beside}
+        leaves = rig.submit(handle, tokenized("", asked[0], 400))
+        assert await rig.wait_tokens(leaves, 2)
+        handle.abort(leaves)
+        await rig.answer(leaves)
+    finally:
+        await neighbour.deactivate()
+        await handle.deactivate()
+    assert rig.free_bytes(0) == rig.free_bytes(1) == DEVICE_BYTES
+    assert claimed(tiers) == 0
