@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import logging
 import time
+from dataclasses import replace
 from typing import Final
 
 import msgspec
@@ -48,6 +49,7 @@ from prism.obs.decisions import DecisionLog
 from prism.obs.metrics import Metrics
 from prism.scheduler import planning
 from prism.scheduler.cluster import ClusterScheduler
+from prism.scheduler.records import PrewarmCounts
 from prism.store.interface import Store, consumer_name
 from prism.store.ledger import Ledger
 from prism.store.values import FRONT_DEAD, StoreUnavailable
@@ -100,6 +102,7 @@ class Controller:
         self.health = CatalogHealth()
         self.versions = Versions()
         self._decisions, self._metrics = decisions, metrics
+        self._told_prewarmed = PrewarmCounts()
         self._lines: list[str] = []
         self._moved = asyncio.Event()
 
@@ -358,10 +361,19 @@ class Controller:
             self._metrics.set(names.DEVICE_WORK, self.scheduler.books.fleet.work_on(device.id), device=device.id)
             if (error := self.scheduler.books.times.corrections.error_of(device.id)) is not None:
                 self._metrics.set(names.DEVICE_TIME_ERROR, error, device=device.id)
+        self._tell_prewarmed()
         for model in view.models:
             self._metrics.set(names.MODEL_RATE, model.rate_per_s, model=model.name)
         length = (await self.store.lengths([keys.INACTIVE_QUEUE]))[0]
         self._metrics.set(names.QUEUE_LENGTH, length, queue="inactive")
+
+    def _tell_prewarmed(self) -> None:
+        """What has been counted since it was told last."""
+        counts, told = self.scheduler.policy.prewarmed, self._told_prewarmed
+        self._metrics.inc(names.PREWARMED, counts.used - told.used, outcome="used")
+        self._metrics.inc(names.PREWARMED, counts.wasted - told.wasted, outcome="wasted")
+        self._metrics.inc(names.PREWARM_SAVED, counts.saved_s - told.saved_s)
+        self._told_prewarmed = replace(counts)
 
     def count_reload(self, outcome: str) -> None:
         """``applied``, ``unchanged`` or ``invalid``."""

@@ -63,6 +63,8 @@ class ReasonCode(StrEnum):
     """Activated once more: requests wait too long for the instances there are, or run too slowly on them."""
     STANDING = "standing"
     """Activated once more in free memory: bursts of its requests have needed so many instances."""
+    PREWARM = "prewarm"
+    """Activated before anybody asks: by its idle times, or by what others were asked, a request is expected soon."""
     SHARED_OUT = "shared_out"
     """Sent back: further instances of its model have come up, and this one's queue is shared out among all."""
     SCALE_IN = "scale_in"

@@ -356,6 +356,17 @@ MIGRATIONS: Final = counter(
     "model",
     promql="sum by (model) (increase(prism_migrations_total[1h]))",
 )
+PREWARMED: Final = counter(
+    "prism_prewarmed_total",
+    "Instances loaded before anybody asked. `outcome`: used (a request came), wasted (left without one).",
+    "outcome",
+    promql="sum by (outcome) (increase(prism_prewarmed_total[1h]))",
+)
+PREWARM_SAVED: Final = counter(
+    "prism_prewarm_saved_seconds_total",
+    "Activations that requests did not wait for because their model was loaded before, as long as they usually take.",
+    promql="increase(prism_prewarm_saved_seconds_total[1h])",
+)
 DECISION_SECONDS: Final = histogram(
     "prism_decision_seconds",
     "Time a scheduler took for one event. `scheduler`: cluster, device.",

@@ -134,6 +134,13 @@ class IdleIntervals:
             weight, total_s = weight + own, total_s + self._sums_s[first]
         return weight / self._scale, total_s / self._scale
 
+    def usual_beyond(self, idle_s: float) -> list[float]:
+        """Mean lengths of the intervals longer than ``idle_s``, by bin, the shortest first."""
+        if self._weights is None or self._sums_s is None:
+            return []
+        means = (s / w for w, s in zip(self._weights, self._sums_s, strict=True) if w > 0.0)
+        return [mean_s for mean_s in means if mean_s > idle_s]
+
 
 def expected_remaining_s(idle_s: float, own: IdleIntervals, pool: IdleIntervals, pool_weight: float = 3.0) -> float:
     """How much longer an idle time that has lasted ``idle_s`` goes on, on average.

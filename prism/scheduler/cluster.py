@@ -86,7 +86,7 @@ class ClusterScheduler:
     def wake_s(self) -> float | None:
         """Send ``Tick`` at this time at the latest; None: nothing to do before the next event."""
         hurry_s = next_hurry_s(self.books, self._lifecycle)
-        wake_s = min(self._wanting.next_retry_s, hurry_s, self.policy.next_time_s())
+        wake_s = min(self._wanting.next_retry_s, hurry_s, self.policy.wake_s())
         return wake_s if wake_s < float("inf") else None
 
     def find_room(self, model: ModelName, now_s: float) -> Room | NoRoom:
@@ -109,6 +109,7 @@ class ClusterScheduler:
         """
         self._take_in(event, now_s)  # 1
         if self._lifecycle.freed:
+            self.policy.on_gone(self._lifecycle.freed, now_s)
             self._wanting.retry_freed(now_s)  # 2
         if now_s >= self._wanting.next_retry_s:
             self._wanting.retry_wanted(now_s)
@@ -185,7 +186,8 @@ class ClusterScheduler:
     def _on_arrivals(self, event: Arrivals, now_s: float) -> None:
         model = self.books.models.get(event.model)
         if model is not None and not model.removed:
-            self.books.rates.on_arrivals(model, event.count, now_s)
+            idle_s = self.books.rates.on_arrivals(model, event.count, now_s)
+            self.policy.on_arrivals(model, idle_s, now_s)
 
     def _on_report(self, report: DeviceReport, now_s: float) -> None:
         if take_report(self.books, report, now_s):

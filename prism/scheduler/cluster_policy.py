@@ -19,7 +19,7 @@ from prism.core.instances import InstanceKey
 from prism.core.views import PlannedDecision
 from prism.scheduler.books import Books
 from prism.scheduler.decisions import Decision, NoRoom, Room, StopInstance
-from prism.scheduler.records import ModelRecord
+from prism.scheduler.records import ModelRecord, PrewarmCounts
 from prism.scheduler.survey import Survey
 
 
@@ -28,6 +28,7 @@ class ClusterPolicy(ABC):
 
     def __init__(self, books: Books) -> None:
         self.books = books
+        self.prewarmed = PrewarmCounts()
 
     @abstractmethod
     def find_room(self, model: ModelRecord, now_s: float, survey: Survey) -> Room | NoRoom:
@@ -41,6 +42,10 @@ class ClusterPolicy(ABC):
         """When :meth:`on_time` has something to do at the latest. All rates are as of now then."""
         return float("inf")
 
+    def wake_s(self) -> float:
+        """When :meth:`on_time` should be asked at the latest, be all rates fresh or not."""
+        return self.next_time_s()
+
     def on_report(self, report: DeviceReport, now_s: float) -> Iterable[Decision]:
         """What is to be done now that a device's report is in the books."""
         return ()
@@ -51,6 +56,14 @@ class ClusterPolicy(ABC):
         """No room was found and the model's requests wait on. Only what drains already may be hurried here: what a
         survey has found must still hold."""
         return ()
+
+    def on_arrivals(self, model: ModelRecord, idle_s: float, now_s: float) -> None:
+        """Requests for ``model`` came after it had been idle for ``idle_s`` (0: it was not)."""
+        return
+
+    def on_gone(self, models: Iterable[ModelRecord], now_s: float) -> None:
+        """Instances of ``models`` are gone from the books."""
+        return
 
     def on_catalog_changed(self, now_s: float) -> Iterable[Decision]:
         """A change of the catalog has been taken in."""

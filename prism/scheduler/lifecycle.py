@@ -28,6 +28,8 @@ from prism.scheduler.shares import shards_of
 
 _DRIVEN_OUT: Final = (ReasonCode.MAKE_ROOM, ReasonCode.KV_PRESSURE)
 """Idle, and somebody else's requests needed the memory."""
+_LEFT_IDLE: Final = (*_DRIVEN_OUT, ReasonCode.KEEP_ALIVE)
+"""It may be loaded again before it is asked."""
 
 
 class Lifecycle:
@@ -48,7 +50,8 @@ class Lifecycle:
         key = InstanceKey(model.name, Generation(self._next_generation))
         instance = self._new_record(key, model, room, InstanceState.WAITING, order.reason, now_s)
         instance.replaces, instance.live = order.replaces, order.live or self._usual_mode()
-        _note_return(model, now_s)
+        if order.reason.code is not ReasonCode.PREWARM:  # that nobody has asked for
+            _note_return(model, now_s)
         self._next_generation += 1
         self._books.last_devices = room.devices
         self._enter_books(model, instance, now_s)
@@ -150,6 +153,8 @@ class Lifecycle:
         if reason.code in _DRIVEN_OUT and len(model.instances) == 1:
             idle_s = 0.0 if instance.idle_since_s is None else now_s - instance.idle_since_s
             model.driven_out_s, model.away_expected_s = now_s, self._books.idle_left_s(model, idle_s)
+        if len(model.instances) == 1:
+            model.left_idle = reason.code in _LEFT_IDLE
         if instance.state is not InstanceState.DRAINING:
             instance.enter(InstanceState.DRAINING, now_s)
             self._books.fleet.mark_busy(instance)

@@ -19,6 +19,7 @@ from prism.scheduler.evictions import Evictions
 from prism.scheduler.kv_relief import KvRelief
 from prism.scheduler.migration import Migration
 from prism.scheduler.places import Places
+from prism.scheduler.prewarming import Prewarming
 from prism.scheduler.records import InstanceRecord, ModelRecord
 from prism.scheduler.scaling import Scaling
 from prism.scheduler.survey import Size, Survey
@@ -36,6 +37,7 @@ class PrismPolicy(ClusterPolicy):
         self._evictions = Evictions(books, self._places)
         self._migration = Migration(books, self._places)
         self._scaling = Scaling(books, self._places)
+        self._prewarming = Prewarming(books, self._places, self._evictions, self.prewarmed)
         self._kv_relief = KvRelief(books)
 
     # --- where a wanted model goes ---
@@ -129,12 +131,22 @@ class PrismPolicy(ClusterPolicy):
         if due:
             self.books.times.refresh(now_s)
         moves = self._migration.on_time(now_s)
+        ahead = self._prewarming.on_time(now_s)
         if not due or self.books.settings.max_replicas == 1:
-            return moves
-        return chain(moves, self._scaling.on_time(now_s))
+            return chain(moves, ahead)
+        return chain(moves, ahead, self._scaling.on_time(now_s))
 
     def next_time_s(self) -> float:
         return self._migration.next_s
+
+    def wake_s(self) -> float:
+        return min(self._migration.next_s, self._prewarming.next_s)
+
+    def on_arrivals(self, model: ModelRecord, idle_s: float, now_s: float) -> None:
+        self._prewarming.on_arrivals(model, idle_s, now_s)
+
+    def on_gone(self, models: Iterable[ModelRecord], now_s: float) -> None:
+        self._prewarming.on_gone(models, now_s)
 
     # --- what is done when a device reports ---
 

@@ -51,12 +51,13 @@ class DemandRates:
         :meth:`on_start`."""
         return self.weighted_rate(model, now_s) if self._expects and not model.coming_or_here else model.weighted_rate
 
-    def on_arrivals(self, model: ModelRecord, count: int, now_s: float) -> None:
-        """``count`` requests for the model reached the front doors."""
+    def on_arrivals(self, model: ModelRecord, count: int, now_s: float) -> float:
+        """``count`` requests for the model reached the front doors. How long it had been idle; 0: it was not."""
         since_s = model.idle_since_s if model.idle_since_s is not None else model.last_arrival_s
-        if since_s is not None and now_s - since_s > IDLE_GAP_S:
-            model.idle.observe(now_s - since_s)
-            self.pool_idle.observe(now_s - since_s)
+        idle_s = now_s - since_s if since_s is not None else 0.0
+        if idle_s > IDLE_GAP_S:
+            model.idle.observe(idle_s)
+            self.pool_idle.observe(idle_s)
         model.last_arrival_s, model.idle_since_s = now_s, None
         for instance in model.instances:
             self._fleet.mark_busy(instance)
@@ -64,6 +65,7 @@ class DemandRates:
         model.rate.add(count, now_s)
         model.burst.add(count, now_s)
         self._refresh(model, now_s)
+        return idle_s if idle_s > IDLE_GAP_S else 0.0
 
     def on_start(self, model: ModelRecord, now_s: float) -> None:
         """A further instance of the model stands in the books: it has its part of the rate from now on."""

@@ -95,6 +95,8 @@ class ModelRecord:
     """When its last instance became idle; kept after that instance left."""
     driven_out_s: float | None = None
     """When it last left for somebody else's memory; None: it is back."""
+    left_idle: bool = False
+    """Its last instance left because it had nothing to do; an operator or a fault may have ended others."""
     away_expected_s: float = 0.0
     """How long it was expected to stay idle then."""
     idle_trust: float = 1.0
@@ -166,6 +168,18 @@ class ModelRecord:
     def clear_failure(self) -> None:
         self.failures, self.retry_at_s, self.failure, self.failed_for_good = 0, float("-inf"), "", False
         self.avoid_until_s.clear()
+
+
+@dataclass(slots=True)
+class PrewarmCounts:
+    """What loading models before they are asked was good for, since the scheduler began."""
+
+    used: int = 0
+    """Instances that had a request before they left."""
+    wasted: int = 0
+    """Instances that left without one."""
+    saved_s: float = 0.0
+    """Activations that requests did not wait for, as long as they were expected to take."""
 
 
 _REMEMBERED_S = 5.0

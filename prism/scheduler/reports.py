@@ -38,4 +38,6 @@ def _take_load(books: Books, instance: InstanceRecord, load: InstanceLoad, now_s
         model.idle_since_s = None
     else:
         books.fleet.mark_idle(instance, load.idle_s, now_s)
-        model.idle_since_s = model.resting_since_s
+        # An instance that came while the model was idle has been idle for less long than its model.
+        if model.idle_since_s is None:
+            model.idle_since_s = model.resting_since_s

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from enum import IntEnum
 
 from prism.core.ids import DeviceId
+from prism.core.reasons import ReasonCode
 from prism.core.views import InstanceState
 from prism.policy.demand import idle_threshold_s
 from prism.policy.eviction import EvictionCandidate, ranked, recovered_trust
@@ -87,6 +88,8 @@ class Victims:
         if not leaving and not spare and not self._may_leave(model, instance, in_use, now_s):  # 3
             return None
         idle_s = 0.0 if instance.idle_since_s is None else now_s - instance.idle_since_s
+        if idle_s > 0.0 and not spare and model.idle_since_s is not None:
+            idle_s = now_s - min(model.idle_since_s, now_s - idle_s)  # it may have come when its model was idle already
         can_wait = pressing is Pressing.CAN_WAIT and not leaving and not spare
         if can_wait and idle_s < self._threshold_s(model):  # 4
             return None
@@ -113,7 +116,10 @@ class Victims:
 
     def _may_leave(self, model: ModelRecord, instance: InstanceRecord, in_use: bool, now_s: float) -> bool:
         """Not pinned, not waited for, has served; one in use has also been there for the least residency."""
-        if instance.state is not InstanceState.READY or model.pinned or model.waiting or not instance.served:
+        ahead = instance.reason.code is ReasonCode.PREWARM  # nobody waited for it
+        if instance.state is not InstanceState.READY or model.pinned or model.waiting:
+            return False
+        if not instance.served and not ahead:
             return False
         return not in_use or now_s - instance.since_s >= self._books.settings.min_residency_s
 

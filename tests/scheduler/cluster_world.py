@@ -59,6 +59,8 @@ class Live:
     since_s: float
     running: list[float] = field(default_factory=list)
     """Arrival times of the requests there."""
+    ahead: bool = False
+    """Loaded before anybody asked."""
     served: int = 0
     used_s: float = 0.0
     """When it was activated, or its last request was served."""
@@ -121,7 +123,8 @@ class World:
         assert len(here) < max(2, self.settings.max_replicas), "too many instances"
         self.migrations += effect.reason.code is ReasonCode.MIGRATION
         self.activations += 1
-        self.live[key] = Live(effect.devices, spec.shard_weight_bytes, "loading", self.now)
+        ahead = effect.reason.code is ReasonCode.PREWARM
+        self.live[key] = Live(effect.devices, spec.shard_weight_bytes, "loading", self.now, ahead=ahead)
         for device in effect.devices:
             spec_of = self.devices[device]
             assert self.weights_on(device) <= spec_of.memory_bytes, "over the device's capacity"
@@ -142,7 +145,8 @@ class World:
             assert effect.model not in self.pinned, "a pinned model was evicted"
             assert instance.state == "ready" and not self.inactive.get(effect.model)
             rested = self.now - instance.since_s >= self.settings.min_residency_s
-            assert instance.served or instance.running or rested, "evicted before it served"
+            used = instance.served or instance.running or instance.ahead
+            assert used or rested, "evicted before it served those that waited for it"
         if code is ReasonCode.MAKE_ROOM:
             assert not instance.running, "a model with requests was evicted as idle"
         instance.state = "draining"

@@ -74,6 +74,13 @@ class PolicyConfig(Section, frozen=True, kw_only=True):
         Switch,
         Meta(description="Models keep the instances that bursts needed, where memory is free; they leave first."),
     ] = UNSET
+    prewarm: Annotated[
+        Switch,
+        Meta(
+            description="Models that left idle are loaded shortly before they are expected to be asked again, into "
+            "free memory or in the place of idle models that are expected much later."
+        ),
+    ] = UNSET
     rebalance_every: Annotated[
         Duration, Meta(description="How often the placement of loaded models is reconsidered; 0: never.")
     ] = UNSET
