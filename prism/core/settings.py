@@ -130,7 +130,7 @@ class ClusterSettings:
     standing_replicas: bool = True
     """A model keeps as many instances as its bursts have needed, where memory is free; they leave first."""
     prewarm: bool = True
-    """A model that left idle is loaded shortly before it is expected to be asked again."""
+    """A model that made room for others is loaded shortly before it is expected to be asked again."""
     rebalance_every_s: float = 5.0
     """Algorithm 1 runs over the loaded models at most this often; 0: never."""
     eviction: EvictionOrder = EvictionOrder.EXPECTED_IDLE

@@ -28,8 +28,6 @@ from prism.scheduler.shares import shards_of
 
 _DRIVEN_OUT: Final = (ReasonCode.MAKE_ROOM, ReasonCode.KV_PRESSURE)
 """Idle, and somebody else's requests needed the memory."""
-_LEFT_IDLE: Final = (*_DRIVEN_OUT, ReasonCode.KEEP_ALIVE)
-"""It may be loaded again before it is asked."""
 
 
 class Lifecycle:
@@ -154,7 +152,7 @@ class Lifecycle:
             idle_s = 0.0 if instance.idle_since_s is None else now_s - instance.idle_since_s
             model.driven_out_s, model.away_expected_s = now_s, self._books.idle_left_s(model, idle_s)
         if len(model.instances) == 1:
-            model.left_idle = reason.code in _LEFT_IDLE
+            model.made_room = reason.code in _DRIVEN_OUT
         if instance.state is not InstanceState.DRAINING:
             instance.enter(InstanceState.DRAINING, now_s)
             self._books.fleet.mark_busy(instance)

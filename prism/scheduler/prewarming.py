@@ -69,7 +69,7 @@ class Prewarming:
                 continue
             if self._ahead.pop(model.name, None) is not None:
                 self._counts.wasted += 1
-            if self._enabled and model.left_idle:
+            if self._enabled and model.made_room:
                 self._look_later(model, now_s)
 
     def on_arrivals(self, model: ModelRecord, idle_s: float, now_s: float) -> None:
@@ -105,7 +105,7 @@ class Prewarming:
         self._pause_until_s = now_s + _PAUSE_S
 
     def _may_come(self, model: ModelRecord, now_s: float) -> bool:
-        away = model.left_idle and not model.removed and not model.instances and not model.waiting
+        away = model.made_room and not model.removed and not model.instances and not model.waiting
         return away and now_s >= model.retry_at_s and self._guessed_s.get(model.name) != model.last_arrival_s
 
     def _note_start(self, model: ModelRecord) -> None:

@@ -95,8 +95,9 @@ class ModelRecord:
     """When its last instance became idle; kept after that instance left."""
     driven_out_s: float | None = None
     """When it last left for somebody else's memory; None: it is back."""
-    left_idle: bool = False
-    """Its last instance left because it had nothing to do; an operator or a fault may have ended others."""
+    made_room: bool = False
+    """Its last instance left, idle, for somebody else's memory: it may be loaded again before it is asked. Others were
+    to leave: by an operator, by their keep-alive, by a fault."""
     away_expected_s: float = 0.0
     """How long it was expected to stay idle then."""
     idle_trust: float = 1.0

@@ -116,6 +116,13 @@ def test_what_an_operator_has_unloaded_stays_away() -> None:
     assert not ahead(w)
 
 
+def test_what_left_by_its_keep_alive_stays_away() -> None:
+    w = world(model_spec("a", 300, keep_alive_s=5.0))
+    minutes(w, 6, A)
+    assert set(reasons(w, Deactivate)) == {("a", ReasonCode.KEEP_ALIVE)}
+    assert not ahead(w)
+
+
 def test_models_used_together_come_together() -> None:
     """One program asks ``a`` and a moment later ``b``, at no regular times; ``c`` has the memory in between."""
     w = world(model_spec("a", 400), model_spec("b", 400), model_spec("c", 900))

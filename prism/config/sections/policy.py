@@ -77,8 +77,8 @@ class PolicyConfig(Section, frozen=True, kw_only=True):
     prewarm: Annotated[
         Switch,
         Meta(
-            description="Models that left idle are loaded shortly before they are expected to be asked again, into "
-            "free memory or in the place of idle models that are expected much later."
+            description="Models that made room for others are loaded shortly before they are expected to be asked "
+            "again, into free memory or in the place of idle models that are expected much later."
         ),
     ] = UNSET
     rebalance_every: Annotated[
