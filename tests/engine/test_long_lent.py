@@ -79,6 +79,32 @@ def said(rig: Rig, rid: str) -> list[float]:
     return [value for values in lists for value in values if value is not None]
 
 
+FAST = DeclaredLinks(host=1e9, peer=1e10)
+
+
+async def test_every_kind_of_request_is_answered_as_on_a_device_with_room(
+    rig: Rig, tiers: HostPool, wide_model: Path
+) -> None:
+    declare(rig, FAST)
+    asked = prompt(3, LONG)
+    answers: list[dict[str, list[int]]] = []
+    chances: list[list[float]] = []
+    for number, handle in enumerate([await small(rig, wide_model), None]):
+        handle = handle or await rig.activate(rig.spec_at(wide_model), [rig.devices[0]])
+        rids = {kind: rig.submit(handle, tokenized("", asked, 40, **how)) for kind, how in KINDS.items()}
+        if number == 0:
+            await happens(lambda: lent_bytes(rig) > 0, "KV at the lender")
+        answers.append({kind: await rig.answer(rid) for kind, rid in rids.items()})
+        chances.append(said(rig, rids["greedy"]))
+        await handle.deactivate()
+    assert answers[0] == answers[1]
+    assert answers[0]["seeded"] != answers[0]["another choice of it"]
+    assert len(chances[0]) >= LONG
+    assert chances[0] == pytest.approx(chances[1], abs=1e-3)
+    assert rig.free_bytes(0) == rig.free_bytes(1) == DEVICE_BYTES
+    assert tiers.use().booked_bytes == tiers.use().file_bytes, "only what is kept for the next turn"
+
+
 async def begin(rig: Rig, handle: EngineHandle, asked: tuple[int, ...], new: int) -> str:
     """A long request whose prompt is in the middle, with KV at the lender."""
     rid = rig.submit(handle, tokenized("", asked, new))
