@@ -27,6 +27,7 @@ from prism.policy.fair import (
     FairRoom,
     ServiceBook,
     Switch,
+    expected_left,
     paging_pays,
     plan_round,
     turn_tokens,
@@ -154,6 +155,10 @@ class FairRounds:
         return self._moves.agree(turn_tokens(self._answer_tokens, trip_s, self._step_s))
 
     def _worth(self, batch: Any, leaving: Sequence[Any], entering: int) -> bool:
+        """Whether ``leaving`` make room as planned. Where nobody enters, memory has become too small for all who are in:
+        somebody leaves in any case, and that says nothing about whether turns pay."""
+        if entering == 0:
+            return self.pays
         copy_s = sum(self._store.trip_s(len(req.origin_input_ids) + len(req.output_ids)) for req in leaving)
         wait_s = self._step_s * min(self._expected_left(req) for req in batch.reqs if not req.finished())
         switch = Switch(copy_s, len(batch.reqs) + entering, entering, wait_s)
@@ -163,12 +168,8 @@ class FairRounds:
             log.info("fair scheduling %s: %s", "takes turns" if pays else "keeps the order of arrival", switch)
         return pays
 
-    def _expected_left(self, req: Any) -> float:
-        """Tokens the answer still has, it is taken; twice the usual answer at most."""
-        most = int(req.sampling_params.max_new_tokens)
-        if self._answer_tokens:
-            most = min(most, int(2 * self._answer_tokens))
-        return max(1, most - len(req.output_ids))
+    def _expected_left(self, req: Any) -> int:
+        return expected_left(len(req.output_ids), int(req.sampling_params.max_new_tokens), self._answer_tokens)
 
     def _take_out(self, batch: Any, leaving: set[str]) -> None:
         """As :meth:`ScheduleBatch.retract_decode` does it; before a request gives its slots up its KV is kept."""

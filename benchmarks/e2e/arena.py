@@ -32,7 +32,7 @@ from typing import Any
 import httpx
 
 from benchmarks.demo_models import kept_models
-from benchmarks.e2e.soak import physical_bytes
+from benchmarks.e2e.soak import settled_bytes
 from prism.trace.files import open_trace
 from prism.trace.report import Report, read_report
 from prism.trace.steps import count_models
@@ -55,7 +55,7 @@ class ArenaRun:
     counted: dict[str, int]
     """Counters of all processes at the end, summed over models and devices."""
     peak_bytes: dict[str, int]
-    """By device: the most physical memory that was seen."""
+    """By device: the most physical memory that was seen at a moment."""
 
 
 COUNTERS = ("prompt_tokens", "cached_tokens", "computed_tokens", "kv_brought_tokens", "retractions", "requests_resumed")
@@ -98,7 +98,7 @@ def watched_memory(server: Server) -> Iterator[Counter[str]]:
 
     def look() -> None:
         while not over.wait(0.5):
-            for device, size in physical_bytes(server).items():
+            for device, size in settled_bytes(server).items():
                 peak[device] = max(peak[device], size)
 
     watcher = threading.Thread(target=look)

@@ -60,7 +60,23 @@ class Tally:
 
 
 def physical_bytes(server: Server) -> dict[str, int]:
-    """Physical memory per virtual device by the kernel's count: blocks of the memfds the server's processes hold."""
+    """Physical memory per virtual device by the kernel's count: blocks of the memfds the server's processes hold. Files
+    are read one after the other: what moves from one to another meanwhile may count twice (:func:`settled_bytes`)."""
+    return _by_device(_file_bytes(server))
+
+
+def settled_bytes(server: Server, most_looks: int = 20) -> dict[str, int]:
+    """As :func:`physical_bytes` of one moment: two looks in a row saw the same in every file. {}: they never did."""
+    before = _file_bytes(server)
+    for _ in range(most_looks):
+        now = _file_bytes(server)
+        if now == before:
+            return _by_device(now)
+        before = now
+    return {}
+
+
+def _file_bytes(server: Server) -> dict[tuple[str, int], int]:
     files: dict[tuple[str, int], int] = {}
     for pid in server.pids("prism: engine"):
         folder = Path(f"/proc/{pid}/fd")
@@ -71,6 +87,10 @@ def physical_bytes(server: Server) -> dict[str, int]:
                     if name.startswith("/memfd:prism host:"):
                         status = link.stat()
                         files[(name.removeprefix("/memfd:prism ").split()[0], status.st_ino)] = status.st_blocks * 512
+    return files
+
+
+def _by_device(files: dict[tuple[str, int], int]) -> dict[str, int]:
     totals: Counter[str] = Counter()
     for (device, _), size in files.items():
         totals[device] += size

@@ -7,7 +7,7 @@ is decided by the code that runs in engines (:mod:`prism.policy.fair`), lengths 
 and decoding share a step (chunks of 512, as in the paper). First come first served lets a request in when its prompt
 fits, and retracts the newest when memory ends; by turns, KV that leaves and enters holds up the step, each shard over
 its own link (NVLink between devices, or PCIe to host memory), and what was copied out before and has not changed is not
-copied again. Turns are of a usual answer, as in engines.
+copied again. Turns are as long as in engines.
 The stable rate is the largest, by halving, at which first come first served costs requests a second each
 on average beyond what they take alone; then 25 requests at that rate and a minute at ``burst`` times.
 
@@ -83,7 +83,7 @@ class BurstEngine:
         self._book = ServiceBook()
         self._round = 0
         self._step_s = 0.03
-        self._turns = False
+        self._turns, self._pays = False, True
         self._ended = False
         self._answers: list[int] = []
         self.paged_s = 0.0
@@ -127,8 +127,10 @@ class BurstEngine:
         moved = sum(j.kv_tokens - j.clean for j in leaving) + sum(j.kv_tokens for j in entering)
         left = min((j.answer - j.generated for j in jobs if j.inside), default=0)
         switch = Switch(moved * self._copy_s, len(jobs), len(entering), left * self._step_s)
-        self._turns = bool(leaving) and paging_pays(switch)
-        if leaving and not self._turns:
+        if leaving and entering:
+            self._pays = paging_pays(switch)
+        if leaving and not self._pays:
+            self._turns = False
             self._first_come(jobs)
             return 0.0
         self._book.note_round([j.id for j in jobs], batch)

@@ -18,7 +18,8 @@ Among those who decode, who is in keeps its place for a *turn*: until it was giv
 Prompts take places at every round, so that first tokens do not wait for turns; whose turn began last makes room.
 
 The paper's order alone can starve: prompts go before decoding, and newcomers at the least service before whoever has
-more. So a request that was left out for as many rounds as there are requests, its share, goes before all of this.
+more. So a request that was left out for as many rounds as there are requests, its share, and those of a turn, which
+this must not cut short, goes before all of this.
 """
 
 from __future__ import annotations
@@ -30,8 +31,11 @@ from typing import Final
 
 ROUND_STEPS: Final = 5
 """A round: after so many steps, or when a request ends, the batch is chosen anew (the paper's ``k``)."""
-MOST_TURN_TOKENS: Final = 256
-"""Whoever is out has none of its answer meanwhile."""
+MOST_TURN_TOKENS: Final = 1024
+"""Whoever is out has none of its answer meanwhile. Longer than usual answers are (half of ShareGPT's have more than 400
+tokens): turns that end inside most answers delay most requests."""
+_TURN_ANSWERS: Final = 2
+"""Usual answers to a turn. Usual is the mean, which half of the answers exceed; twice that, one of twenty does."""
 _PAGED_SHARE: Final = 0.1
 """Of a turn, the time its copies may take."""
 
@@ -105,9 +109,10 @@ class _Filling:
 def plan_round(requests: Sequence[FairRequest], room: FairRoom) -> FairBatch:
     """The batch of the next round. ``requests`` in order of arrival, which decides between equals after residency:
     who is in stays in. Whoever fits the memory alone is chosen at the latest in the round after it was left out for
-    twice as many rounds as there are requests."""
+    twice as many rounds as there are requests, and the rounds of a turn."""
     filling = _Filling(room)
-    overdue = sorted((r for r in requests if r.left_out >= len(requests)), key=lambda r: -r.left_out)
+    share = len(requests) + room.turn_tokens // ROUND_STEPS
+    overdue = sorted((r for r in requests if r.left_out >= share), key=lambda r: -r.left_out)
     chosen = {r.id for r in overdue if filling.take(r)}
     least = _least_waiting(requests)
     others = sorted((r for r in requests if r.id not in chosen), key=lambda r: _standing(r, least + room.turn_tokens))
@@ -136,10 +141,10 @@ def _standing(request: FairRequest, turn_ends: int) -> tuple[int, int, bool]:
 
 
 def turn_tokens(usual_answer_tokens: float, trip_s: float, step_s: float) -> int:
-    """How long a turn is: a usual answer is not cut up, and paging a request out and in (``trip_s``) is a small part of
-    the steps (``step_s`` each) that it is given for it."""
+    """How long a turn is: few answers are cut up, and paging a request out and in (``trip_s``) is a small part of the
+    steps (``step_s`` each) that it is given for it."""
     paid_steps = trip_s / (_PAGED_SHARE * step_s) if step_s > 0 else 0.0
-    return min(MOST_TURN_TOKENS, max(ROUND_STEPS, math.ceil(max(usual_answer_tokens, paid_steps))))
+    return min(MOST_TURN_TOKENS, max(ROUND_STEPS, math.ceil(max(_TURN_ANSWERS * usual_answer_tokens, paid_steps))))
 
 
 def _decode_slots(requests: Iterable[FairRequest], room: FairRoom) -> int:
@@ -156,6 +161,15 @@ def _decode_slots(requests: Iterable[FairRequest], room: FairRoom) -> int:
 def _fill_prompts(filling: _Filling, prompts: Sequence[FairRequest], tokens: int) -> list[FairRequest]:
     """Take ``prompts`` until theirs are ``tokens``; returns those that were not taken."""
     return [r for r in prompts if filling.prompt_tokens >= tokens or not filling.take(r)]
+
+
+def expected_left(given_tokens: int, most_tokens: int, usual_answer_tokens: float) -> int:
+    """Tokens an answer of ``most_tokens`` at most still has, it is taken: up to a usual one; of one that is longer as
+    many again as it has, since those that are long are mostly longer still. ``usual_answer_tokens`` 0: not known."""
+    most = max(1, most_tokens - given_tokens)
+    if usual_answer_tokens <= 0:
+        return most
+    return max(1, min(most, math.ceil(max(usual_answer_tokens - given_tokens, given_tokens))))
 
 
 class ServiceBook:

@@ -108,3 +108,19 @@ def test_where_paging_costs_more_than_it_gains_the_order_of_arrival_stays() -> N
         from sglang.srt.managers import schedule_policy
 
         assert schedule_policy.CLIP_MAX_NEW_TOKENS == 4096, "SGLang reserves whole answers then"
+
+
+def test_an_answer_longer_than_usual_does_not_keep_newcomers_out() -> None:
+    rounds = Rounds(320, 0.01, [request("long", 40, 130, answer=1000), request("b", 100, 20)], [request("new", 100)])
+    rounds.rounds._answer_tokens = 50.0
+    running, waiting, _ = rounds.turn()
+    assert rounds.rounds.pays and running == ["long"] and waiting == ["new", "b"]
+
+
+def test_memory_that_became_too_small_does_not_end_turns() -> None:
+    rounds = Rounds(320, 100.0, [request("a", 100, 60), request("b", 100, 20)], [])
+    assert rounds.turn() == (["a", "b"], [], set())
+    rounds.scheduler.token_to_kv_pool_allocator.lease.used_tokens = lambda: 200
+    rounds.rounds._steps = ROUND_STEPS
+    running, waiting, outside = rounds.turn()
+    assert len(running) == len(waiting) == 1 and outside == set(waiting) and rounds.rounds.pays
