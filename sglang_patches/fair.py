@@ -155,7 +155,7 @@ class FairRounds:
         return self._moves.agree(turn_tokens(self._answer_tokens, trip_s, self._step_s))
 
     def _worth(self, batch: Any, leaving: Sequence[Any], entering: int) -> bool:
-        """Whether ``leaving`` make room as planned. Where nobody enters, memory has become too small for all who are in:
+        """Whether ``leaving`` make room as planned. Where nobody enters, memory has become too small for who is in:
         somebody leaves in any case, and that says nothing about whether turns pay."""
         if entering == 0:
             return self.pays
