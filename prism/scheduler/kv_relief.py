@@ -8,6 +8,7 @@ from prism.core.ids import DeviceId
 from prism.core.reasons import ReasonCode, because
 from prism.core.views import InstanceState
 from prism.policy.eviction import EvictionCandidate, choose_evictions
+from prism.policy.kv_room import KvTenant, outweighed
 from prism.scheduler.books import Books
 from prism.scheduler.crowding import requests_wait_for_memory
 from prism.scheduler.decisions import StopInstance
@@ -22,6 +23,9 @@ _WAY_ACTIVATIONS = 2.0
 
 _DRAINS_FOR_S = 0.25
 """A drain may take so long before it is hurried for neighbours that wait for memory: most answers are nearly done."""
+
+_LASTING_ACTIVATIONS = 2.0
+"""A shortage that has lasted for so many activation times is none that ends by itself."""
 
 
 class KvRelief:
@@ -40,6 +44,8 @@ class KvRelief:
         3. unless nothing can run here at all: then any that is idle beyond its threshold, at once if it is not expected
            back within the time of two activations, else only if the requests have waited for longer than its way out
            and back would take.
+        4. Else, when that has lasted, one in use that is outweighed by those that wait (:mod:`prism.policy.kv_room`),
+           and nobody comes in its place for a while.
         """
         draining = [i for i in here if i.state is InstanceState.DRAINING]
         if draining:  # 1
@@ -53,10 +59,45 @@ class KvRelief:
             or candidate.expected_remaining_s >= _ACTIVATIONS_AWAY * candidate.activation_s  # 2
             or (here_now.stalled and _is_worth_it(candidate, here_now.memory_short_s))  # 3
         ]
-        for candidate in choose_evictions(found, 1, self._books.settings.eviction) or ():
+        leaving = choose_evictions(found, 1, self._books.settings.eviction) or ()
+        for candidate in leaving:
             code = ReasonCode.SCALE_IN if candidate.spare else ReasonCode.KV_PRESSURE
             reason = because(code, idle_s=candidate.idle_s, regret=candidate.regret)
             yield StopInstance(self._books.loaded[candidate.key], reason)
+        if not leaving:  # 4
+            yield from self._outweighed(device, here, now_s)
+
+    def _outweighed(self, device: DeviceId, here: Sequence[InstanceRecord], now_s: float) -> Iterator[StopInstance]:
+        books, there = self._books, self._books.fleet.devices[device]
+        if not books.settings.global_scheduler:
+            return
+        tenants = [
+            KvTenant(
+                key=i.key,
+                running=i.running,
+                waiting=i.waiting,
+                kv_bytes=there.busy_kv.get(i.key, 0),
+                frees_bytes=books.fleet.frees_bytes(device, i),
+                may_leave=self._may_give_way(i, there.memory_short_s, now_s),
+            )
+            for i in here
+        ]
+        if (found := outweighed(tenants)) is None:
+            return
+        victim = books.loaded[found.key]
+        for id in victim.shards:
+            books.fleet.devices[id].kept_free_s = now_s
+        reason = because(
+            ReasonCode.KV_PRESSURE, for_model=found.to.model, requests=victim.running + victim.waiting, more=found.more
+        )
+        yield StopInstance(victim, reason, carry=True)
+
+    def _may_give_way(self, instance: InstanceRecord, short_s: float, now_s: float) -> bool:
+        model = self._books.models[instance.model]
+        if instance.state is not InstanceState.READY or model.pinned:
+            return False
+        lasting_s = _LASTING_ACTIVATIONS * self._books.activation_s(model)
+        return short_s >= lasting_s and now_s - instance.since_s >= self._books.settings.min_residency_s
 
     def _carry_over(self, instance: InstanceRecord, now_s: float) -> StopInstance | None:
         """What a model still runs where it has moved away from, and where others wait for memory, goes on where it has

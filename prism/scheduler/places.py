@@ -22,6 +22,9 @@ _SPARE_STAYS_S = 20.0
 """A spare instance does not leave for another model's spare one sooner."""
 _LOOKED_AT = 16
 """Most devices that are weighed against each other, the least loaded ones."""
+_KEPT_FREE_S = 30.0
+"""So long nobody comes, unless it starves, where a model in use had to leave for its neighbours' KV: it would take that
+memory again."""
 _COMING = (InstanceState.WAITING, InstanceState.LOADING)
 
 
@@ -42,12 +45,18 @@ class Places:
 
     def allowed(self, model: ModelRecord, now_s: float) -> Mask:
         """Devices that the model may use now: in service, among those the operator named, not claimed by another model,
-        not failed just now."""
+        not failed just now, not kept free for the KV of those that are there."""
         mask, index = self.open_to(model), self._books.fleet.index
         for device, until_s in model.avoid_until_s.items():
             if now_s < until_s and device in index:
                 mask[index[device]] = False
+        if now_s < model.starves_at_s and not model.wanted_devices:
+            self._close(mask, self._kept_free(now_s))
         return mask
+
+    def _kept_free(self, now_s: float) -> list[DeviceId]:
+        devices = self._books.fleet.devices
+        return [id for id, device in devices.items() if now_s - device.kept_free_s < _KEPT_FREE_S]
 
     def open_to(self, model: ModelRecord) -> Mask:
         """The same, failures aside."""

@@ -214,6 +214,8 @@ class DeviceRecord:
     """Highest ``busy_kv_bytes`` of the last minute or so, fading."""
     contested_s: float = float("-inf")
     """When somebody last had to leave for another's memory here, or requests waited for memory."""
+    kept_free_s: float = float("-inf")
+    """When a model in use last had to leave for its neighbours' KV."""
     instances: dict[InstanceKey, InstanceRecord] = field(default_factory=dict)
     """By key: two generations of one model may stand here for a moment."""
     busy_kv: dict[InstanceKey, int] = field(default_factory=dict)
