@@ -118,6 +118,37 @@ def test_a_model_that_has_a_request_several_times_a_second_does_not_leave_betwee
     assert reasons(w, Deactivate) == [("b", ReasonCode.KV_PRESSURE)]
 
 
+@pytest.mark.parametrize(
+    ("short_s", "requests", "leave"), [(5.0, (2, 1), [B]), (0.1, (2, 1), []), (5.0, (9, 30), [])]
+)
+def test_a_model_in_use_gives_way_to_many_requests_that_wait_for_memory(
+    short_s: float, requests: tuple[int, int], leave: list[ModelName]
+) -> None:
+    """Only when that has lasted, and not for as many requests as it has itself. Nobody comes in its place, until it
+    starves: it would take the memory again."""
+    w = world(model_spec("a", 300), model_spec("b", 300, max_wait_s=80.0))
+    serve(w, B)
+    serve(w, A)
+    w.pass_time(30.0)
+    a, b = InstanceKey(A, Generation(2)), InstanceKey(B, Generation(1))
+    loads = (InstanceLoad(a, 300, 290, 0, 40, 90, 9), InstanceLoad(b, 300, 100, 0, *requests, 9))
+    w.send(DeviceReport(GB0, 1000, 10, loads, short_s))
+    assert reasons(w, Deactivate) == [(model, ReasonCode.KV_PRESSURE) for model in leave]
+    if not leave:
+        return
+    assert [e.carry for _, e in w.log if isinstance(e, Deactivate)] == [True], "its requests move on with their tokens"
+    before = len(reasons(w, Activate))
+    w.gone(b)
+    w.arrive(B, 3)
+    for _ in range(25):
+        w.pass_time(1.0)
+    w.send(DeviceReport(GB0, 1000, 300, (InstanceLoad(a, 300, 290, 0, 40, 0, 9),)))
+    assert len(reasons(w, Activate)) == before
+    for _ in range(20):
+        w.pass_time(1.0)
+    assert reasons(w, Activate)[before:] == [(B, ReasonCode.DEMAND)]
+
+
 def test_neighbours_leave_one_after_the_other() -> None:
     """Whether one was enough shows only when it has left."""
     w = world(model_spec("a", 300), model_spec("b", 200), model_spec("c", 200))
