@@ -19,7 +19,13 @@ def tenant(
 
 
 tenants = st.builds(
-    tenant, st.just(""), st.integers(0, 50), st.integers(0, 500), st.integers(0, 300), st.integers(0, 400), st.booleans()
+    tenant,
+    st.just(""),
+    st.integers(0, 50),
+    st.integers(0, 500),
+    st.integers(0, 300),
+    st.integers(0, 400),
+    st.booleans(),
 )
 
 

@@ -118,9 +118,7 @@ def test_a_model_that_has_a_request_several_times_a_second_does_not_leave_betwee
     assert reasons(w, Deactivate) == [("b", ReasonCode.KV_PRESSURE)]
 
 
-@pytest.mark.parametrize(
-    ("short_s", "requests", "leave"), [(5.0, (2, 1), [B]), (0.1, (2, 1), []), (5.0, (9, 30), [])]
-)
+@pytest.mark.parametrize(("short_s", "requests", "leave"), [(5.0, (2, 1), [B]), (0.1, (2, 1), []), (5.0, (9, 30), [])])
 def test_a_model_in_use_gives_way_to_many_requests_that_wait_for_memory(
     short_s: float, requests: tuple[int, int], leave: list[ModelName]
 ) -> None:
