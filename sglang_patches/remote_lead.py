@@ -39,6 +39,8 @@ log = logging.getLogger(__name__)
 
 NAP_S: Final = 0.05
 _TOLD_BYTES: Final = 1 << 17
+_GATHERED: Final = 2.0
+"""KV takes so much longer than bytes that lie in a row: it is gathered there and scattered here (until some came)."""
 _TIMED_TOKENS: Final = 32
 """Shorter prefills tell more about a step than about tokens."""
 
@@ -150,7 +152,8 @@ class RouteLeader:
             if not isinstance(self._ask(link, message, self._batch, (), limit_s).message, Measured):
                 raise PeerLost("a peer answered a measurement with something else")
             seconds.append(time.monotonic() - start_s)
-        return KvRate(seconds[0], 1.0).seen(MEASURED_BYTES, seconds[1])
+        bare = KvRate(seconds[0], 1.0).seen(MEASURED_BYTES, seconds[1])
+        return KvRate(bare.fixed_s, bare.bytes_s / _GATHERED)
 
     def tell_peers(self, links: Iterable[PeerLink]) -> None:
         """Which of them the route leads over."""
@@ -187,7 +190,7 @@ class RouteLeader:
     def _follow(self, ids: Any, positions: Any, batch: Any) -> Any:
         state: Any = None
         if self.here is not None:
-            self.here[batch.out_cache_loc] = False
+            self.here[batch.out_cache_loc.cpu()] = False
         start_s = time.monotonic()
         for stop in self.route:
             if stop.link is None:

@@ -92,6 +92,7 @@ class ForeignKv:
 def _rows(buffers: Sequence[Any], index: Any) -> Any:
     """The rows of each buffer, copied once: ``[buffers, rows, heads, dim]``."""
     found = buffers[0].new_empty((len(buffers), len(index), *buffers[0].shape[1:]))
+    index = index.to(found.device)
     for rows, buffer in zip(found, buffers, strict=True):
         torch.index_select(buffer, 0, index, out=rows)
     return found
