@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -18,6 +19,8 @@ BOUND = 64 << 20
 PAGES = 6
 """Of KV that the device gives: 192 tokens of the wide model."""
 LONG = 500
+LOOKS, LOOK_S = 100, 0.01
+"""An engine at rest looks ten times a second whether others want its memory."""
 
 
 @pytest.fixture
@@ -106,6 +109,16 @@ async def test_one_that_waits_alone_is_given_what_its_neighbour_only_caches(
 ) -> None:
     device = rig.pool.memory[rig.devices[0]]
     handle = await rig.activate(rig.spec_at(wide_model), [rig.devices[0]], kv_limit_bytes=PAGES * device.page_bytes)
+    holder = device.register("holder")
+    held_bytes = device.free_bytes() // device.page_bytes * device.page_bytes
+    holder.reserve(held_bytes, "kv")
+    waits = rig.submit(handle, tokenized("", prompt(2, LONG), 4))
+    await happens(lambda: device.wanted_bytes() > 0, "its wish")
+    looks = [await asyncio.sleep(LOOK_S, device.wanted_bytes() > 0) for _ in range(LOOKS)]
+    assert sum(looks) > LOOKS // 2, "it stands, so that who looks now and then finds it"
+    holder.release(held_bytes, "kv")
+    holder.close()
+    assert await rig.answer(waits) == reference(wide_model, prompt(2, LONG), 4)
     neighbour = await rig.activate(rig.spec_at(wide_model), [rig.devices[0]])
     try:
         for number in range(100):
