@@ -49,7 +49,7 @@ format: install ## rewrite the sources in the house format
 
 test: install ## the tests (under 15 minutes on two cores)
 	@$(BIN)/python -m pytest -n 2 --dist loadfile $(BUSY:%=--ignore=%)
-	@$(BIN)/python -m pytest $(BUSY)
+	@$(BIN)/python -m pytest --durations=15 $(BUSY)
 
 test-slow: install ## the long ones: every family, chaos, ten thousand at once, memory under pressure (about 40 minutes)
 	@$(BIN)/python -m pytest -m slow
