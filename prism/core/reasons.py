@@ -50,8 +50,8 @@ class ReasonCode(StrEnum):
     MAKE_ROOM = "make_room"
     """Deactivated: a waiting model needs the memory and this one is idle."""
     KV_PRESSURE = "kv_pressure"
-    """Deactivated: requests on its device wait for KV memory and this one is idle, or has far fewer than could run in its
-    place."""
+    """Deactivated: requests on its device wait for KV memory and this one is idle, or has far fewer than could run
+    instead."""
     STARVATION = "starvation"
     """Deactivated although in use, or hurried on its way out: a waiting model reached half of its starvation bound."""
     CLAIM = "claim"

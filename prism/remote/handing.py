@@ -13,7 +13,6 @@ have neither ports nor secrets of their own.
 from __future__ import annotations
 
 import socket
-from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
@@ -27,7 +26,7 @@ _SILENT_S: Final = 3
 
 
 def hand_path(path: Path) -> Path:
-    """Where the engine that serves layers at ``path`` takes connections."""
+    """Where the engine that serves layers at ``path`` takes connections that :func:`hand_over` brings."""
     return path.with_name(f"{path.name}.hand")
 
 
@@ -47,23 +46,6 @@ def hand_over(path: Path, sock: socket.socket, label: str, token: str = "") -> N
         socket.send_fds(channel, [f"{token}\n{label}".encode()], [sock.fileno()])
         if not channel.recv(1):
             raise ConnectionError(f"the engine at {path} did not take it")
-
-
-def listen_for_handed(path: Path) -> socket.socket:
-    """A socket at which :func:`hand_over` finds the engine that serves at ``path``. Raises ``OSError``."""
-    found = hand_path(path)
-    sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-    try:
-        with suppress(FileNotFoundError):
-            found.unlink()
-        sock.bind(str(found))
-        found.chmod(0o600)
-        sock.listen(16)
-    except OSError:
-        sock.close()
-        raise
-    sock.setblocking(False)
-    return sock
 
 
 def take_handed(channel: socket.socket) -> tuple[socket.socket, str, str]:

@@ -11,8 +11,9 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
-from prism.remote.handing import PREFIX, hand_path, listen_for_handed, take_handed
+from prism.remote.handing import PREFIX, hand_path, take_handed
 from prism.remote.link import PeerLink, Received
+from prism.remote.listening import listen_at
 
 log = logging.getLogger(__name__)
 
@@ -54,21 +55,15 @@ class LinkHub:
             if path != self._path:
                 raise OSError(f"listens at {self._path} already")
             return
-        sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        listener = listen_at(path)
         try:
-            with suppress(FileNotFoundError):
-                path.unlink()
-            sock.bind(str(path))
-            path.chmod(0o600)
-            sock.listen(16)
-            self._hander = listen_for_handed(path)
+            hander = listen_at(hand_path(path))
         except OSError:
-            sock.close()
+            listener.close()
             raise
-        sock.setblocking(False)
-        self._listener, self._path = sock, path
-        self._add(sock.fileno())
-        self._add(self._hander.fileno())
+        self._listener, self._hander, self._path = listener, hander, path
+        self._add(listener.fileno())
+        self._add(hander.fileno())
 
     def connect(self, path: Path) -> PeerLink:
         """A link to the engine that listens at ``path``, or the one that was handed over under this token
