@@ -47,7 +47,7 @@ format: install ## rewrite the sources in the house format
 	@$(BIN)/ruff format .
 	@$(BIN)/ruff check --fix .
 
-test: install ## the tests (under 15 minutes on two cores)
+test: install ## the tests (about 17 minutes on two cores)
 	@$(BIN)/python -m pytest -n 2 --dist loadfile $(BUSY:%=--ignore=%)
 	@$(BIN)/python -m pytest --durations=15 $(BUSY)
 

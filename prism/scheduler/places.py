@@ -56,7 +56,8 @@ class Places:
 
     def _kept_free(self, now_s: float) -> list[DeviceId]:
         devices = self._books.fleet.devices
-        return [id for id, device in devices.items() if now_s - device.kept_free_s < _KEPT_FREE_S]
+        lately = (id for id, device in devices.items() if now_s - device.kept_free_s < _KEPT_FREE_S)
+        return [id for id in lately if devices[id].busy_kv_bytes]  # when nothing runs there, nobody needs it
 
     def open_to(self, model: ModelRecord) -> Mask:
         """The same, failures aside."""

@@ -100,7 +100,7 @@ class Prewarming:
                 self._note_start(model)
             elif now_s + _AGAIN_S < until_s:
                 heapq.heappush(self._looks, (now_s + _AGAIN_S, name, told, until_s))
-            else:
+            elif not told:  # whose company was asked is still looked at by its own rhythm
                 self._look_later(model, now_s + _AGAIN_S)
         self._pause_until_s = now_s + _PAUSE_S
 
@@ -137,7 +137,7 @@ class Prewarming:
            comes.
         2. Where idle models leave that are TIMES_LIKELIER less likely to be asked in the same time.
         """
-        if chance < LEAST_CHANCE:
+        if chance < LEAST_CHANCE or not self._books.fleet.devices:
             return None
         reason = because(ReasonCode.PREWARM, chance=chance)
         if (free := self._free(model, told and chance >= CHANCE_TO_EVICT, now_s)) is not None:  # 1

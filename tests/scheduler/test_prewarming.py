@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from prism.core.effects import Activate, Deactivate
 from prism.core.events import OperatorUnload
-from prism.core.ids import ModelName
+from prism.core.ids import ModelName, NodeId
 from prism.core.reasons import ReasonCode
 from prism.core.settings import ClusterSettings
 from tests.scheduler.cluster_world import World, model_spec
@@ -121,6 +121,15 @@ def test_what_left_by_its_keep_alive_stays_away() -> None:
     minutes(w, 6, A)
     assert set(reasons(w, Deactivate)) == {("a", ReasonCode.KEEP_ALIVE)}
     assert not ahead(w)
+
+
+def test_a_fleet_without_machines_waits_for_one() -> None:
+    w = world(model_spec("a", 300), model_spec("b", 800))
+    driven_out(w)
+    w.lose(NodeId("n"))
+    w.pass_time(80.0)
+    assert not ahead(w)
+    w.check()
 
 
 def test_models_used_together_come_together() -> None:
