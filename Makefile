@@ -18,17 +18,22 @@ help: ## list the targets
 
 install: $(VENV)/.installed ## create .venv, install pinned versions, build csrc/kvcached
 
-# uv resolves and installs in seconds what pip needs minutes for; the lock file names versions only.
+# uv resolves and installs in seconds what pip needs minutes for; the lock file names versions only. It compiles nothing,
+# and where PYTHONDONTWRITEBYTECODE is set (many container images set it) every process would compile all it imports:
+# the last step leaves the compiled modules behind, and ends with an error where engines cannot run.
 $(VENV)/.dependencies: requirements.lock
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and f"Python 3.11 or newer is needed, this is {sys.version.split()[0]}; try make PYTHON=python3.11" or 0)'
-	@test -x $(BIN)/uv || { echo "[1/3] creating $(VENV)"; $(PYTHON) -m venv $(VENV) && $(BIN)/python -m pip install -q uv; }
-	@echo "[2/3] installing pinned packages (about 9 GB on disk, most of it CUDA libraries of torch)"
+	@test -x $(BIN)/uv || { echo "[1/4] creating $(VENV)"; $(PYTHON) -m venv $(VENV) && $(BIN)/python -m pip install -q uv; }
+	@echo "[2/4] installing pinned packages (about 9 GB on disk, most of it CUDA libraries of torch)"
 	@$(BIN)/uv pip install -r requirements.lock
 	@touch $@
 
 $(VENV)/.installed: $(VENV)/.dependencies pyproject.toml $(KERNEL) $(PACKAGES)
-	@echo "[3/3] building csrc/kvcached"
+	@echo "[3/4] building csrc/kvcached"
 	@$(BIN)/uv pip install --no-build-isolation --no-deps -e .
+	@echo "[4/4] importing what engines import, once: starts take half the time then"
+	@mkdir -p build
+	@PYTHONDONTWRITEBYTECODE= $(BIN)/python -c 'from prism.engine import boot; boot.boot("host")' > build/imports.log 2>&1 || { cat build/imports.log; exit 1; }
 	@touch $@
 
 demo: install ## create the three random-weight demo models
@@ -47,7 +52,7 @@ format: install ## rewrite the sources in the house format
 	@$(BIN)/ruff format .
 	@$(BIN)/ruff check --fix .
 
-test: install ## the tests (about 17 minutes on two cores)
+test: install ## the tests (about 15 minutes on two cores)
 	@$(BIN)/python -m pytest -n 2 --dist loadfile $(BUSY:%=--ignore=%)
 	@$(BIN)/python -m pytest --durations=15 $(BUSY)
 
