@@ -1,148 +1,133 @@
-"""An engine takes over layers that a peer ran for it: the route that follows, and the KV that is with the peer."""
+"""An engine grows: pieces that have arrived are brought into its model, and it takes over what peers ran of them."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence, Set
-from dataclasses import dataclass
-from typing import Any, Final
+import logging
+from typing import Any
 
-import torch
-
-from prism.policy.moving import Leg, Way, choose_way
-from prism.remote.orders import KvWay
+from prism.core.errors import PrismError
+from prism.memory.errors import OutOfMemory
+from prism.remote.orders import GrowRoute, KvWay
 from prism.remote.state import LayersTaken
-from sglang_patches.kv_move_paths import nodes_below, request_path
-from sglang_patches.remote_lead import RouteLeader, Stop
+from sglang_patches.remote_lead import PeerLost, RouteLeader, Stop
+from sglang_patches.remote_peer import ForeignWork
+from sglang_patches.remote_pieces import ModelPieces
+from sglang_patches.remote_routes import Routes
+from sglang_patches.remote_taking import KvTaking, ends_held, grown
+from sglang_patches.seat import Seat
 
-SLICE_S: Final = 0.01
-"""Streams are to stand still for so long at a time while KV is fetched."""
-
-
-@dataclass(frozen=True, slots=True)
-class PieceRun:
-    """Pieces [first, end) of ``stop``, which are at this engine now."""
-
-    stop: Stop
-    first: int
-    end: int
-
-    def layers(self, count: int) -> range:
-        """Of a model with ``count`` layers."""
-        return range(max(self.first - 1, 0), min(self.end - 1, count))
+log = logging.getLogger(__name__)
 
 
-def ends_held(route: Sequence[Stop], held: Set[int]) -> list[PieceRun]:
-    """What can be taken over of each stop at a peer: its first and its last pieces, as far as they are in ``held``.
-    What lies between pieces that are not would make two stops of one."""
-    found: list[PieceRun] = []
-    for stop in (stop for stop in route if stop.link is not None):
-        first, end = stop.first, stop.end
-        while first < end and first in held:
-            first += 1
-        while end > first and end - 1 in held:
-            end -= 1
-        found += [PieceRun(stop, *bounds) for bounds in ((stop.first, first), (end, stop.end)) if bounds[0] < bounds[1]]
-    return found
+class Growth:
+    """Of one engine, from a :class:`prism.remote.orders.GrowRoute` until it goes on alone."""
 
+    def __init__(
+        self, scheduler: Any, pieces: ModelPieces, foreign: ForeignWork, leader: RouteLeader, routes: Routes
+    ) -> None:
+        self._scheduler, self._pieces = scheduler, pieces
+        self._foreign, self._leader, self._routes = foreign, leader, routes
+        self._seat: Seat = scheduler.server_args.prism_seat
+        self._order: GrowRoute | None = None
+        """Set while what peers run is to be taken over."""
+        self._taking: KvTaking | None = None
+        """Under way."""
+        self.taken: LayersTaken | None = None
+        """What was taken over last, and how long streams were to stand still for it."""
+        self.fetched_tokens = 0
+        """Tokens whose KV, or a part of it, was fetched from peers."""
+        self._lacking = ""
+        """Why weights do not come."""
+        self._declined = 0
+        """When so many pieces were here, fetching the KV of those that peers ran took longer than beginning again."""
 
-def grown(route: Sequence[Stop], runs: Sequence[PieceRun]) -> tuple[Stop, ...]:
-    """``route`` with ``runs`` at this engine; neighbours at one engine are one stop."""
-    here = {piece for run in runs for piece in range(run.first, run.end)}
-    stops: list[Stop] = []
-    for stop in route:
-        for piece in range(stop.first, stop.end):
-            link = None if piece in here else stop.link
-            first = stops.pop().first if stops and stops[-1].link is link else piece
-            stops.append(Stop(link, first, piece + 1))
-    return tuple(stops)
+    def begin(self, order: GrowRoute) -> None:
+        self.stop_taking()
+        self._order = order
 
+    def end(self) -> None:
+        """The route stays as it is."""
+        self._order = None
 
-def running(scheduler: Any) -> list[Any]:
-    """Requests that have KV."""
-    batches = (scheduler.running_batch, scheduler.last_batch)
-    found = [req for batch in batches if batch is not None for req in batch.reqs]
-    found += [] if scheduler.chunked_req is None else [scheduler.chunked_req]
-    return list({req.rid: req for req in found if not req.finished() and req.req_pool_idx is not None}.values())
-
-
-def used_slots(scheduler: Any, reqs: Sequence[Any]) -> Any:
-    """All slots whose KV may be read again, of requests and of the prefix tree, as a tensor."""
-    parts = [torch.from_numpy(request_path(req, scheduler.req_to_token_pool)[1]) for req in reqs]
-    if not scheduler.server_args.disable_radix_cache:
-        parts += [node.value.cpu() for node in nodes_below(scheduler.tree_cache.root_node)]
-    return torch.cat([torch.empty(0, dtype=torch.int64), *parts]).long().unique()
-
-
-class KvTaking:
-    """The KV of layers that peers ran and that this engine is to run: what it takes to fetch it, or to have it made
-    again, and which is to be done.
-
-    It is fetched a slice at a time between two steps, over the route as it is, so that no stream stands still for all
-    of it; a slot that is written meanwhile is fetched again. The last slice is the first one that leaves nothing
-    (pre-copy, as when virtual machines move; lambda-Scale 4.4 and BlitzScale stop for the whole)."""
-
-    def __init__(self, scheduler: Any, leader: RouteLeader, runs: Sequence[PieceRun], count: int, way: KvWay) -> None:
-        self._scheduler, self._leader, self.runs, self._count = scheduler, leader, runs, count
-        reqs = running(scheduler)
-        slots = used_slots(scheduler, reqs)
-        self._cache = scheduler.token_to_kv_pool_allocator.get_kvcache()
-        self.layers = sum(len(run.layers(count)) for run in runs)
-        self.nothing = not self.layers or not len(slots)
-        self._row_bytes = self._cache.k_buffer[0][0].nbytes + self._cache.v_buffer[0][0].nbytes
-        tokens = sum(len(req.origin_input_ids) + len(req.output_ids) for req in reqs)
-        self._choice = choose_way(self._legs(len(slots)), tokens, leader.prefill_tokens_s)
-        shorter = way is KvWay.AUTO and self._choice.way is Way.MOVE
-        self.fetches = self.nothing or way is KvWay.FETCH or shorter
-        self._tokens, self._slice_s = len(slots), 0.0
-        self._left, self._times = len(slots) + 1, 1
-        if self.fetches:
-            leader.here = torch.zeros(len(self._cache.k_buffer[0]), dtype=torch.bool)
-
-    def _legs(self, slots: int) -> list[Leg]:
-        found = []
-        for run in self.runs:
-            assert run.stop.link is not None
-            if layers := len(run.layers(self._count)):
-                rate = self._leader.rates[run.stop.link]
-                found.append(Leg(slots * layers * self._row_bytes, rate.bytes_s, rate.fixed_s))
-        return found
-
-    @property
-    def told(self) -> LayersTaken:
-        estimated_s = self._slice_s if self.fetches else self._choice.recompute_s
-        return LayersTaken(layers=self.layers, tokens=self._tokens, fetched=self.fetches, estimated_s=estimated_s)
-
-    def fetch(self, all_at_once: bool) -> bool:
-        """Copy a slice here, or all of it; whether nothing is left. Raises :class:`PeerLost`."""
-        if self.nothing:
-            return True
-        slots = used_slots(self._scheduler, running(self._scheduler))
-        left = slots[~self._leader.here[slots]]
-        if len(left) >= self._left:
-            self._times *= 2  # steps write more than one slice brings
-        self._left, self._tokens = len(left), len(slots)
-        part = left if all_at_once else left[: self._most]
-        if len(part):
-            self._slice_s = max(self._slice_s, sum(leg.estimated_s for leg in self._legs(len(part))))
-            for run in self.runs:
-                self._copy(run, part)
-            self._leader.here[part] = True
-        return len(part) == len(left)
-
-    @property
-    def _most(self) -> int:
-        """Slots of a slice. One that brings little more than its question costs would only prolong it all."""
-        legs = self._legs(1)
-        fixed_s = sum(leg.fixed_s for leg in legs)
-        slot_s = sum(leg.estimated_s for leg in legs) - fixed_s
-        return max(1, self._times * int(max(SLICE_S - fixed_s, fixed_s) / slot_s))
-
-    def _copy(self, run: PieceRun, slots: Any) -> None:
-        layers = run.layers(self._count)
-        if not layers:
+    def go_on(self, idle: bool) -> None:
+        """Bring the next piece that has arrived (all of them while nothing runs: no step waits for more than one), and
+        when none has, take over what is here of what peers run. Without peers the engine goes on alone once it has
+        everything."""
+        if self._order is None or not (self._leader.remote or self._routes.stalled):
             return
-        assert run.stop.link is not None
-        k, v = self._leader.fetch(run.stop.link, layers.start, layers.stop, slots.tolist())
-        for i, layer in enumerate(layers):
-            self._cache.k_buffer[layer][slots] = k[i]
-            self._cache.v_buffer[layer][slots] = v[i]
+        while self._bring_one(self._order.downwards):
+            if not idle:
+                return
+        self._tend()
+        if self._routes.stalled:
+            self._routes.go_on_alone()
+        else:
+            self._take_over(self._order.kv, idle)
+
+    def _tend(self) -> None:
+        """Weights that will never come are the end of an engine without peers; its requests go on elsewhere."""
+        try:
+            self._seat.weights.tend()
+        except PrismError as error:
+            if self._routes.stalled:
+                raise
+            if str(error) != self._lacking:
+                log.error("the rest of the weights does not come, peers go on running it: %s", error)
+            self._lacking = str(error)
+
+    def _bring_one(self, downwards: bool) -> bool:
+        """False: nothing that could be brought has arrived."""
+        weights, held = self._seat.weights, self._foreign.held
+        pieces = range(self._pieces.count)
+        order = reversed(pieces) if downwards else pieces
+        piece = next((p for p in order if p not in held and weights.arrived(p)), None)
+        if piece is None:
+            return False
+        try:
+            weights.bring(self._pieces.model, piece)
+        except OutOfMemory as error:
+            log.warning("piece %d has no memory yet: %s", piece, error)
+            return False
+        self._foreign.held = held | {piece}
+        return True
+
+    def _take_over(self, way: KvWay, idle: bool) -> None:
+        """KV is fetched whenever pieces have come, and requests begin again once only, when all have."""
+        if self._taking is None and (found := self._to_take(way)) is not None and found.fetches:
+            self._taking = found
+        if (kv := self._taking) is None:
+            return
+        try:
+            if not kv.fetch(all_at_once=idle):
+                return
+        except PeerLost as lost:
+            log.warning("KV of %d layers is not fetched: %s", kv.layers, lost)
+            self.stop_taking()  # the next step goes on elsewhere
+            return
+        self.fetched_tokens += kv.told.tokens
+        self.stop_taking()
+        self._grew(grown(self._leader.route, kv.runs), None if kv.nothing else kv.told)
+
+    def _to_take(self, way: KvWay) -> KvTaking | None:
+        """What is here and runs at peers. When its KV is better made again, that is done when everything is here."""
+        held = self._foreign.held
+        runs, whole = ends_held(self._leader.route, held), len(held) == self._pieces.count
+        if not runs or (len(held) == self._declined and not whole):
+            return None
+        kv = KvTaking(self._scheduler, self._leader, runs, self._pieces.layers, way)
+        self._declined = 0 if kv.fetches or whole else len(held)
+        if whole and not kv.fetches:
+            self._routes.begin_again()
+            self._grew(grown(self._leader.route, runs), kv.told)
+        return kv
+
+    def _grew(self, route: tuple[Stop, ...], told: LayersTaken | None) -> None:
+        self.taken = told or self.taken
+        if any(stop.link is not None for stop in route):
+            self._routes.use(route)
+        else:
+            self._routes.go_on_alone()
+
+    def stop_taking(self) -> None:
+        """What was fetched until now is of no use unless all was."""
+        self._taking = self._leader.here = None

@@ -85,7 +85,7 @@ def test_whatever_stores_or_brings_kv_has_asked() -> None:
     callers = [file for file in files if "choose_way(" in file.read_text()]
     named = {str(file.relative_to(ROOT)) for file in callers} - {"prism/policy/moving.py"}
     modelled = {"prism/sim/live_server.py"}
-    assert named - modelled == {"prism/kv/keeper.py", "prism/kv/exchange.py", "sglang_patches/remote_growth.py"}
+    assert named - modelled == {"prism/kv/keeper.py", "prism/kv/exchange.py", "sglang_patches/remote_taking.py"}
     found = set[str]()
     for file in (ROOT / "sglang_patches").glob("kv_move*.py"):
         text = file.read_text()

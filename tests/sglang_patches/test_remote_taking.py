@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 
 from prism.remote.link import PeerLink
 from prism.remote.orders import KvWay
-from sglang_patches.remote_growth import SLICE_S, KvTaking, PieceRun, ends_held, grown
 from sglang_patches.remote_lead import KvRate, Stop
+from sglang_patches.remote_taking import SLICE_S, KvTaking, PieceRun, ends_held, grown
 
 A, B = cast(PeerLink, "a"), cast(PeerLink, "b")
 COUNT = 8

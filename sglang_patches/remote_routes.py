@@ -1,0 +1,170 @@
+"""The routes of an engine that leads: which one it follows, which are left when a peer is lost, and the peers' links.
+
+::
+
+    SetRoute --greet peers, check--> routes --first usable--> followed --peer lost--> next usable | requests wait
+                                                                 |
+                                                                 +--grown (remote_taking)--> ... --> alone
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+from prism.remote.hub import LinkHub
+from prism.remote.link import PeerLink
+from prism.remote.orders import RouteStop, SetRoute
+from sglang_patches.remote_lead import PeerLost, RouteLeader, Stop
+from sglang_patches.remote_peer import ForeignWork
+from sglang_patches.remote_pieces import ModelPieces
+from sglang_patches.seat import Seat
+
+log = logging.getLogger(__name__)
+
+_GREET_S: Final = 10.0
+_GREET_MORE_S: Final = 1.0
+"""For peers of routes that are only fallbacks: own requests stand still meanwhile."""
+_EVERYTHING: Final = 1 << 30
+
+
+class Routes:
+    """Of one engine. ``begins_again`` is called before its requests begin again."""
+
+    def __init__(
+        self,
+        scheduler: Any,
+        pieces: ModelPieces,
+        hub: LinkHub,
+        foreign: ForeignWork,
+        leader: RouteLeader,
+        begins_again: Callable[[], None],
+    ) -> None:
+        self._scheduler, self._pieces, self._hub = scheduler, pieces, hub
+        self._foreign, self._leader, self._begins_again = foreign, leader, begins_again
+        self._seat: Seat = scheduler.server_args.prism_seat
+        self._fallbacks: list[tuple[Stop, ...]] = []
+        self._opened: list[PeerLink] = []
+        self._stored: Any = None
+        """The seat's KV store, while KV of this engine is not all here."""
+
+    @property
+    def stalled(self) -> bool:
+        """No route is left: requests wait."""
+        return not self._usable(self._leader.route)
+
+    def set(self, order: SetRoute) -> None:
+        """Follow the first route of ``order`` that can be used. Raises what is wrong with the first when none can."""
+        if not order.routes:
+            raise ValueError("a route is needed")
+        links: dict[str, tuple[PeerLink, frozenset[int]]] = {}
+        routes: list[tuple[Stop, ...]] = []
+        problems: list[Exception] = []
+        for route in order.routes:
+            try:
+                for path in {stop.path for stop in route if stop.path} - links.keys():
+                    links[path] = self._link_to(path, _GREET_MORE_S if routes else _GREET_S)
+                routes.append(self._checked(route, links))
+            except (OSError, PeerLost, ValueError) as problem:
+                problems.append(problem)
+        if not routes:
+            self._close_unused()
+            raise problems[0]
+        for why in problems:
+            log.warning("one of %d routes cannot be used: %s", len(order.routes), why)
+        self._leader.answer_s = order.answer_s
+        self.begin_again()
+        self._fallbacks = routes[1:]
+        self.use(routes[0])
+
+    def _link_to(self, path: str, within_s: float) -> tuple[PeerLink, frozenset[int]]:
+        link = self._hub.connect(Path(path))
+        self._opened.append(link)
+        slots = self._scheduler.token_to_kv_pool_allocator.get_kvcache().k_buffer[0].shape[0]
+        me, model = self._seat.owner.name, self._seat.weights.identity
+        return link, self._leader.greet(link, me, model, int(slots), within_s)
+
+    def _checked(
+        self, route: Sequence[RouteStop], links: dict[str, tuple[PeerLink, frozenset[int]]]
+    ) -> tuple[Stop, ...]:
+        """Raises ``ValueError`` unless the route has every piece once, in order, where it is, and the head here."""
+        at, stops = 0, []
+        for stop in route:
+            link, held = links[stop.path] if stop.path else (None, self._foreign.held)
+            if stop.first != at or stop.end <= stop.first or not held >= set(range(stop.first, stop.end)):
+                where = stop.path or "this engine"
+                raise ValueError(f"pieces [{stop.first}, {stop.end}) at {where}, which has {sorted(held)}, after {at}")
+            stops.append(Stop(link, stop.first, stop.end))
+            at = stop.end
+        if at != self._pieces.count or stops[-1].link is not None:
+            raise ValueError(f"a route ends with piece {self._pieces.count - 1}, the head, at this engine")
+        return tuple(stops)
+
+    def _usable(self, route: tuple[Stop, ...]) -> bool:
+        here = {piece for stop in route if stop.link is None for piece in range(stop.first, stop.end)}
+        return here <= self._foreign.held and not any(stop.link is not None and stop.link.closed for stop in route)
+
+    def go_on_elsewhere(self) -> None:
+        """A peer is lost."""
+        why = self._leader.lost or "; ".join(link.why for link in self._leader.peers if link.closed)
+        left = [route for route in self._fallbacks if self._usable(route)]
+        self.begin_again()
+        if left:
+            self._fallbacks = left[1:]
+            self.use(left[0])
+        log.warning("a peer is lost (%s): %s", why, "over the next route" if left else "requests wait for a route")
+
+    def use(self, route: tuple[Stop, ...]) -> None:
+        """Follow ``route`` from the next step on. KV goes into no store while a part of it is with peers."""
+        self._leader.route = route
+        self._close_unused()
+        self._leader.tell_peers(self._opened)
+        if self._leader.remote and self._stored is None:
+            self._stored, self._seat.kv = self._seat.kv, None
+        elif not self._leader.remote and self._stored is not None:
+            self._seat.kv, self._stored = self._stored, None
+
+    def go_on_alone(self) -> None:
+        """If all pieces are here."""
+        if len(self._foreign.held) == self._pieces.count:
+            self._fallbacks = []
+            self.use((Stop(None, 0, self._pieces.count),))
+            log.info("all weights are here: requests go on in this engine alone")
+
+    def _close_unused(self) -> None:
+        """Links of no route any more: what their peers keep for this engine is given back."""
+        kept = {id(stop.link) for route in (self._leader.route, *self._fallbacks) for stop in route}
+        for link in self._opened:
+            if id(link) not in kept:
+                link.close("the route leads elsewhere")
+        self._opened = [link for link in self._opened if not link.closed]
+
+    def begin_again(self) -> None:
+        """Requests go on from the tokens they have; no KV is left that was made over another route."""
+        from sglang.srt.managers.io_struct import PauseGenerationReqInput
+        from sglang.srt.mem_cache.base_prefix_cache import EvictParams
+
+        self._begins_again()
+        scheduler = self._scheduler
+        if (moves := getattr(scheduler, "prism_kv_moves", None)) is not None:
+            moves.close()
+            scheduler.prism_kv_moves = scheduler.prism_fair = None
+        scheduler.pause_generation(PauseGenerationReqInput(mode="retract"))
+        scheduler._engine_paused = False
+        if not scheduler.server_args.disable_radix_cache:
+            scheduler.tree_cache.evict(EvictParams(num_tokens=_EVERYTHING))
+        self._leader.lost = ""
+
+    def close(self) -> None:
+        """The model leaves."""
+        if self._stored is not None:  # what is left in the engine is not all of its KV: nothing of it is to be kept
+            _empty(self._scheduler)
+            self._seat.kv, self._stored = self._stored, None
+
+
+def _empty(scheduler: Any) -> None:
+    scheduler.running_batch.reqs = []
+    scheduler.chunked_req = None
+    scheduler.tree_cache.reset()

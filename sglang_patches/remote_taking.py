@@ -1,0 +1,148 @@
+"""An engine takes over layers that a peer ran for it: the route that follows, and the KV that is with the peer."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence, Set
+from dataclasses import dataclass
+from typing import Any, Final
+
+import torch
+
+from prism.policy.moving import Leg, Way, choose_way
+from prism.remote.orders import KvWay
+from prism.remote.state import LayersTaken
+from sglang_patches.kv_move_paths import nodes_below, request_path
+from sglang_patches.remote_lead import RouteLeader, Stop
+
+SLICE_S: Final = 0.01
+"""Streams are to stand still for so long at a time while KV is fetched."""
+
+
+@dataclass(frozen=True, slots=True)
+class PieceRun:
+    """Pieces [first, end) of ``stop``, which are at this engine now."""
+
+    stop: Stop
+    first: int
+    end: int
+
+    def layers(self, count: int) -> range:
+        """Of a model with ``count`` layers."""
+        return range(max(self.first - 1, 0), min(self.end - 1, count))
+
+
+def ends_held(route: Sequence[Stop], held: Set[int]) -> list[PieceRun]:
+    """What can be taken over of each stop at a peer: its first and its last pieces, as far as they are in ``held``.
+    What lies between pieces that are not would make two stops of one."""
+    found: list[PieceRun] = []
+    for stop in (stop for stop in route if stop.link is not None):
+        first, end = stop.first, stop.end
+        while first < end and first in held:
+            first += 1
+        while end > first and end - 1 in held:
+            end -= 1
+        found += [PieceRun(stop, *bounds) for bounds in ((stop.first, first), (end, stop.end)) if bounds[0] < bounds[1]]
+    return found
+
+
+def grown(route: Sequence[Stop], runs: Sequence[PieceRun]) -> tuple[Stop, ...]:
+    """``route`` with ``runs`` at this engine; neighbours at one engine are one stop."""
+    here = {piece for run in runs for piece in range(run.first, run.end)}
+    stops: list[Stop] = []
+    for stop in route:
+        for piece in range(stop.first, stop.end):
+            link = None if piece in here else stop.link
+            first = stops.pop().first if stops and stops[-1].link is link else piece
+            stops.append(Stop(link, first, piece + 1))
+    return tuple(stops)
+
+
+def running(scheduler: Any) -> list[Any]:
+    """Requests that have KV."""
+    batches = (scheduler.running_batch, scheduler.last_batch)
+    found = [req for batch in batches if batch is not None for req in batch.reqs]
+    found += [] if scheduler.chunked_req is None else [scheduler.chunked_req]
+    return list({req.rid: req for req in found if not req.finished() and req.req_pool_idx is not None}.values())
+
+
+def used_slots(scheduler: Any, reqs: Sequence[Any]) -> Any:
+    """All slots whose KV may be read again, of requests and of the prefix tree, as a tensor."""
+    parts = [torch.from_numpy(request_path(req, scheduler.req_to_token_pool)[1]) for req in reqs]
+    if not scheduler.server_args.disable_radix_cache:
+        parts += [node.value.cpu() for node in nodes_below(scheduler.tree_cache.root_node)]
+    return torch.cat([torch.empty(0, dtype=torch.int64), *parts]).long().unique()
+
+
+class KvTaking:
+    """The KV of layers that peers ran and that this engine is to run: what it takes to fetch it, or to have it made
+    again, and which is to be done.
+
+    It is fetched a slice at a time between two steps, over the route as it is, so that no stream stands still for all
+    of it; a slot that is written meanwhile is fetched again. The last slice is the first one that leaves nothing
+    (pre-copy, as when virtual machines move; lambda-Scale 4.4 and BlitzScale stop for the whole)."""
+
+    def __init__(self, scheduler: Any, leader: RouteLeader, runs: Sequence[PieceRun], count: int, way: KvWay) -> None:
+        self._scheduler, self._leader, self.runs, self._count = scheduler, leader, runs, count
+        reqs = running(scheduler)
+        slots = used_slots(scheduler, reqs)
+        self._cache = scheduler.token_to_kv_pool_allocator.get_kvcache()
+        self.layers = sum(len(run.layers(count)) for run in runs)
+        self.nothing = not self.layers or not len(slots)
+        self._row_bytes = self._cache.k_buffer[0][0].nbytes + self._cache.v_buffer[0][0].nbytes
+        tokens = sum(len(req.origin_input_ids) + len(req.output_ids) for req in reqs)
+        self._choice = choose_way(self._legs(len(slots)), tokens, leader.prefill_tokens_s)
+        shorter = way is KvWay.AUTO and self._choice.way is Way.MOVE
+        self.fetches = self.nothing or way is KvWay.FETCH or shorter
+        self._tokens, self._slice_s = len(slots), 0.0
+        self._left, self._times = len(slots) + 1, 1
+        if self.fetches:
+            leader.here = torch.zeros(len(self._cache.k_buffer[0]), dtype=torch.bool)
+
+    def _legs(self, slots: int) -> list[Leg]:
+        found = []
+        for run in self.runs:
+            assert run.stop.link is not None
+            if layers := len(run.layers(self._count)):
+                rate = self._leader.rates[run.stop.link]
+                found.append(Leg(slots * layers * self._row_bytes, rate.bytes_s, rate.fixed_s))
+        return found
+
+    @property
+    def told(self) -> LayersTaken:
+        estimated_s = self._slice_s if self.fetches else self._choice.recompute_s
+        return LayersTaken(layers=self.layers, tokens=self._tokens, fetched=self.fetches, estimated_s=estimated_s)
+
+    def fetch(self, all_at_once: bool) -> bool:
+        """Copy a slice here, or all of it; whether nothing is left. Raises :class:`PeerLost`."""
+        if self.nothing:
+            return True
+        slots = used_slots(self._scheduler, running(self._scheduler))
+        left = slots[~self._leader.here[slots]]
+        if len(left) >= self._left:
+            self._times *= 2  # steps write more than one slice brings
+        self._left, self._tokens = len(left), len(slots)
+        part = left if all_at_once else left[: self._most]
+        if len(part):
+            self._slice_s = max(self._slice_s, sum(leg.estimated_s for leg in self._legs(len(part))))
+            for run in self.runs:
+                self._copy(run, part)
+            self._leader.here[part] = True
+        return len(part) == len(left)
+
+    @property
+    def _most(self) -> int:
+        """Slots of a slice. One that brings little more than its question costs would only prolong it all."""
+        legs = self._legs(1)
+        fixed_s = sum(leg.fixed_s for leg in legs)
+        slot_s = sum(leg.estimated_s for leg in legs) - fixed_s
+        return max(1, self._times * int(max(SLICE_S - fixed_s, fixed_s) / slot_s))
+
+    def _copy(self, run: PieceRun, slots: Any) -> None:
+        layers = run.layers(self._count)
+        if not layers:
+            return
+        assert run.stop.link is not None
+        k, v = self._leader.fetch(run.stop.link, layers.start, layers.stop, slots.tolist())
+        for i, layer in enumerate(layers):
+            self._cache.k_buffer[layer][slots] = k[i]
+            self._cache.v_buffer[layer][slots] = v[i]
