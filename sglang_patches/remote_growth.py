@@ -9,9 +9,10 @@ from prism.core.errors import PrismError
 from prism.memory.errors import OutOfMemory
 from prism.remote.orders import GrowRoute, KvWay
 from prism.remote.state import LayersTaken
-from sglang_patches.remote_lead import PeerLost, RouteLeader, Stop
+from sglang_patches.remote_lead import RouteLeader, Stop
 from sglang_patches.remote_peer import ForeignWork
 from sglang_patches.remote_pieces import ModelPieces
+from sglang_patches.remote_questions import PeerLost
 from sglang_patches.remote_routes import Routes
 from sglang_patches.remote_taking import KvTaking, ends_held, grown
 from sglang_patches.seat import Seat

@@ -15,10 +15,9 @@ tokens they have. Without one they wait for the next order.
 from __future__ import annotations
 
 import logging
-import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
 from prism.remote.hub import LinkHub
 from prism.remote.link import PeerLink, Received
@@ -36,11 +35,6 @@ from sglang_patches.remote_routes import Routes
 from sglang_patches.seat import Seat
 
 log = logging.getLogger(__name__)
-
-_STUCK_S: Final = 0.005
-"""Whoever takes nothing for so long is doing something else."""
-_SENDING_S: Final = 0.1
-"""Without a look at commands."""
 
 
 class RemoteLayers:
@@ -61,7 +55,6 @@ class RemoteLayers:
             scheduler, self._pieces, self._hub, self._foreign, self._leader, lambda: self._growth.stop_taking()
         )
         self._growth = Growth(scheduler, self._pieces, self._foreign, self._leader, self._routes)
-        self._stepped_s = time.monotonic()
         if self._seat.first_pieces:
             self._foreign.held = frozenset(self._seat.first_pieces)
 
@@ -91,11 +84,11 @@ class RemoteLayers:
             peers=[link.label or self._leader.names[link] for link in self._leader.peers if not link.closed],
             leaders=self._foreign.leaders,
             taken=self._growth.taken,
+            parts=self._leader.parts,
         )
 
     def step(self, orders: Sequence[Order]) -> None:
         """Between two steps of the scheduler."""
-        own_s = time.monotonic() - self._stepped_s
         self._pump(0.0)
         for order in orders:
             self._carry_out(order)
@@ -104,13 +97,10 @@ class RemoteLayers:
         self._growth.go_on(self._idle)
         if self._idle or not self._leader.remote:  # otherwise it is done while the own batch waits
             self._foreign.serve(self._foreign.waiting)
-        self._send(_SENDING_S if self._idle else min(own_s, _SENDING_S))
-        self._stepped_s = time.monotonic()
 
     def serve(self) -> None:
         """The scheduler has nothing to run."""
         self._foreign.serve(self._foreign.waiting)
-        self._send(_SENDING_S)
 
     @property
     def _idle(self) -> bool:
@@ -121,11 +111,6 @@ class RemoteLayers:
 
     def _pump(self, timeout_s: float) -> None:
         self._deal(self._hub.pump(timeout_s))
-
-    def _send(self, most_s: float) -> None:
-        """Leaders stand still until they have what they asked for: it is sent for as long as the own step before took,
-        so that own requests are half as fast at worst."""
-        self._deal(self._hub.push(most_s, _STUCK_S))
 
     def _deal(self, arrived: Sequence[tuple[PeerLink, Received]]) -> None:
         for link, received in arrived:

@@ -8,14 +8,14 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 from weakref import WeakKeyDictionary
 
 import torch
 
-from prism.core.errors import PrismError
+from prism.policy.live.micro_batches import micro_batches
 from prism.remote.link import PeerLink, Received
 from prism.remote.messages import (
     VERSION,
@@ -25,28 +25,24 @@ from prism.remote.messages import (
     Leading,
     Measured,
     MeasureLink,
-    Message,
     PeerHello,
     PeerWelcome,
-    Refused,
     RunPieces,
 )
+from sglang_patches.remote_batches import Part, forward_batch, whole_batch
 from sglang_patches.remote_peer import MEASURED_BYTES
 from sglang_patches.remote_pieces import ModelPieces, State
+from sglang_patches.remote_questions import PeerLost, Pump, Question, Questions
+from sglang_patches.remote_stages import Stages, run_stages
 from sglang_patches.remote_tensors import pack_tensors, unpack_tensors
 
 log = logging.getLogger(__name__)
 
-NAP_S: Final = 0.05
 _TOLD_BYTES: Final = 1 << 17
 _GATHERED: Final = 2.0
 """KV takes so much longer than bytes that lie in a row: it is gathered there and scattered here (until some came)."""
 _TIMED_TOKENS: Final = 32
 """Shorter prefills tell more about a step than about tokens."""
-
-
-class PeerLost(PrismError):
-    """A peer died, left, refused or did not answer in time: this batch has no result."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,21 +69,21 @@ class KvRate:
         return KvRate(self.fixed_s, nbytes / max(seconds - self.fixed_s, seconds / 10, 1e-6))
 
 
-Pump = Callable[[float], None]
-"""Takes what arrived, after waiting that long at most, and serves one piece of foreign work if there is any."""
-
-
 class RouteLeader:
     """Runs batches along :attr:`route`. ``model.forward`` is replaced by :meth:`forward` while :meth:`attach` holds."""
 
     def __init__(self, scheduler: Any, pieces: ModelPieces, pump: Pump) -> None:
         self._runner = scheduler.tp_worker.model_runner
         self._vocab = int(scheduler.model_config.vocab_size)
-        self._pieces, self._pump = pieces, pump
+        self._pieces = pieces
         self._own = pieces.model.forward
         self.route: tuple[Stop, ...] = (Stop(None, 0, pieces.count),)
         self.answer_s = 60.0
         """A peer that has not answered after it counts as lost."""
+        self.cuts = True
+        """Prefills go over the route in parts."""
+        self.parts = 0
+        """That did so far."""
         self.lost = ""
         """Why the last batch has no result; its outcome must be dropped, and its requests begin again."""
         self._known: WeakKeyDictionary[PeerLink, Any] = WeakKeyDictionary()
@@ -102,8 +98,7 @@ class RouteLeader:
         """By slot, whether its KV of the layers that are being taken over was fetched and not written since; None:
         nothing is fetched."""
         self._batch = 0
-        self._answers: dict[tuple[PeerLink, int], Received] = {}
-        self._asked: tuple[PeerLink, int] | None = None
+        self._questions = Questions(pump)
 
     @property
     def remote(self) -> bool:
@@ -128,15 +123,13 @@ class RouteLeader:
         self._pieces.model.__dict__.pop("forward", None)
 
     def take(self, link: PeerLink, received: Received) -> None:
-        """An answer; one that nobody waits for any more is dropped."""
-        key = (link, getattr(received.message, "batch", 0))
-        if key == self._asked:
-            self._answers[key] = received
+        """An answer."""
+        self._questions.take(link, received)
 
     def greet(self, link: PeerLink, engine: str, model: str, slots: int, limit_s: float) -> frozenset[int]:
         """Introduce this engine to a peer; the pieces it has. Raises :class:`PeerLost`."""
         hello = PeerHello(version=VERSION, engine=engine, model=model, slots=slots)
-        answer = self._ask(link, hello, 0, (), limit_s).message
+        answer = self._questions.ask(link, hello, 0, (), limit_s).message
         if not isinstance(answer, PeerWelcome) or answer.version != VERSION:
             raise PeerLost(f"a peer answered a greeting with {type(answer).__name__}")
         self.names[link] = answer.engine
@@ -149,7 +142,7 @@ class RouteLeader:
             self._batch += 1
             start_s = time.monotonic()
             message = MeasureLink(batch=self._batch, nbytes=nbytes)
-            if not isinstance(self._ask(link, message, self._batch, (), limit_s).message, Measured):
+            if not isinstance(self._questions.ask(link, message, self._batch, (), limit_s).message, Measured):
                 raise PeerLost("a peer answered a measurement with something else")
             seconds.append(time.monotonic() - start_s)
         bare = KvRate(seconds[0], 1.0).seen(MEASURED_BYTES, seconds[1])
@@ -166,7 +159,7 @@ class RouteLeader:
         self._batch += 1
         wanted = FetchKv(batch=self._batch, first_layer=first_layer, end_layer=end_layer, slots=slots)
         start_s = time.monotonic()
-        received = self._ask(link, wanted, self._batch, (), self.answer_s)
+        received = self._questions.ask(link, wanted, self._batch, (), self.answer_s)
         nbytes = sum(head.nbytes for head, _ in received.tensors)
         self.rates[link] = self.rates[link].seen(nbytes, time.monotonic() - start_s)
         tensors = unpack_tensors(received, self._runner.device)
@@ -188,66 +181,107 @@ class RouteLeader:
         return self._nothing(batch)
 
     def _follow(self, ids: Any, positions: Any, batch: Any) -> Any:
-        state: Any = None
         if self.here is not None:
             self.here[batch.out_cache_loc.cpu()] = False
         start_s = time.monotonic()
+        whole = whole_batch(ids, positions, batch)
+        counts = micro_batches(whole.extend_lens, 1 + len(self.peers)) if self.cuts and not whole.decodes else []
+        if len(counts) > 1:
+            self.parts += len(counts)
+            state = self._in_parts(list(whole.cut(counts)), ids, positions, batch)
+        else:
+            state = self._at_once(whole, ids, positions, batch)
+        if not whole.decodes and len(ids) >= _TIMED_TOKENS:
+            self.prefill_tokens_s = len(ids) / max(time.monotonic() - start_s, 1e-6)
+        return state
+
+    def _at_once(self, whole: Part, ids: Any, positions: Any, batch: Any) -> Any:
+        state: Any = None
         for stop in self.route:
             if stop.link is None:
                 state = self._pieces.run(stop.first, stop.end, state, ids, positions, batch)
             else:
-                state = self._elsewhere(stop, state, ids, positions, batch)
-        if not batch.forward_mode.is_decode() and len(ids) >= _TIMED_TOKENS:
-            self.prefill_tokens_s = len(ids) / max(time.monotonic() - start_s, 1e-6)
+                state = self._await(stop, whole, self._send_part(stop, whole, state))
         return state
 
-    def _elsewhere(self, stop: Stop, state: State | None, ids: Any, positions: Any, batch: Any) -> State:
+    def _in_parts(self, parts: Sequence[Part], ids: Any, positions: Any, batch: Any) -> Any:
+        """Engines compute different parts at the same time; the head, which is SGLang's matter, runs on all at once."""
+        head = self._pieces.count - 1
+        *stops, last = self.route
+        if last.first < head:
+            stops.append(Stop(None, last.first, head))
+        backend = self._runner.attn_backend
+
+        def run_here(stop: Stop, part: Part, state: State | None) -> State:
+            one = forward_batch(part, self._runner.device, batch.spec_algorithm)
+            backend.init_forward_metadata(one)
+            found: State = self._pieces.run(stop.first, stop.end, state, one.input_ids, one.positions, one)
+            return found
+
+        try:
+            stages = Stages(lambda stop: stop.link is None, run_here, self._send_part, self._received, self._nap)
+            states = run_stages(parts, stops, stages)
+        finally:
+            self._questions.forget()
+            backend.init_forward_metadata(batch)
+        together = [None if one[0] is None else torch.cat(one) for one in zip(*states, strict=True)]
+        return self._pieces.run(head, head + 1, (together[0], together[1]), ids, positions, batch)
+
+    def _send_part(self, stop: Stop, part: Part, state: State | None) -> Question:
         assert stop.link is not None
         self._batch += 1
-        work = self._work(stop, ids, positions, batch)
         sent = pack_tensors(t for t in state or () if t is not None)
-        received = self._ask(stop.link, work, self._batch, sent, self.answer_s)
+        return self._questions.send(stop.link, self._work(stop, part), self._batch, sent)
+
+    def _await(self, stop: Stop, part: Part, question: Question) -> State:
+        return self._state(stop, part, self._questions.wait_for(question, self.answer_s))
+
+    def _received(self, stop: Stop, part: Part, question: Question) -> State | None:
+        """The answer, if it is there."""
+        answer = self._questions.answer(question)
+        return None if answer is None else self._state(stop, part, answer)
+
+    def _nap(self, waits: bool, since_s: float) -> None:
+        self._questions.nap(waits, since_s + self.answer_s)
+
+    def _state(self, stop: Stop, part: Part, received: Received) -> State:
         try:
             tensors = unpack_tensors(received, self._runner.device)
         except ValueError as error:
             raise PeerLost(str(error)) from error
         wanted = 1 if stop.end == 1 else 2
-        shape = (len(work.token_ids), int(self._runner.model_config.hidden_size))
+        shape = (len(part.token_ids), int(self._runner.model_config.hidden_size))
         if not isinstance(received.message, HiddenStates) or [tuple(t.shape) for t in tensors] != wanted * [shape]:
             raise PeerLost("a peer answered with something else than hidden states")
         return (tensors[0], tensors[1] if wanted == 2 else None)
 
-    def _work(self, stop: Stop, ids: Any, positions: Any, batch: Any) -> RunPieces:
-        decode = bool(batch.forward_mode.is_decode())
-        rows, lengths = batch.req_pool_indices.tolist(), batch.seq_lens.tolist()
-        prefill: dict[str, Any] = {}
-        if not decode:
-            prefill = {
-                "prefix_lens": [int(n) for n in batch.extend_prefix_lens_cpu],
-                "extend_lens": [int(n) for n in batch.extend_seq_lens_cpu],
-            }
+    def _work(self, stop: Stop, part: Part) -> RunPieces:
         assert stop.link is not None
-        table_rows, table_positions, table_slots = self._changes(stop.link, batch.req_pool_indices, batch.seq_lens)
+        table_rows, table_positions, table_slots = self._changes(stop.link, part.rows, part.seq_lens)
         return RunPieces(
             batch=self._batch,
             first=stop.first,
             end=stop.end,
-            decode=decode,
-            rows=rows,
-            seq_lens=lengths,
-            out_slots=batch.out_cache_loc.tolist(),
-            positions=positions.tolist(),
-            token_ids=ids.tolist(),
+            decode=part.decodes,
+            rows=part.rows,
+            seq_lens=part.seq_lens,
+            out_slots=part.out_slots,
+            positions=part.positions,
+            token_ids=part.token_ids,
             table_rows=table_rows,
             table_positions=table_positions,
             table_slots=table_slots,
-            **prefill,
+            prefix_lens=part.prefix_lens,
+            extend_lens=part.extend_lens,
         )
 
-    def _changes(self, link: PeerLink, rows: Any, lengths: Any) -> tuple[list[int], list[int], list[int]]:
-        """Rows, positions and slots of what the peer does not know yet of these rows of the request table. SGLang
-        changes entries of old tokens too, when it finds that the prefix tree had them."""
+    def _changes(
+        self, link: PeerLink, of_rows: Sequence[int], to: Sequence[int]
+    ) -> tuple[list[int], list[int], list[int]]:
+        """Rows, positions and slots of what the peer does not know yet of these rows of the request table, up to the
+        length of each. SGLang changes entries of old tokens too, when it finds that the prefix tree had them."""
         table = self._runner.req_to_token_pool.req_to_token
+        rows, lengths = (torch.tensor(values, dtype=torch.int64, device=table.device) for values in (of_rows, to))
         known = self._known.setdefault(link, torch.zeros_like(table))
         most = int(lengths.max())
         now = table[rows, :most]
@@ -256,28 +290,6 @@ class RouteLeader:
         changed, slots = rows[index], now[index, positions]
         known[changed, positions] = slots
         return changed.tolist(), positions.tolist(), slots.tolist()
-
-    def _ask(self, link: PeerLink, message: Message, batch: int, tensors: Sequence[Any], limit_s: float) -> Received:
-        """Send and wait; foreign work is served meanwhile. Raises :class:`PeerLost`."""
-        key = self._asked = (link, batch)
-        link.send(message, tensors)
-        give_up_s = time.monotonic() + limit_s
-        try:
-            while key not in self._answers:
-                if link.closed:
-                    raise PeerLost(f"{link.peer}: {link.why}")
-                if time.monotonic() > give_up_s:
-                    link.close(f"no answer within {limit_s:.0f} s")
-                    continue
-                self._pump(NAP_S)
-            answer = self._answers[key]
-        finally:
-            self._asked = None
-            self._answers.clear()
-        if isinstance(answer.message, Refused):
-            link.close("it refused")  # it must not be asked again, and forgets this engine's KV
-            raise PeerLost(f"{link.peer} refused: {answer.message.reason}")
-        return answer
 
     def _nothing(self, batch: Any) -> Any:
         """An output of the right form."""

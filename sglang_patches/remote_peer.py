@@ -26,6 +26,7 @@ from prism.remote.messages import (
     Refused,
     RunPieces,
 )
+from sglang_patches.remote_batches import Part, forward_batch
 from sglang_patches.remote_check import BadMessage, check_state, check_work
 from sglang_patches.remote_memory import ForeignKv
 from sglang_patches.remote_pieces import ModelPieces
@@ -179,33 +180,19 @@ class ForeignWork:
 
     def _batch(self, kv: ForeignKv, work: RunPieces) -> Any:
         """SGLang's ``ForwardBatch`` of the work; the request table gets the slots of its tokens."""
-        from sglang.srt.model_executor.forward_batch_info import CaptureHiddenMode, ForwardBatch, ForwardMode
-
         device = self._runner.device
-        rows, lengths, out, positions, ids = (
-            torch.tensor(values, dtype=torch.int64, device=device)
-            for values in (work.rows, work.seq_lens, work.out_slots, work.positions, work.token_ids)
-        )
         entries = torch.tensor(work.table_slots, dtype=torch.int32, device=device)
         kv.rows.req_to_token[work.table_rows, work.table_positions] = entries
-        prefill = {} if work.decode else _prefill_fields(work, device)
-        return ForwardBatch(
-            forward_mode=ForwardMode.DECODE if work.decode else ForwardMode.EXTEND,
-            batch_size=len(work.rows),
-            input_ids=ids,
-            req_pool_indices=rows,
-            seq_lens=lengths,
-            out_cache_loc=out,
-            seq_lens_sum=sum(work.seq_lens),
-            seq_lens_cpu=lengths.cpu(),
-            orig_seq_lens=lengths,
-            positions=positions,
-            capture_hidden_mode=CaptureHiddenMode.NULL,
-            spec_algorithm=self._none,
-            num_token_non_padded_cpu=len(work.token_ids),
-            is_extend_in_batch=not work.decode,
-            **prefill,
+        part = Part(
+            rows=work.rows,
+            seq_lens=work.seq_lens,
+            out_slots=work.out_slots,
+            positions=work.positions,
+            token_ids=work.token_ids,
+            prefix_lens=work.prefix_lens,
+            extend_lens=work.extend_lens,
         )
+        return forward_batch(part, device, self._none)
 
     def _fetch(self, link: PeerLink, wanted: FetchKv) -> tuple[Any, Any]:
         kv = self._kv.get(link)
@@ -214,16 +201,3 @@ class ForeignWork:
         if not wanted.slots or not 0 <= min(wanted.slots) <= max(wanted.slots) < kv.slots or not kv.has(wanted.slots):
             raise BadMessage("it asks for KV of slots that nothing was written to")
         return kv.read(wanted.first_layer, wanted.end_layer, wanted.slots)
-
-
-def _prefill_fields(work: RunPieces, device: Any) -> dict[str, Any]:
-    extend = torch.tensor(work.extend_lens, dtype=torch.int32, device=device)
-    return {
-        "extend_num_tokens": len(work.token_ids),
-        "extend_seq_lens": extend,
-        "extend_prefix_lens": torch.tensor(work.prefix_lens, dtype=torch.int32, device=device),
-        "extend_start_loc": torch.cumsum(extend, 0) - extend,
-        "extend_prefix_lens_cpu": list(work.prefix_lens),
-        "extend_seq_lens_cpu": list(work.extend_lens),
-        "extend_logprob_start_lens_cpu": list(work.prefix_lens),
-    }

@@ -17,9 +17,10 @@ from typing import Any, Final
 from prism.remote.hub import LinkHub
 from prism.remote.link import PeerLink
 from prism.remote.orders import RouteStop, SetRoute
-from sglang_patches.remote_lead import PeerLost, RouteLeader, Stop
+from sglang_patches.remote_lead import RouteLeader, Stop
 from sglang_patches.remote_peer import ForeignWork
 from sglang_patches.remote_pieces import ModelPieces
+from sglang_patches.remote_questions import PeerLost
 from sglang_patches.seat import Seat
 
 log = logging.getLogger(__name__)
@@ -74,7 +75,7 @@ class Routes:
             raise problems[0]
         for why in problems:
             log.warning("one of %d routes cannot be used: %s", len(order.routes), why)
-        self._leader.answer_s = order.answer_s
+        self._leader.answer_s, self._leader.cuts = order.answer_s, not order.whole_prefills
         self.begin_again()
         self._fallbacks = routes[1:]
         self.use(routes[0])

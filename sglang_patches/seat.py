@@ -195,8 +195,8 @@ class Seat(Protocol):
     first_pieces: Sequence[int]
     """The engine was begun with these pieces of its model; empty: with all."""
 
-    def watch(self, fd: int, sending: bool) -> None:
-        """From now on :meth:`wait` ends when ``fd`` can be read, and, if ``sending``, when it takes bytes."""
+    def watch(self, fd: int) -> None:
+        """From now on :meth:`wait` ends when ``fd`` can be read, too."""
         ...
 
     def unwatch(self, fd: int) -> None: ...

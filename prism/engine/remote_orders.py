@@ -28,10 +28,14 @@ class RemoteOrders:
         """Have the weights of these pieces in memory and no others."""
         await self._give(HoldPieces(number=next(self._numbers), pieces=list(pieces)))
 
-    async def set_route(self, *routes: Sequence[RouteStop], answer_s: float = 60.0) -> None:
+    async def set_route(
+        self, *routes: Sequence[RouteStop], answer_s: float = 60.0, whole_prefills: bool = False
+    ) -> None:
         """Lead requests over the first route, and over the next one when a peer is lost."""
         stops = [list(route) for route in routes]
-        await self._give(SetRoute(number=next(self._numbers), routes=stops, answer_s=answer_s))
+        await self._give(
+            SetRoute(number=next(self._numbers), routes=stops, answer_s=answer_s, whole_prefills=whole_prefills)
+        )
 
     async def grow_route(self, kv: KvWay = KvWay.AUTO, downwards: bool = False) -> None:
         """Take over what peers run, as its weights arrive (``downwards``: the last layers first, of those that have

@@ -170,8 +170,8 @@ class WorkerSeat:
     def ordered(self, number: int, error: str) -> None:
         self.report(OrderDone(number=number, error=error))
 
-    def watch(self, fd: int, sending: bool) -> None:
-        self._poller.register(fd, select.POLLIN | (select.POLLOUT if sending else 0))
+    def watch(self, fd: int) -> None:
+        self._poller.register(fd, select.POLLIN)
 
     def unwatch(self, fd: int) -> None:
         self._poller.unregister(fd)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import select
 import socket
-import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -14,6 +13,7 @@ from typing import Final
 from prism.remote.handing import PREFIX, hand_path, take_handed
 from prism.remote.link import PeerLink, Received
 from prism.remote.listening import listen_at
+from prism.remote.sending import Sender
 
 log = logging.getLogger(__name__)
 
@@ -24,21 +24,20 @@ MAX_HANDED: Final = 16
 
 
 class LinkHub:
-    """Waits for all of them at once. ``watch`` and ``unwatch`` are told the descriptors whose readiness should also end
-    the engine's own waiting: that something can be read and, if the second argument says so, that bytes are taken. The
-    end of a connection is how a peer's death is noticed: the kernel closes it at once."""
+    """Waits for all of them at once. ``watch`` and ``unwatch`` are told the descriptors that should also end the
+    engine's own waiting, when they can be read. The end of a connection is how a peer's death is noticed: the kernel
+    closes it at once."""
 
-    def __init__(self, watch: Callable[[int, bool], None], unwatch: Callable[[int], None]) -> None:
+    def __init__(self, watch: Callable[[int], None], unwatch: Callable[[int], None]) -> None:
         self._watch, self._unwatch = watch, unwatch
         self._poller = select.poll()
         self._links: dict[int, PeerLink] = {}
-        self._sending: set[int] = set()
-        """Descriptors whose links have bytes that the kernel did not take, as ``watch`` was told."""
         self._listener: socket.socket | None = None
         self._hander: socket.socket | None = None
         self._handed: dict[str, PeerLink] = {}
         """By token: links that no route has used yet."""
         self._path: Path | None = None
+        self._sender = Sender()
 
     def __iter__(self) -> Iterator[PeerLink]:
         return iter(list(self._links.values()))
@@ -84,21 +83,19 @@ class LinkHub:
         return self._take(sock)
 
     def _take(self, sock: socket.socket, label: str = "") -> PeerLink:
-        link = PeerLink(sock, label)
+        link = PeerLink(sock, label, self._sender.send_on)
         self._links[link.fileno()] = link
         self._add(link.fileno())
         return link
 
     def _add(self, fd: int) -> None:
         self._poller.register(fd, select.POLLIN)
-        self._watch(fd, False)
+        self._watch(fd)
 
     def pump(self, timeout_s: float) -> list[tuple[PeerLink, Received]]:
         """What arrived, after waiting ``timeout_s`` at most for something to happen. Links that ended are forgotten;
         :attr:`PeerLink.closed` tells their owners."""
         found: list[tuple[PeerLink, Received]] = []
-        for fd, link in self._links.items():
-            self._poller.modify(fd, select.POLLIN | (select.POLLOUT if link.unsent_bytes else 0))
         for fd, _ in self._poller.poll(timeout_s * 1000):
             if self._listener is not None and fd == self._listener.fileno():
                 self._accept()
@@ -107,31 +104,9 @@ class LinkHub:
                 self._accept_handed()
                 continue
             link = self._links[fd]
-            link.flush()
             found += [(link, received) for received in link.receive()]
         self.sweep()
         return found
-
-    def push(self, most_s: float, stuck_s: float) -> list[tuple[PeerLink, Received]]:
-        """Send what the kernel did not take at once, for ``most_s`` at most, and no longer than ``stuck_s`` to somebody
-        who takes nothing. What arrived meanwhile, as :meth:`pump`. From now on bytes that are left end the engine's
-        waiting, too, as soon as they can be sent: whoever wants them stands still until they are there."""
-        found: list[tuple[PeerLink, Received]] = []
-        over_s = time.monotonic() + most_s
-        unsent = self._unsent_bytes()
-        while unsent and (left_s := over_s - time.monotonic()) > 0:
-            found += self.pump(min(left_s, stuck_s))
-            before, unsent = unsent, self._unsent_bytes()
-            if unsent >= before:
-                break
-        sending = {fd for fd, link in self._links.items() if link.unsent_bytes}
-        for fd in sending ^ self._sending:
-            self._watch(fd, fd in sending)
-        self._sending = sending
-        return found
-
-    def _unsent_bytes(self) -> int:
-        return sum(link.unsent_bytes for link in self._links.values())
 
     def sweep(self) -> None:
         """Forget links that are closed."""
@@ -167,13 +142,13 @@ class LinkHub:
 
     def _drop(self, fd: int) -> None:
         link = self._links.pop(fd)
-        self._sending.discard(fd)
         self._poller.unregister(fd)
         self._unwatch(fd)
         link.release()
 
     def close(self) -> None:
         """End all connections and listen no more."""
+        self._sender.close()
         for fd in list(self._links):
             self._drop(fd)
         for sock in (self._listener, self._hander):

@@ -14,8 +14,9 @@ from __future__ import annotations
 import os
 import socket
 import struct
+import threading
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Final
@@ -41,10 +42,13 @@ class Received:
 
 
 class PeerLink:
-    """Either end. Not for several threads."""
+    """Either end. One thread uses it; another one may only :meth:`flush`."""
 
-    def __init__(self, sock: socket.socket, label: str = "") -> None:
-        """``label``: the device at the other end of a connection that agents made; they know whom they trust."""
+    def __init__(
+        self, sock: socket.socket, label: str = "", send_on: Callable[[PeerLink], None] = lambda link: None
+    ) -> None:
+        """``label``: the device at the other end of a connection that agents made; they know whom they trust.
+        ``send_on`` is told when the kernel has not taken all of a message."""
         sock.setblocking(False)
         self._sock, self.label = sock, label
         self.peer = f"the engine on {label}"
@@ -53,6 +57,7 @@ class PeerLink:
         if not label:
             pid, uid, _ = _CREDENTIALS.unpack(sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size))
             self.peer = f"the engine of process {pid}"
+        self._send_on, self._sending = send_on, threading.RLock()
         self._unsent: deque[memoryview] = deque()
         self.unsent_bytes = 0
         self._head = bytearray()
@@ -75,15 +80,22 @@ class PeerLink:
         heads = [TensorHead(dtype, list(shape), data.nbytes) for dtype, shape, data in tensors]
         envelope = encode_envelope(Envelope(message, heads))
         total = len(envelope) + sum(head.nbytes for head in heads)
-        self._unsent.append(memoryview(_HEAD.pack(total, len(envelope)) + envelope))
-        self._unsent += [data.cast("B") for _, _, data in tensors if data.nbytes]
-        self.unsent_bytes += _HEAD.size + total
-        if self.unsent_bytes > MAX_UNSENT_BYTES:
-            self.close("it takes nothing any more")
-        self.flush()
+        with self._sending:
+            self._unsent.append(memoryview(_HEAD.pack(total, len(envelope)) + envelope))
+            self._unsent += [data.cast("B") for _, _, data in tensors if data.nbytes]
+            self.unsent_bytes += _HEAD.size + total
+            if self.unsent_bytes > MAX_UNSENT_BYTES:
+                self.close("it takes nothing any more")
+            self._flush()
+        if self.unsent_bytes:
+            self._send_on(self)
 
     def flush(self) -> None:
         """Push queued bytes as far as the kernel takes them."""
+        with self._sending:
+            self._flush()
+
+    def _flush(self) -> None:
         while self._unsent and not self.closed:
             first = self._unsent[0]
             try:
@@ -174,15 +186,17 @@ class PeerLink:
     def close(self, why: str = "closed here") -> None:
         """End the connection; the other end sees it. Safe to call again. The descriptor stays until :meth:`release`, so
         that no other connection gets its number while somebody still waits for this one."""
-        if self.closed:
-            return
-        self.closed, self.why = True, why
-        with suppress(OSError):
-            self._sock.shutdown(socket.SHUT_RDWR)
-        self._unsent.clear()
-        self.unsent_bytes = 0
+        with self._sending:
+            if self.closed:
+                return
+            self.closed, self.why = True, why
+            with suppress(OSError):
+                self._sock.shutdown(socket.SHUT_RDWR)
+            self._unsent.clear()
+            self.unsent_bytes = 0
 
     def release(self) -> None:
         """Give the descriptor back."""
-        self.close()
-        self._sock.close()
+        with self._sending:
+            self.close()
+            self._sock.close()

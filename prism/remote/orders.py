@@ -42,6 +42,9 @@ class SetRoute(_Order, frozen=True, kw_only=True):
     routes: list[list[RouteStop]]
     answer_s: float = 60.0
     """A peer that has not answered after it counts as lost."""
+    whole_prefills: bool = False
+    """For comparisons: a prefill is not cut into parts that engines compute at the same time
+    (:mod:`prism.policy.live.micro_batches`)."""
 
 
 class KvWay(StrEnum):

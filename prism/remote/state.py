@@ -34,3 +34,5 @@ class RemoteState(msgspec.Struct, frozen=True, kw_only=True):
     leaders: list[str] = []
     """Engines whose routes lead over it; those that would only fall back to it are not among them."""
     taken: LayersTaken | None = None
+    parts: int = 0
+    """Of prefills that several engines computed at the same time, so far (:mod:`prism.policy.live.micro_batches`)."""

@@ -146,6 +146,32 @@ async def test_a_peer_killed_in_mid_batch_is_replaced_by_another_and_then_by_nob
         await p.check((1, 2))
 
 
+async def test_long_prompts_go_over_the_route_in_parts(rig: Rig) -> None:
+    """Parts of one prompt and of several at once, behind prefixes that are in the tree, before and behind the peer's
+    layers; and a peer that dies with some of them."""
+    async with pair(rig, "demo-llama") as p:
+        head = p.pieces - 1
+        begins_there = [RouteStop(str(p.path), 0, 3), RouteStop("", 3, p.pieces)]
+        for route in (p.over(p.path, 2, head), p.over(p.path, 1, 3), begins_there):
+            await p.leader.remote.set_route(route)
+            before = _parts(p.leader)
+            await p.check((41,), length=300)
+            await p.check((42, 43, 44), length=170)
+            await p.check((42, 45), length=320)  # the first goes on from what is in the tree
+            await happens(lambda n=before: _parts(p.leader) >= n + 2, "prompts went in parts")
+        await p.leader.remote.set_route(p.over(p.path, 2, head), whole_prefills=True)
+        before = _parts(p.leader)
+        await p.check((46,), length=300)
+        assert _parts(p.leader) == before
+        await p.leader.remote.set_route(p.over(p.path, 2, head), p.alone())
+        os.kill(p.whole.pids[0], signal.SIGSTOP)  # it takes questions, and answers none
+        long = prompt(47, 400)
+        rid = rig.submit(p.leader, tokenized("", long, NEW))
+        await asyncio.sleep(1.0)  # by now they are, as a rule: an engine that waits for them tells nothing
+        os.kill(p.whole.pids[0], signal.SIGKILL)
+        assert await rig.answer(rid) == rig.reference(p.name, long, NEW)
+
+
 @pytest.mark.slow
 async def test_a_peer_that_gets_nonsense_or_has_no_memory_lives_and_the_leader_goes_on(rig: Rig) -> None:
     async with pair(rig, "demo-llama") as p:
@@ -261,6 +287,10 @@ async def test_engines_that_have_all_layers_only_together(rig: Rig) -> None:
 
 def _leaders(engine: EngineHandle) -> list[str]:
     return engine.load.remote.leaders if engine.load and engine.load.remote else []
+
+
+def _parts(engine: EngineHandle) -> int:
+    return engine.load.remote.parts if engine.load and engine.load.remote else 0
 
 
 def _alone(engine: EngineHandle) -> bool:
