@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from prism.policy.live.choice import ScaleWay
@@ -64,6 +64,7 @@ def test_when_an_instance_can_begin(early_s: float | None, first_s: float) -> No
     st.integers(1, 8),
     st.booleans(),
 )
+@example(replace(FLOODED, serving=4, served_per_s=5e-324), SLOW, 1, False)
 def test_any_load_has_a_way_that_can_be_gone(load: ScaleOutLoad, times: ComingTimes, new: int, may_wait: bool) -> None:
     choice = choose_scale_out(load, times, new, new, (0.1,), may_wait)
     assert choice.way in choice.met and ScaleWay.PIPELINES not in choice.met

@@ -17,6 +17,8 @@ from prism.policy.live.choice import (
 
 _FIRST_PIECES: Final = 3
 """Embedding, first layer and head: what an instance needs before it can serve over another one."""
+_LEAST_SERVED_PER_S: Final = 1e-6
+"""A speed fitted to hardly any answers may be as good as none; a case needs one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,8 +87,10 @@ def _served_per_s(load: ScaleOutLoad) -> float:
     """Of one instance; where nobody has seen it yet, what it must be if the load asks for as many as it does, or if
     nothing waits."""
     if load.served_per_s > 0.0 and load.serving:
-        return load.served_per_s / load.serving
-    if not load.waiting and load.serving:
-        return max(load.arrivals_per_s / load.serving, 1e-6)
-    asked_per_s = load.arrivals_per_s + load.waiting / max(load.objective_s, 1e-3)
-    return max(asked_per_s / max(1, load.wanted), 1e-6)
+        each_per_s = load.served_per_s / load.serving
+    elif not load.waiting and load.serving:
+        each_per_s = load.arrivals_per_s / load.serving
+    else:
+        asked_per_s = load.arrivals_per_s + load.waiting / max(load.objective_s, 1e-3)
+        each_per_s = asked_per_s / max(1, load.wanted)
+    return max(each_per_s, _LEAST_SERVED_PER_S)
