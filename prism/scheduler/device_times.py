@@ -46,6 +46,9 @@ class DeviceTimes:
         self._fleet, self._models = fleet, models
         self._by_work = settings.placement is Placement.GOODPUT
         self._answers = dict(settings.expected_output_tokens)
+        self._told_nothing = not settings.expected_rates
+        self._begun = 0
+        """Models that began without having been seen before."""
         self.corrections = TimeCorrections()
 
     def settle(self, id: DeviceId, now_s: float) -> None:
@@ -78,8 +81,10 @@ class DeviceTimes:
 
     def on_start(self, model: ModelRecord, instance: InstanceRecord, rate_per_s: float, now_s: float) -> None:
         """A new instance, not in the fleet's books yet, is believed to be like its model's last one."""
-        instance.duty, instance.kv_mean_bytes, instance.settled_s = model.duty, model.kv_mean_bytes, now_s
+        instance.duty, instance.kv_mean_bytes = max(model.duty, self._first_duty(model)), model.kv_mean_bytes
+        instance.settled_s = now_s
         demand = self.demand_of(model, instance.queue_device, rate_per_s)
+        self._begun += model.duty == 0.0
         instance.work, instance.kv_work_bytes = demand.work, demand.kv_bytes
 
     def demand_of(self, model: ModelRecord, id: DeviceId, rate_per_s: float) -> ShardDemand:
@@ -88,8 +93,14 @@ class DeviceTimes:
         kv_bytes = max(model.kv_mean_bytes, _LEAST_KV * weight_bytes)
         rates = rates_on(model.spec, self._fleet.devices[id].spec.kind)
         share = bandwidth_share(rates, Batch(weight_bytes, int(kv_bytes), 1))
-        duty = max(_LEAST_DUTY, model.duty, _duty_at(rate_per_s))
+        duty = max(_LEAST_DUTY, self._first_duty(model), model.duty, _duty_at(rate_per_s))
         return ShardDemand(duty * share, kv_bytes, weight_bytes)
+
+    def _first_duty(self, model: ModelRecord) -> float:
+        """Of a model that never ran, where the catalog expects nothing. Who is asked first is asked most, as a rule:
+        the n-th to begin is believed to run for 1/n of the time, as popularity falls with rank (Zipf), until it was
+        seen."""
+        return 1.0 / (1 + self._begun) if self._told_nothing and model.duty == 0.0 else 0.0
 
     def site_of(self, id: DeviceId) -> Site:
         """The device with all that is placed there and stays."""
@@ -112,7 +123,7 @@ class DeviceTimes:
     def newcomer(self, model: ModelRecord, id: DeviceId, rate_per_s: float) -> SharingModel:
         """One shard of the model as it would be on ``id`` with so many requests per second."""
         weight_bytes = model.spec.shard_weight_bytes + self._fleet.devices[id].spec.engine_bytes
-        duty = max(model.duty, self._duty_at(model, rate_per_s))
+        duty = max(model.duty, self._first_duty(model), self._duty_at(model, rate_per_s))
         kv_bytes = model.kv_mean_bytes / max(_LEAST_DUTY, duty), model.kv_mean_bytes
         return self._tenant_with(id, model, rate_per_s, duty, kv_bytes, weight_bytes)
 

@@ -39,8 +39,9 @@ def test_a_request_wakes_its_model_on_the_device_with_the_least_pressure() -> No
     w.check()
 
 
-@pytest.mark.parametrize(("rates", "device"), [((), GB0), ((("a", 9.0), ("b", 1.0)), GB1)])
-def test_expected_rates_decide_before_the_first_request(rates: tuple[tuple[str, float], ...], device: DeviceId) -> None:
+@pytest.mark.parametrize("rates", [(), (("a", 9.0), ("b", 1.0))])
+def test_expected_rates_decide_before_the_first_request(rates: tuple[tuple[str, float], ...]) -> None:
+    """Without any, who was asked first is believed to be asked most: nobody joins it while another device has room."""
     settings = ClusterSettings(rebalance_every_s=0.0, expected_rates=rates)
     w = world(model_spec("a", 300), model_spec("b", 300), model_spec("c", 300), devices=2, settings=settings)
     for model in (A, B, C):
@@ -48,7 +49,7 @@ def test_expected_rates_decide_before_the_first_request(rates: tuple[tuple[str, 
         w.pass_time(0.5)
         w.step()
         w.step()
-    assert (on(w, A), on(w, B), on(w, C)) == ((GB0,), (GB1,), (device,))
+    assert (on(w, A), on(w, B), on(w, C)) == ((GB0,), (GB1,), (GB1,))
     w.check()
 
 
