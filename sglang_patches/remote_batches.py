@@ -15,7 +15,7 @@ import torch
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class BatchPart:
     """By request: its row of the request table, its length with the new tokens, and, for a prefill, how many tokens are
     before them and how many they are. By token: its slot, its position, its id."""
 
@@ -31,14 +31,14 @@ class Part:
     def decodes(self) -> bool:
         return not self.extend_lens
 
-    def cut(self, counts: Sequence[int]) -> Iterator[Part]:
+    def cut(self, counts: Sequence[int]) -> Iterator[BatchPart]:
         """A prefill in parts of so many tokens; together they are all of them."""
         first = 0
         for count in counts:
             yield self._between(first, first + count)
             first += count
 
-    def _between(self, first: int, end: int) -> Part:
+    def _between(self, first: int, end: int) -> BatchPart:
         rows, seq_lens, prefix_lens, extend_lens = [], [], [], []
         at = 0
         for row, prefix, extend in zip(self.rows, self.prefix_lens, self.extend_lens, strict=True):
@@ -50,7 +50,7 @@ class Part:
                 seq_lens.append(prefix + ends - at)
             at += extend
         tokens = slice(first, end)
-        return Part(
+        return BatchPart(
             rows=rows,
             seq_lens=seq_lens,
             out_slots=self.out_slots[tokens],
@@ -61,10 +61,10 @@ class Part:
         )
 
 
-def whole_batch(ids: Any, positions: Any, batch: Any) -> Part:
+def whole_batch(ids: Any, positions: Any, batch: Any) -> BatchPart:
     """All of SGLang's ``batch``. One that prefills and decodes at once is a prefill, of a token for who decodes."""
     decodes = bool(batch.forward_mode.is_decode())
-    return Part(
+    return BatchPart(
         rows=batch.req_pool_indices.tolist(),
         seq_lens=batch.seq_lens.tolist(),
         out_slots=batch.out_cache_loc.tolist(),
@@ -75,7 +75,7 @@ def whole_batch(ids: Any, positions: Any, batch: Any) -> Part:
     )
 
 
-def forward_batch(part: Part, device: Any, spec_algorithm: Any) -> Any:
+def forward_batch(part: BatchPart, device: Any, spec_algorithm: Any) -> Any:
     """SGLang's ``ForwardBatch`` of it, as far as decoder layers look at one."""
     from sglang.srt.model_executor.forward_batch_info import CaptureHiddenMode, ForwardBatch, ForwardMode
 
@@ -102,7 +102,7 @@ def forward_batch(part: Part, device: Any, spec_algorithm: Any) -> Any:
     )
 
 
-def _prefill_fields(part: Part, device: Any) -> dict[str, Any]:
+def _prefill_fields(part: BatchPart, device: Any) -> dict[str, Any]:
     extend = torch.tensor(part.extend_lens, dtype=torch.int32, device=device)
     return {
         "extend_num_tokens": len(part.token_ids),

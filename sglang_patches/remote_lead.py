@@ -29,7 +29,7 @@ from prism.remote.messages import (
     PeerWelcome,
     RunPieces,
 )
-from sglang_patches.remote_batches import Part, forward_batch, whole_batch
+from sglang_patches.remote_batches import BatchPart, forward_batch, whole_batch
 from sglang_patches.remote_peer import MEASURED_BYTES
 from sglang_patches.remote_pieces import ModelPieces, State
 from sglang_patches.remote_questions import PeerLost, Pump, Question, Questions
@@ -195,7 +195,7 @@ class RouteLeader:
             self.prefill_tokens_s = len(ids) / max(time.monotonic() - start_s, 1e-6)
         return state
 
-    def _at_once(self, whole: Part, ids: Any, positions: Any, batch: Any) -> Any:
+    def _at_once(self, whole: BatchPart, ids: Any, positions: Any, batch: Any) -> Any:
         state: Any = None
         for stop in self.route:
             if stop.link is None:
@@ -204,7 +204,7 @@ class RouteLeader:
                 state = self._await(stop, whole, self._send_part(stop, whole, state))
         return state
 
-    def _in_parts(self, parts: Sequence[Part], ids: Any, positions: Any, batch: Any) -> Any:
+    def _in_parts(self, parts: Sequence[BatchPart], ids: Any, positions: Any, batch: Any) -> Any:
         """Engines compute different parts at the same time; the head, which is SGLang's matter, runs on all at once."""
         head = self._pieces.count - 1
         *stops, last = self.route
@@ -212,7 +212,7 @@ class RouteLeader:
             stops.append(Stop(None, last.first, head))
         backend = self._runner.attn_backend
 
-        def run_here(stop: Stop, part: Part, state: State | None) -> State:
+        def run_here(stop: Stop, part: BatchPart, state: State | None) -> State:
             one = forward_batch(part, self._runner.device, batch.spec_algorithm)
             backend.init_forward_metadata(one)
             found: State = self._pieces.run(stop.first, stop.end, state, one.input_ids, one.positions, one)
@@ -227,16 +227,16 @@ class RouteLeader:
         together = [None if one[0] is None else torch.cat(one) for one in zip(*states, strict=True)]
         return self._pieces.run(head, head + 1, (together[0], together[1]), ids, positions, batch)
 
-    def _send_part(self, stop: Stop, part: Part, state: State | None) -> Question:
+    def _send_part(self, stop: Stop, part: BatchPart, state: State | None) -> Question:
         assert stop.link is not None
         self._batch += 1
         sent = pack_tensors(t for t in state or () if t is not None)
         return self._questions.send(stop.link, self._work(stop, part), self._batch, sent)
 
-    def _await(self, stop: Stop, part: Part, question: Question) -> State:
+    def _await(self, stop: Stop, part: BatchPart, question: Question) -> State:
         return self._state(stop, part, self._questions.wait_for(question, self.answer_s))
 
-    def _received(self, stop: Stop, part: Part, question: Question) -> State | None:
+    def _received(self, stop: Stop, part: BatchPart, question: Question) -> State | None:
         """The answer, if it is there."""
         answer = self._questions.answer(question)
         return None if answer is None else self._state(stop, part, answer)
@@ -244,7 +244,7 @@ class RouteLeader:
     def _nap(self, waits: bool, since_s: float) -> None:
         self._questions.nap(waits, since_s + self.answer_s)
 
-    def _state(self, stop: Stop, part: Part, received: Received) -> State:
+    def _state(self, stop: Stop, part: BatchPart, received: Received) -> State:
         try:
             tensors = unpack_tensors(received, self._runner.device)
         except ValueError as error:
@@ -255,7 +255,7 @@ class RouteLeader:
             raise PeerLost("a peer answered with something else than hidden states")
         return (tensors[0], tensors[1] if wanted == 2 else None)
 
-    def _work(self, stop: Stop, part: Part) -> RunPieces:
+    def _work(self, stop: Stop, part: BatchPart) -> RunPieces:
         assert stop.link is not None
         table_rows, table_positions, table_slots = self._changes(stop.link, part.rows, part.seq_lens)
         return RunPieces(

@@ -26,7 +26,7 @@ from prism.remote.messages import (
     Refused,
     RunPieces,
 )
-from sglang_patches.remote_batches import Part, forward_batch
+from sglang_patches.remote_batches import BatchPart, forward_batch
 from sglang_patches.remote_check import BadMessage, check_state, check_work
 from sglang_patches.remote_memory import ForeignKv
 from sglang_patches.remote_pieces import ModelPieces
@@ -183,7 +183,7 @@ class ForeignWork:
         device = self._runner.device
         entries = torch.tensor(work.table_slots, dtype=torch.int32, device=device)
         kv.rows.req_to_token[work.table_rows, work.table_positions] = entries
-        part = Part(
+        part = BatchPart(
             rows=work.rows,
             seq_lens=work.seq_lens,
             out_slots=work.out_slots,

@@ -13,7 +13,7 @@ from typing import Final
 from prism.remote.handing import PREFIX, hand_path, take_handed
 from prism.remote.link import PeerLink, Received
 from prism.remote.listening import listen_at
-from prism.remote.sending import Sender
+from prism.remote.sending import LinkSender
 
 log = logging.getLogger(__name__)
 
@@ -37,7 +37,7 @@ class LinkHub:
         self._handed: dict[str, PeerLink] = {}
         """By token: links that no route has used yet."""
         self._path: Path | None = None
-        self._sender = Sender()
+        self._sender = LinkSender()
 
     def __iter__(self) -> Iterator[PeerLink]:
         return iter(list(self._links.values()))

@@ -14,7 +14,7 @@ from contextlib import suppress
 from prism.remote.link import PeerLink
 
 
-class Sender:
+class LinkSender:
     """One thread for all links of an engine, from the first bytes that are left until :meth:`close`."""
 
     def __init__(self) -> None:

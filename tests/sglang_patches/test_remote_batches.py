@@ -5,15 +5,15 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sglang_patches.remote_batches import Part
+from sglang_patches.remote_batches import BatchPart
 
 
 @st.composite
-def prefills(draw: st.DrawFn) -> Part:
+def prefills(draw: st.DrawFn) -> BatchPart:
     """Requests with prefixes, of which no two slots or ids are alike."""
     sizes = draw(st.lists(st.tuples(st.integers(0, 9), st.integers(1, 9)), min_size=1, max_size=5))
     tokens = sum(extend for _, extend in sizes)
-    return Part(
+    return BatchPart(
         rows=draw(st.permutations(range(len(sizes)))),
         seq_lens=[prefix + extend for prefix, extend in sizes],
         out_slots=list(range(100, 100 + tokens)),
@@ -24,7 +24,7 @@ def prefills(draw: st.DrawFn) -> Part:
     )
 
 
-def seen_by_token(part: Part) -> list[tuple[int, int, int, int]]:
+def seen_by_token(part: BatchPart) -> list[tuple[int, int, int, int]]:
     """Row, position, slot and id of each token, where its own numbers say it is in its request."""
     found = []
     at = 0
@@ -39,7 +39,7 @@ def seen_by_token(part: Part) -> list[tuple[int, int, int, int]]:
 
 
 @given(prefills(), st.data())
-def test_parts_are_whole_prefills_in_order(whole: Part, data: st.DataObject) -> None:
+def test_parts_are_whole_prefills_in_order(whole: BatchPart, data: st.DataObject) -> None:
     tokens = len(whole.token_ids)
     ends = sorted(data.draw(st.sets(st.integers(1, tokens - 1)))) if tokens > 1 else []
     counts = [b - a for a, b in zip([0, *ends], [*ends, tokens], strict=True)]
