@@ -15,6 +15,7 @@ from enum import StrEnum
 from typing import Any, Final
 
 from prism.core.errors import PrismError
+from sglang_patches.stale_bindings import StaleBindings
 
 FITS: Final = {"sglang": "0.5.16"}
 """Exact versions the patches were written against and tested with."""
@@ -74,10 +75,12 @@ def verify_targets(hooks: Sequence[Hook]) -> None:
 
 def register(hooks: Sequence[Hook]) -> None:
     """Hand the hooks to SGLang's registry; SGLang applies them at the end of ``load_plugins``."""
-    from sglang.srt.plugins.hook_registry import HookRegistry, HookType
+    from sglang.srt.plugins import hook_registry
 
     for hook in hooks:
-        HookRegistry.register(hook.target, hook.function, HookType(hook.kind.value))
+        hook_registry.HookRegistry.register(hook.target, hook.function, hook_registry.HookType(hook.kind.value))
+    originals = [pkgutil.resolve_name(hook.target) for hook in hooks]
+    hook_registry._propagate_patch = StaleBindings(originals, hook_registry._propagate_patch)
 
 
 def verify_applied(hooks: Sequence[Hook]) -> None:
