@@ -18,7 +18,7 @@ import time
 from collections import Counter
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -47,18 +47,18 @@ def pair_catalog(models: Path, devices: int = 2) -> dict[str, Any]:
 class Load:
     """Clients that ask all the time; every answer must be the reference's."""
 
-    def __init__(self, server: Server, models: Path) -> None:
+    def __init__(self, server: Server, models: Path, clients: int = CLIENTS) -> None:
         self._server, self._path = server, str(models / MODEL)
         self._over = threading.Event()
         self._asked = prompts(8)
         for prompt in self._asked:
             greedy(self._path, prompt, TOKENS)
-        self._answers = [0] * CLIENTS
+        self._answers = [0] * clients
         self._asking: list[Future[None]] = []
 
     def _ask(self, client: int) -> None:
         while not self._over.is_set():
-            prompt = self._asked[(client + CLIENTS * self._answers[client]) % len(self._asked)]
+            prompt = self._asked[(client + len(self._answers) * self._answers[client]) % len(self._asked)]
             answer = complete(self._server.client, MODEL, prompt, TOKENS)
             assert answer == greedy(self._path, prompt, TOKENS)
             self._answers[client] += 1
@@ -76,8 +76,9 @@ class Load:
 
     @contextmanager
     def running(self) -> Iterator[Load]:
-        with ThreadPoolExecutor(CLIENTS) as pool:
-            self._asking = [pool.submit(self._ask, client) for client in range(CLIENTS)]
+        clients = len(self._answers)
+        with ThreadPoolExecutor(clients) as pool:
+            self._asking = [pool.submit(self._ask, client) for client in range(clients)]
             try:
                 yield self
             finally:
@@ -129,7 +130,7 @@ def one_round(server: Server, models: Path, victim: str, chance: random.Random, 
     until(lambda: len(replicas(server)) == 1, "one instance")
     image = SlowImage(WeightStore(StateDir(server.state).store), MODEL)
     image.arrive(0, 1, image.layers + 1)
-    with Load(server, models).running() as load, ThreadPoolExecutor(1) as pool:
+    with closing(image), Load(server, models).running() as load, ThreadPoolExecutor(1) as pool:
         asked = pool.submit(load_instances, server, 1 + newcomers)
         until(lambda: leading(server) == newcomers, "layers that run elsewhere")
         asked.result()
@@ -141,7 +142,6 @@ def one_round(server: Server, models: Path, victim: str, chance: random.Random, 
         for piece in order:
             image.arrive(piece)
         load.wait_for_all()
-    image.close()
     all_is_well_again(server, models)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import random
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -16,6 +17,8 @@ from tests.engine.slow_image import SlowImage
 from .live_kills import MODEL, Load, one_round, pair_catalog, remote_of, replicas
 from .server import Server, complete, start, until
 
+MANY = 12
+"""Clients, so that some wait whenever anybody looks: two are answered at a time, others may just be asking again."""
 pytestmark = [pytest.mark.engine, pytest.mark.slow]
 
 
@@ -35,7 +38,7 @@ def test_it_serves_over_another_while_its_weights_arrive(pairing: Server, demo_m
     complete(pairing.client, MODEL, "an image is left", 4)
     (first,) = replicas(pairing)
     image = SlowImage(WeightStore(StateDir(pairing.state).store), MODEL)
-    with Load(pairing, demo_models).running():
+    with closing(image), Load(pairing, demo_models, MANY).running():
         until(lambda: replicas(pairing)[0]["waiting"], "requests waiting for the only instance")
         image.arrive(0, 1, image.layers + 1)
         pairing.admin(f"models/{MODEL}/load", {"instances": 2})
@@ -47,7 +50,6 @@ def test_it_serves_over_another_while_its_weights_arrive(pairing: Server, demo_m
         until(lambda: shows(pairing, held_layers=image.layers, peers=[]), "all layers being there")
         served = replicas(pairing)[-1]["served"]
         until(lambda: replicas(pairing)[-1]["served"] > served, "answers of its own")
-    image.close()
     until(lambda: pairing.queued() == 0, "nothing in any queue")
     pairing.admin(f"models/{MODEL}/unload", {})
     pairing.wait_unloaded(MODEL)
