@@ -56,8 +56,8 @@ test: install ## the tests (about 15 minutes on two cores)
 	@$(BIN)/python -m pytest -n 2 --dist loadfile $(BUSY:%=--ignore=%)
 	@$(BIN)/python -m pytest --durations=15 $(BUSY)
 
-test-slow: install ## the long ones: every family, chaos, ten thousand at once, memory under pressure (about 40 minutes)
-	@$(BIN)/python -m pytest -m slow
+test-slow: install ## the long ones: every family, chaos, ten thousand at once, memory under pressure (about 30 minutes)
+	@$(BIN)/python -m pytest -m slow -n 2 --dist loadfile --durations=15
 
 storm: install ## kill and stop processes of a real server under mixed load: make storm STORM="--seconds 600 --seed 7"
 	@$(BIN)/python -m tests.e2e.storm $(STORM)
