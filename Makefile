@@ -4,7 +4,7 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 DEMO   := demo-models
 HOSTILE := tests/server/test_hostile.py tests/server/test_fuzz.py tests/server/test_log_privacy.py tests/e2e/test_fuzz.py tests/config/test_malformed.py
-# Tests that keep both cores busy by themselves (engines, whole servers); all others run in two processes.
+# Tests of engines and whole servers: after the others, so that what needs no engine fails within minutes.
 BUSY   := tests/e2e tests/engine tests/gpu_kit tests/integration tests/sglang_patches tests/supervisor
 KERNEL := $(shell find csrc -type f 2>/dev/null)
 # The installation lists packages: a module that became one is found after the next.
@@ -54,7 +54,7 @@ format: install ## rewrite the sources in the house format
 
 test: install ## the tests (about 15 minutes on two cores)
 	@$(BIN)/python -m pytest -n 2 --dist loadfile $(BUSY:%=--ignore=%)
-	@$(BIN)/python -m pytest --durations=15 $(BUSY)
+	@$(BIN)/python -m pytest -n 2 --dist loadfile --durations=15 $(BUSY)
 
 test-slow: install ## the long ones: every family, chaos, ten thousand at once, memory under pressure (about 30 minutes)
 	@$(BIN)/python -m pytest -m slow -n 2 --dist loadfile --durations=15
