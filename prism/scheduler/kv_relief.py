@@ -39,8 +39,9 @@ class KvRelief:
 
         1. What drains there is carried over, where that helps; nobody else leaves until it is gone.
         2. Else one leaves, so that the next report shows whether it was enough: a spare instance, whose model serves on
-           elsewhere, or an idle model. Its neighbours' KV takes its place at once, so that coming back is harder than
-           going: a model goes only if it is likely to stay idle for many activations,
+           elsewhere, unless the requests that wait are its own: they would only wait elsewhere, or an idle model. Its
+           neighbours' KV takes its place at once, so that coming back is harder than going: a model goes only if it is
+           likely to stay idle for many activations,
         3. unless nothing can run here at all: then any that is idle beyond its threshold, at once if it is not expected
            back within the time of two activations, else only if the requests have waited for longer than its way out
            and back would take.
@@ -52,12 +53,16 @@ class KvRelief:
             yield from (stop for i in draining if (stop := self._carry_over(i, now_s)) is not None)
             return
         here_now = self._books.fleet.devices[device]
+        hungry = {i.key for i in here if i.waiting} or {i.key for i in here if i.running}
         found = [
             candidate
             for candidate in self._victims.on(device, Pressing.CAN_WAIT, now_s)
-            if candidate.spare
-            or candidate.expected_remaining_s >= _ACTIVATIONS_AWAY * candidate.activation_s  # 2
-            or (here_now.stalled and _is_worth_it(candidate, here_now.memory_short_s))  # 3
+            if hungry != {candidate.key}
+            and (
+                candidate.spare
+                or candidate.expected_remaining_s >= _ACTIVATIONS_AWAY * candidate.activation_s  # 2
+                or (here_now.stalled and _is_worth_it(candidate, here_now.memory_short_s))  # 3
+            )
         ]
         leaving = choose_evictions(found, 1, self._books.settings.eviction) or ()
         for candidate in leaving:

@@ -177,7 +177,7 @@ class PrismPolicy(ClusterPolicy):
 
     def explain_loaded(self, now_s: float) -> Sequence[PlannedDecision]:
         loaded = self._migration.explain(now_s) if self.books.fleet.devices else super().explain_loaded(now_s)
-        return [*self._scaling.explain(now_s), *loaded]
+        return [*self._scaling.explain(), *loaded]
 
 
 def pressing_of(model: ModelRecord, activation_s: float, now_s: float) -> Pressing:

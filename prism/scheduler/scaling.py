@@ -116,9 +116,9 @@ class Scaling:
         self._books, self._places = books, places
         self._load, self._ways = ReplicaLoad(books), LiveWays(books)
 
-    def explain(self, now_s: float) -> Iterator[PlannedDecision]:
-        """In which way further instances come, or why they do not come yet (``live_scaling: {mode: auto}``)."""
-        return self._ways.explain(now_s)
+    def explain(self) -> Iterator[PlannedDecision]:
+        """In which way further instances come."""
+        return self._ways.explain()
 
     def on_report(self, instance: InstanceRecord, now_s: float) -> Iterable[Decision]:
         """The load of the instance, which serves, was reported."""
@@ -136,7 +136,6 @@ class Scaling:
         """Rates are fresh: instances for bursts to come are made where memory is free, those first of which a byte of
         weights takes the most of the load."""
         self._load.forget_gone()
-        self._ways.forget_gone()
         lacking = [m for m in map(self._books.models.__getitem__, self._load.bursting()) if self._lacks(m, now_s)]
         budget = max(1, len(self._books.fleet.devices) // _DEVICES_A_ROUND)
         for model in sorted(lacking, key=lambda m: (-self._standing(m, now_s) / m.spec.weight_bytes, m.name)):
@@ -194,7 +193,7 @@ class Scaling:
         places = decide_scaling(view, self._further_places(model, busiest, wanted, code, now_s)).add
         begun = self._begun(model, places, wanted, code, now_s)
         counts = {"instances": len(active), "wanted": wanted, "waiting": sum(i.waiting for i in active)}
-        for place, live in zip(places if begun.modes else (), begun.modes, strict=True):
+        for place, live in zip(places, begun.modes, strict=True):
             reason = because(code, **counts, slowdown=place.slowdown, **begun.numbers)
             yield self._start(model, place, reason, live, now_s)
 
@@ -205,7 +204,7 @@ class Scaling:
         if code is not ReasonCode.SCALE_OUT or not self._load.is_hot(model.name):
             return BegunWay((None,) * len(places), {})
         served_per_s = self._load.served_per_s(model.name, now_s)
-        return self._ways.choose(model, [p.devices for p in places], wanted, served_per_s, now_s, may_wait=True)
+        return self._ways.choose(model, [p.devices for p in places], wanted, served_per_s, now_s)
 
     def _start(
         self, model: ModelRecord, place: Place, reason: Reason, live: LiveMode | None, now_s: float

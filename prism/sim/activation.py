@@ -5,6 +5,9 @@
     command, take memory --+--> parked engine, relayout -----------------------------------+--> ready --> serves
                            +--> (remote memory or SSD) --> PCIe [--> NVLink] --> weights --+
 
+An instance that is to serve over another one of its model meanwhile (:mod:`prism.sim.pairs`) loads its first pieces
+before everything else, and says when they are there.
+
 The engine takes the model's layout while the weights are loaded; both must be done. Where devices are played by the
 host's cores that is work for these cores (constructing the model's objects), so that it slows down the engines beside
 it and several activations slow down each other. Weights that are not in the node's memory come in :data:`BLOCKS`
@@ -14,12 +17,12 @@ blocks, each of which goes on to the device while the next one arrives.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Final
 
 from prism.core.effects import Activate
-from prism.core.ids import DeviceId, NodeId
+from prism.core.ids import DeviceId, ModelName, NodeId
 from prism.core.specs import ModelSpec
 from prism.sim.cluster_sections import LoadSection, TimingSection
 from prism.sim.fetch import Fetch, Fetcher
@@ -45,12 +48,16 @@ class WeightRoads:
     fetcher: Callable[[NodeId], Fetcher]
     """What brings weights to a node."""
     load: LoadSection
+    arriving: dict[ModelName, dict[NodeId, None]] = field(default_factory=dict)
+    """Nodes to which a model is on its way, in the order of asking: each one gets it from the one before (a chain, as
+    the multicast of pieces makes it), so that whoever has the model sends it once."""
 
     def source_path(self, node: NodeId, spec: ModelSpec) -> tuple[Link, ...]:
         """What the weights cross before they are in the memory of ``node`` (nothing when they are there)."""
         if self.host_cache.has(node, spec.name):
             return ()
-        holder = self.host_cache.holder(spec.name)
+        before = [other for other in self.arriving.get(spec.name, ()) if other != node]
+        holder = before[-1] if before else self.host_cache.holder(spec.name)
         if holder is None or holder not in self.topology.nodes:
             return (self.topology.nodes[node].ssd,)
         return self.topology.network_path(holder, node)
@@ -58,7 +65,8 @@ class WeightRoads:
 
 class Activation:
     """Runs the phases of one ``Activate`` whose memory is taken, for engines that are there in ``engine_in_s``; calls
-    ``on_ready(self)`` at the end, once. ``gpu`` and ``pool`` are those of rank 0."""
+    ``on_ready(self)`` at the end, once. ``gpu`` and ``pool`` are those of rank 0. ``first``: a part of the weights that
+    comes before the rest, and what is called when it is there, and an engine, but not the rest."""
 
     def __init__(
         self,
@@ -71,8 +79,16 @@ class Activation:
         pool: Pool,
         engine_in_s: float,
         on_ready: Callable[[Activation], None],
+        first: tuple[float, Callable[[Activation], None]] | None = None,
     ) -> None:
         self.effect, self.spec = effect, spec
+        self._on_first = first[1] if first else None
+        self._parts = [first[0], 1.0 - first[0]] if first else [1.0]
+        """Of the weights, in the order in which they come."""
+        self._part = 0
+        self._told_first = False
+        self._device_part, self._device_bytes = 1.0, 1.0
+        """Of the part that is on its way: how much of it the flows to the devices carry, and in bytes of each."""
         self.started_s = queue.now_s
         self.loaded_s: float | None = None
         self._queue, self._roads, self._timing, self._gpu = queue, roads, timing, gpu
@@ -93,8 +109,27 @@ class Activation:
             self._roads.network.cancel(flow)
         for node, fetch in self._fetches.items():
             self._roads.fetcher(node).cancel(fetch)
+            self._arrived(node)
         self._flows.clear()
         self._fetches.clear()
+
+    @property
+    def held_share(self) -> float:
+        """Part of the weights that is on every device."""
+        if self._weights_here:
+            return 1.0
+        network = self._roads.network
+        if self._fetches:
+            left = max(fetch.left_share(network) for fetch in self._fetches.values())
+        else:
+            sent = max((network.left_bytes(flow) for flow in self._flows.values()), default=0.0)
+            left = self._device_part * sent / self._device_bytes
+        return sum(self._parts[: self._part]) + self._parts[self._part] * (1.0 - left)
+
+    @property
+    def over(self) -> bool:
+        """Nothing is on its way any more."""
+        return self._weights_here
 
     # --- the engine ---
 
@@ -126,19 +161,31 @@ class Activation:
         path = self._roads.source_path(node, self.spec)
         if path:
             fetcher = self._roads.fetcher(node)
-            self._fetches[node] = fetcher.fetch(path, self.spec.weight_bytes, partial(self._fetched, node))
+            self._roads.arriving.setdefault(self.spec.name, {})[node] = None
+            nbytes = self.spec.weight_bytes * self._parts[self._part]
+            # The machine's memory has it once: instances that load beside each other wait for the same bytes.
+            what = self.spec.name, self._part, len(self._parts)
+            self._fetches[node] = fetcher.fetch(path, nbytes, partial(self._fetched, node), what)
 
     def _fetched(self, node: NodeId) -> None:
         """The last block came; those before it are on the devices already."""
         del self._fetches[node]
-        self._roads.host_cache.keep(node, self.spec.name, self.spec.weight_bytes)
+        self._arrived(node)
+        if self._part == len(self._parts) - 1:
+            self._roads.host_cache.keep(node, self.spec.name, self.spec.weight_bytes)
         if not self._fetches:
             self._load_devices(1.0 / BLOCKS)
 
+    def _arrived(self, node: NodeId) -> None:
+        """Nothing is on its way to ``node``, or not any more."""
+        self._roads.arriving.get(self.spec.name, {}).pop(node, None)
+
     def _load_devices(self, part: float) -> None:
-        """Start one flow per shard, split over its helpers, for ``part`` of the weights."""
+        """Start one flow per shard, split over its helpers, for ``part`` of what is on its way."""
         load = self._roads.load
-        nbytes = self.spec.shard_weight_bytes * part / (load.naive_share if load.mode == "naive" else 1.0)
+        nbytes = self.spec.shard_weight_bytes * self._parts[self._part] * part
+        nbytes /= load.naive_share if load.mode == "naive" else 1.0
+        self._device_part, self._device_bytes = part, max(1.0, nbytes)
         for device in self.effect.devices:
             self._load_device(device, nbytes)
 
@@ -158,6 +205,8 @@ class Activation:
         lost = [node for node, fetch in self._fetches.items() if not links.isdisjoint(fetch.path)]
         for node in lost:
             self._roads.fetcher(node).cancel(self._fetches.pop(node))
+            self._arrived(node)
+        for node in lost:
             self._fetch(node)
         if lost and not self._fetches:
             self._load_devices(1.0)
@@ -166,14 +215,25 @@ class Activation:
         del self._flows[device]
         if self._flows:
             return
-        self._weights_here = True
-        self.loaded_s = self._queue.now_s
+        if self._part < len(self._parts) - 1:
+            self._part += 1
+            self._load()
+        else:
+            self._weights_here = True
+            self.loaded_s = self._queue.now_s
         self._maybe_ready()
 
     def _maybe_ready(self) -> None:
-        if self._engine_ready and self._weights_here:
-            self._alarm.fn = self._ready
+        if self._weights_here and self._told_first:
+            self._on_ready(self)
+        elif self._engine_ready and (self._weights_here or self._part):
+            self._alarm.fn = self._ready if self._weights_here else self._first_ready
             self._alarm.set(self._queue.now_s + self._timing.ready)
 
     def _ready(self, _: object) -> None:
         self._on_ready(self)
+
+    def _first_ready(self, _: object) -> None:
+        self._told_first = True
+        if self._on_first is not None:
+            self._on_first(self)

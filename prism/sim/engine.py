@@ -33,6 +33,17 @@ class Phase(Enum):
     DECODE = "decode"
 
 
+class StepPlace(Protocol):
+    """Where the steps of an engine run that lacks some of its layers (:class:`prism.sim.pairs.Leaning`)."""
+
+    @property
+    def hops_s(self) -> float:
+        """What a step takes more."""
+
+    def pools(self) -> tuple[tuple[Pool, ...], tuple[float, ...]] | None:
+        """The pools of the next step, and the part of it that each one has; None: it cannot run now."""
+
+
 class EngineSink(Protocol):
     """Who owns engines and hears of their progress."""
 
@@ -63,7 +74,7 @@ class Engine:
     ) -> None:
         """``largest_tokens``: what it could hold now if nobody else held KV memory of its devices."""
         self.key, self.model = key, key.model
-        self.kv, self.cost, self.limits = kv, cost, limits
+        self.kv, self.cost, self.limits, self.pools = kv, cost, limits, pools
         self.batch = DecodeBatch()
         self.intake = EngineIntake(limits, kv, self.batch)
         self.phase = Phase.IDLE
@@ -77,6 +88,11 @@ class Engine:
         self._batch_changed = True
         self._after_prefill = False
         self._run, self._run_steps = Run(1.0, 0.0), 0
+        self._lean: StepPlace | None = None
+        self._leaned = False
+        """The last step ran elsewhere, too."""
+        self._pause_s = 0.0
+        """That the next step takes more."""
         kv.recall_run = self._cut
         kv.settled_tokens = self.used_tokens_now
 
@@ -113,6 +129,12 @@ class Engine:
     def submit(self, job: Job) -> None:
         """``job`` enters at the next step."""
         self.intake.waiting.append(job)
+        self._wake()
+
+    def lean_on(self, place: StepPlace | None, pause_s: float = 0.0) -> None:
+        """From the next step on steps run at ``place``, which says before each one where that is (None: on its own
+        devices); the first one takes ``pause_s`` more."""
+        self._lean, self._pause_s = place, self._pause_s + pause_s
         self._wake()
 
     def stop(self) -> list[Job]:
@@ -169,12 +191,28 @@ class Engine:
 
     def _next(self) -> None:
         """Begin the next step, or rest."""
+        if (self._lean is not None or self._leaned) and not self._take_place():
+            self._stint.rest()
+            return
         if not self._fill() and (not self.batch.jobs or not self._begin_decode()):
             self.intake.hungry = False  # whoever was retracted gave memory back before anybody waited for it
             if not self._fill():
                 self._rest()
         if self.intake.hungry:
             self.kv.wait(self._fed)
+
+    def _take_place(self) -> bool:
+        """Go where the next step runs. False: it cannot run."""
+        self._leaned = self._lean is not None
+        place = (self.pools, ()) if self._lean is None else self._lean.pools()
+        if place is not None:
+            self._stint.use(*place)
+        return place is not None
+
+    def _slower_s(self) -> float:
+        """What the step that begins takes more than its own work."""
+        pause_s, self._pause_s = self._pause_s, 0.0
+        return pause_s + (self._lean.hops_s if self._lean is not None else 0.0)
 
     def _fill(self) -> bool:
         """Begin a prefill step if anybody may enter."""
@@ -210,7 +248,7 @@ class Engine:
         work_s, load = self.cost.prefill(tokens, pairs, context, len(self._prefilling))
         self.steps += 1
         self.phase = Phase.PREFILL
-        self._stint.begin(work_s, load)
+        self._stint.begin(work_s + self._slower_s(), load)
 
     def _begin_decode(self) -> bool:
         """False: everybody was retracted, nothing can run."""
@@ -219,12 +257,14 @@ class Engine:
             if not self.batch.jobs:
                 return False
         size = len(self.batch)
-        steps = self.batch.steps_to_finish() if self.limits.fast else 1
+        steps = self.batch.steps_to_finish() if self.limits.fast and self._lean is None else 1
         if steps > 1:
             steps = 1 + max(0, min(steps - 1, self.kv.room_tokens() // (2 * size)))
             self.kv.grow(size * (steps - 1))
         run, load = self.cost.decode(size, self.batch.context_tokens + size, self._after_prefill)
         self._after_prefill = False
+        if (more_s := self._slower_s()) > 0.0:
+            run = Run(run.first_s, run.growth_s, run.lead_s + more_s)
         if not self._batch_changed and self._stint.load is not None:
             load = self._stint.load
         self._batch_changed = False

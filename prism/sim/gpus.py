@@ -71,6 +71,11 @@ class GpuKind:
     """The same of a parked one."""
 
     @property
+    def between_bytes_per_s(self) -> float:
+        """From one device to another of its machine: over NVLink, or PCIe where there is none."""
+        return self.nvlink_bytes_per_s or self.pcie_bytes_per_s * self.pcie_efficiency
+
+    @property
     def device_kind(self) -> DeviceKind:
         """``host`` for devices that the cores of a machine play."""
         return DeviceKind.HOST if self.overhead_is_compute else DeviceKind.CUDA

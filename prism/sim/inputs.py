@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import zlib
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import msgspec
@@ -65,6 +65,7 @@ class Inputs:
         self.check()
         catalog, cluster, trace = load_catalog(self.catalog), self._cluster(), open_trace(self.trace)
         policy = PolicySettings.named(self.policy) if self.policy else catalog.policy.settings()
+        policy = replace(policy, cluster=replace(policy.cluster, live=catalog.live_scaling.mode))
         last_s = _last_arrival_s(trace, self.limit_s, catalog)
         return SimSpec(
             cluster=cluster,

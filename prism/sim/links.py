@@ -72,6 +72,10 @@ class Network:
         """Stop ``flow``; its ``on_done`` is never called. Returns the bytes that have not arrived."""
         flow.alarm.clear()
         self._leave(flow)
+        return self.left_bytes(flow)
+
+    def left_bytes(self, flow: Flow) -> float:
+        """What has not arrived yet."""
         return max(0.0, flow.left_bytes - (self._queue.now_s - flow.mark_s) * flow.rate)
 
     def link_changed(self, link: Link) -> None:

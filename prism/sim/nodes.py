@@ -19,7 +19,9 @@ from prism.core.events import (
 )
 from prism.core.ids import DeviceId, ModelName
 from prism.core.instances import InstanceKey, Parts, devices_of, queue_device, whole_model
+from prism.core.settings import LiveMode
 from prism.core.specs import ModelSpec
+from prism.core.views import InstanceState
 from prism.scheduler.instance_life import InstanceLife, InstanceStep, Steps
 from prism.sim.activation import Activation, WeightRoads
 from prism.sim.cluster_sections import TimingSection
@@ -27,6 +29,7 @@ from prism.sim.device import SimDevice
 from prism.sim.engine import Engine
 from prism.sim.engines import EngineMaker
 from prism.sim.links import Link
+from prism.sim.pairs import Pairs, can_pair, first_share
 from prism.sim.parking import Parking
 from prism.sim.queue import Alarm, EventQueue
 from prism.sim.recorder import RunRecorder
@@ -70,6 +73,7 @@ class Nodes:
         self._engines, self._parking, self._roads = engines, parking, roads
         self._recorder, self._tell = recorder, tell
         self.instances: dict[InstanceKey, SimInstance] = {}
+        self._pairs = Pairs()
 
     # --- commands ---
 
@@ -85,8 +89,10 @@ class Nodes:
         lead = self._lead(record)
         engine_in_s = max([self._parking.take(device) for device in record.devices])
         spec = self._specs[effect.model]
+        pairs = effect.live is LiveMode.PAIR and can_pair(spec) and bool(self._whole(effect.model))
+        first = (first_share(spec), self._first_pieces_here) if pairs else None
         record.activation = Activation(
-            self._queue, self._roads, self._timing, effect, spec, lead.gpu, lead.pool, engine_in_s, self._loaded
+            self._queue, self._roads, self._timing, effect, spec, lead.gpu, lead.pool, engine_in_s, self._loaded, first
         )
 
     def deactivate(self, effect: Deactivate) -> None:
@@ -109,9 +115,33 @@ class Nodes:
     def _drained_long(self, record: SimInstance) -> None:
         self._follow(record, record.life.pass_time(self._queue.now_s))
 
+    def _whole(self, model: ModelName, leader: Engine | None = None) -> list[Engine]:
+        """Engines of ``model`` but ``leader`` that take requests and have all weights."""
+        return [
+            record.engine
+            for record in self.instances.values()
+            if record.key.model == model
+            and record.engine is not None
+            and record.engine is not leader
+            and record.life.state is InstanceState.READY
+            and (record.activation is None or record.activation.over)
+        ]
+
+    def _first_pieces_here(self, activation: Activation) -> None:
+        """An engine and its first pieces are there: it serves, if another one runs the rest."""
+        if self._whole(activation.effect.model):
+            self._ready(self.instances[activation.effect.key])
+
     def _loaded(self, activation: Activation) -> None:
         """Weights and engine are there."""
         record = self.instances[activation.effect.key]
+        if record.engine is None:
+            self._ready(record)
+        else:
+            self._pairs.alone(record.engine, self._lead(record).gpu.between_bytes_per_s)
+            self._report(record.devices)
+
+    def _ready(self, record: SimInstance) -> None:
         self._recorder.ready(record.key, self._queue.now_s)
         self._follow(record, record.life.loaded(self._queue.now_s))
 
@@ -151,10 +181,13 @@ class Nodes:
         for device in devices:
             shard = device.shards[record.key]
             shard.kv, shard.lead = engine.kv, lead.scheduler
+        if activation is not None and not activation.over:
+            self._pairs.lean(engine, self._whole(spec.name, engine), lambda: activation.held_share)
         lead.serve(engine, spec)
         if activation is not None:
             self._report(record.devices)
-            self._tell(ActivationFinished(record.key, self._queue.now_s - activation.started_s))
+            seconds = self._queue.now_s - activation.started_s
+            self._tell(ActivationFinished(record.key, seconds, early=not activation.over))
 
     def _end(self, record: SimInstance) -> None:
         """Free engine and weights; the engines park; the controller hears of it after the unload time."""
@@ -162,11 +195,19 @@ class Nodes:
         record.late.clear()
         self._lead(record).end_engine(record.engine)
         del self.instances[record.key]
+        self._unpair(record)
         for id in record.devices:
             self._devices[id].drop(record.key)
             self._parking.put_back(id)
         self._recorder.left(record.key, self._queue.now_s)
         self._queue.after(self._timing.unload, self._tell_gone, record)
+
+    def _unpair(self, record: SimInstance) -> None:
+        """It is gone: nothing comes for it any more, and nobody leans on it."""
+        if record.activation is not None and not (record.engine is not None and record.activation.over):
+            record.activation.cancel()
+        if record.engine is not None:
+            self._pairs.gone(record.engine, lambda leader: self._whole(leader.model, leader))
 
     def _tell_gone(self, record: SimInstance) -> None:
         self._report(record.devices)
@@ -225,7 +266,7 @@ class Nodes:
     def lose_links(self, links: set[Link]) -> None:
         """The links are gone: what is on its way over them comes another way."""
         for record in self.instances.values():
-            if record.activation is not None and record.engine is None:
+            if record.activation is not None and not record.activation.over:
                 record.activation.links_lost(links)
 
     def _lose(self, record: SimInstance) -> None:
@@ -236,8 +277,7 @@ class Nodes:
             lead = self._lead(record)
             if not lead.gone:
                 lead.end_engine(record.engine)
-        elif record.activation is not None:
-            record.activation.cancel()
+        self._unpair(record)
         for id in record.devices:
             device = self._devices[id]
             if not device.gone:

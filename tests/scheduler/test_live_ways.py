@@ -68,23 +68,17 @@ def test_a_model_of_one_layer_comes_whole() -> None:
     assert "live" not in decision_record(order, 0.0)
 
 
-def test_what_serves_as_many_later_waits_and_the_plan_says_so() -> None:
-    w = served_world(LiveMode.AUTO)
-    books = w.scheduler.books
-    (key,) = w.live
-    for count in range(1, 6):  # it answers 40 a second
-        w.pass_time(0.5)
-        w.send(Arrivals(A, 2))
-        load = InstanceLoad(key, 300, 100, 0, 20, 1, 20 * count, waited_s=0.1)
-        w.send(DeviceReport(w.live[key].devices[0], 1000, 500, (load,)))
-    load = InstanceLoad(key, 300, 100, 0, 20, 1, 120, waited_s=1.0)
-    w.pass_time(0.1)
-    w.send(DeviceReport(w.live[key].devices[0], 1000, 500, (load,)))
-    assert len(books.models[A].instances) == 1
-    (shown,) = [d for d in plan(w.scheduler, w.now) if d.action == "wait"]
-    assert shown.reason.code is ReasonCode.SCALE_OUT and dict(shown.reason.numbers)["way"] == "wait"
-    w.pass_time(6.0)
-    assert not [d for d in plan(w.scheduler, w.now) if d.action == "wait"], "nobody asks for it any more"
+def test_as_many_are_paired_as_there_are_others_to_pair_with() -> None:
+    """What the choice counted; all that come leaning on one instance would make its steps longer for everybody."""
+    settings = ClusterSettings(rebalance_every_s=0.0, min_kv_tokens=0, live=LiveMode.AUTO, activation_guess_s=4.0)
+    w = World(settings, [replace(model_spec("a", 300), shape=replace(SHAPE, layers=32))])
+    w.join(*node_devices("n", 4))
+    serve(w, A)
+    w.scheduler.books.models[A].activation_s = 4.0
+    before = len(w.log)
+    assert flood(w) is not None
+    orders = [e.live for _, e in w.log[before:] if isinstance(e, Activate)]
+    assert orders == [LiveMode.PAIR, LiveMode.WHOLE, LiveMode.WHOLE]
 
 
 @pytest.mark.parametrize("live", [LiveMode.WHOLE, LiveMode.PAIR])

@@ -278,6 +278,25 @@ def test_a_model_that_waits_next_to_spare_instances_takes_their_memory_at_once()
     assert reasons(w, Deactivate)[-1] == ("a", ReasonCode.SCALE_IN)
 
 
+@pytest.mark.parametrize("whose", ["its own", "a neighbour's"])
+def test_a_spare_instance_whose_own_requests_wait_for_memory_does_not_make_room_for_them(whose: str) -> None:
+    """They would only wait elsewhere: a burst lost the instances that it had just got (13B in 80 GB, whose KV fills
+    them at once). It leaves for a neighbour's."""
+    w = world(model_spec("a", 300), model_spec("b", 300), devices=2)
+    serve(w, B)
+    _burst(w)
+    w.pass_time(30.0)
+    spare = max(key for key in w.live if key.model == A)
+    (device,) = w.live[spare].devices
+    beside = [key for key in w.live if device in w.live[key].devices and key.model == B]
+    assert beside, "b stands beside the youngest instance"
+    loads = [InstanceLoad(spare, 300, 700, 0, 5, 9 if whose == "its own" else 0, 50, waited_s=2.0)]
+    loads += [InstanceLoad(key, 300, 100, 0, 3, 0 if whose == "its own" else 9, 50, waited_s=2.0) for key in beside]
+    w.send(DeviceReport(device, 1000, 0, tuple(loads), memory_short_s=2.0))
+    left = [(e.key, e.reason.code) for _, e in w.log if isinstance(e, Deactivate)]
+    assert ((spare, ReasonCode.SCALE_IN) in left) == (whose != "its own")
+
+
 def test_a_burst_takes_the_memory_of_another_models_idle_spare_instance() -> None:
     w = world(model_spec("a", 400), model_spec("b", 550), devices=2)
     _burst(w)

@@ -169,3 +169,19 @@ def test_a_node_fetches_a_few_models_at_a_time() -> None:
     queue.run_until(100.0)
     assert [i for i, _ in done] == [1, 2]
     assert done[-1][1] == pytest.approx(20.0)
+
+
+def test_what_is_on_its_way_comes_once_for_all_who_ask() -> None:
+    queue = EventQueue()
+    fetcher, link = Fetcher(Network(queue), 2), Link("nic", 10.0)
+    done: list[tuple[int, float]] = []
+    fetches = [fetcher.fetch((link,), 100.0, lambda i=i: done.append((i, queue.now_s)), "m") for i in range(3)]  # type: ignore[misc]
+    fetcher.cancel(fetches[0])
+    fetcher.fetch((link,), 100.0, lambda: done.append((3, queue.now_s)), "another")
+    queue.run_until(15.0)
+    assert not done
+    queue.run_until(25.0)
+    assert done == [(1, 20.0), (2, 20.0), (3, 20.0)]
+    fetcher.fetch((link,), 100.0, lambda: done.append((4, queue.now_s)), "m")
+    queue.run_until(36.0)
+    assert done[-1] == (4, 35.0)  # it has come, and is asked for anew

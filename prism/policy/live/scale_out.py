@@ -5,15 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final
 
-from prism.policy.live.choice import (
-    SIMPLER,
-    Receiver,
-    ScaleChoice,
-    ScaleOutCase,
-    ScaleWay,
-    choose_scaling,
-    requests_met,
-)
+from prism.policy.live.choice import Receiver, ScaleChoice, ScaleOutCase, ScaleWay, choose_scaling
 
 _FIRST_PIECES: Final = 3
 """Embedding, first layer and head: what an instance needs before it can serve over another one."""
@@ -55,11 +47,12 @@ class ComingTimes:
 
 
 def choose_scale_out(
-    load: ScaleOutLoad, times: ComingTimes, new: int, pairable: int, coming_s: tuple[float, ...], may_wait: bool
+    load: ScaleOutLoad, times: ComingTimes, new: int, pairable: int, coming_s: tuple[float, ...]
 ) -> ScaleChoice:
     """How ``new`` instances begin, of which ``pairable`` could lean on one that serves; others come in ``coming_s``.
-    ``may_wait``: none at all may be the answer, where everybody is in time all the same. Where more would be late,
-    capacity is wanted even if it comes too late for those that are known of."""
+
+    None at all is no answer: how many a load needs is said by :func:`prism.policy.replicas.instances_needed`, with room
+    to spare, and this estimate knows no more than what came in the last moment."""
     possible = [ScaleWay.STOP]
     paired = min(pairable, load.serving)
     if paired:
@@ -78,8 +71,6 @@ def choose_scale_out(
         coming=tuple(Receiver(at_s, at_s) for at_s in coming_s),
         late_last=True,
     )
-    if may_wait and requests_met(case, ScaleWay.WAIT) >= SIMPLER * case.requests:
-        possible.append(ScaleWay.WAIT)
     return choose_scaling(case, possible=possible)
 
 

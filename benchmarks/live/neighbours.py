@@ -1,0 +1,181 @@
+"""What does a burst on one of eight models do to it, and to the seven others on the same devices?
+
+Simulated with the production schedulers (``prism sim``'s world): eight models of one size on 8 to 64 H100s, in machines
+of eight with 400 Gbit/s; seven get the generator's trace at 4 requests/s together, the eighth 1 request/s, 60 for 20 s,
+and 1 again. The seven are the same without the burst. Every machine keeps its share of the catalog in host memory (one
+copy of each model in the fleet), others come over the network. Ways:
+
+- *auto*, *pair*, *whole*: Prism with ``live_scaling.mode`` so; *whole* are replicas as they were,
+- *serverlessllm*: the rival policy, a device to one instance at a time,
+- *no loading*: Prism, with weights and engines that are there in no time.
+
+"/ ideal" is device time over that of the same burst where loading takes no time and nobody else is there
+(:mod:`benchmarks.live.burst`).
+
+    python -m benchmarks.live.neighbours [--only 13B] [--draws 3]
+
+Goals: p90 of the burst's first tokens a fifth of serverlessllm's, device time within 10% of ideal, the neighbours'
+attainment at most 2 points below what it is without the burst. The last result is in docs/results/live-scaling.md.
+"""
+
+from __future__ import annotations
+
+import argparse
+import heapq
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from statistics import median
+from typing import Final
+
+from benchmarks.live.burst import LONGEST, STEPS, burst_jobs, play
+from prism.core.settings import LiveMode, PolicySettings
+from prism.sim.cluster_file import parse_cluster
+from prism.sim.cluster_sections import Cluster
+from prism.sim.live_arrivals import LiveSystem
+from prism.sim.models import known_spec
+from prism.sim.run import SimResult, SimSpec, simulate
+from prism.trace.generate import GeneratorSpec, generate
+from prism.trace.report import RequestRecord
+from prism.trace.row import TraceRow
+
+CASES: Final = (
+    ("8B, 8 GPUs", "meta-llama/Llama-3.1-8B-Instruct", 1, 8),
+    ("13B, 16 GPUs", "meta-llama/Llama-2-13b-chat-hf", 1, 16),
+    ("70B, 64 GPUs", "meta-llama/Llama-3.3-70B-Instruct", 4, 64),
+)
+WAYS: Final = ("auto", "pair", "whole", "serverlessllm", "no loading")
+BURSTING: Final = "bursting"
+OTHERS: Final = tuple(f"other-{i}" for i in range(7))
+OTHERS_RPS: Final = 4.0
+TTFT_S, TPOT_S = 1.0, 0.1
+NO_TIME: Final = {"relayout": 0.0, "ready": 0.0, "park": 0.0, "command": 0.0}
+FAST_LINKS: Final = 1e15
+
+
+@dataclass(frozen=True, slots=True)
+class BurstOutcome:
+    """Of one run: the burst's requests, what its instances took, and the share of the others' that met both."""
+
+    p50_s: float
+    p90_s: float
+    last_s: float
+    ttft_met: float
+    met: float
+    device_s: float
+    others_met: float
+
+
+def cluster(gpus: int, *, loading: bool) -> Cluster:
+    group: dict[str, object] = {"gpu": "H100", "nodes": gpus // 8, "gpus_per_node": 8}
+    if loading:
+        network = {"nic_gbit": 400.0}
+        return parse_cluster({"groups": [group], "network": network, "load": {"source": "spread"}}, "neighbours")
+    group["rates"] = {"pcie_bytes_per_s": FAST_LINKS}
+    fast = {"groups": [group | {"dram_gbytes_per_s": FAST_LINKS}], "timing": NO_TIME, "load": {"parked_per_device": 8}}
+    return parse_cluster(fast, "neighbours, no loading")
+
+
+def policy(way: str, instances: int) -> PolicySettings:
+    if way == "serverlessllm":
+        return PolicySettings.named(way)
+    chosen = PolicySettings.named("prism")
+    mode = LiveMode.WHOLE if way == "no loading" else LiveMode(way)
+    return replace(chosen, cluster=replace(chosen.cluster, live=mode, max_replicas=instances))
+
+
+def others(draw: int) -> Iterator[TraceRow]:
+    spec = GeneratorSpec(
+        models=len(OTHERS),
+        duration_s=sum(length_s for length_s, _ in STEPS),
+        rate_rps=OTHERS_RPS,
+        lengths="azure-conv",
+        names=OTHERS,
+    )
+    for row in generate(spec, draw):
+        yield replace(row, prompt_tokens=min(row.prompt_tokens or 1, LONGEST))
+
+
+def burst(draw: int) -> Iterator[TraceRow]:
+    for job in burst_jobs(draw):
+        yield TraceRow(job.arrival_s, BURSTING, job.prompt_tokens, job.answer_tokens)
+
+
+def rows(draw: int, *, bursting: bool) -> Iterable[TraceRow]:
+    found = [others(draw)] + ([burst(draw)] if bursting else [])
+    return heapq.merge(*found, key=lambda row: row.arrival_s)
+
+
+def run(path: str, tp: int, gpus: int, way: str, draw: int, *, bursting: bool = True) -> SimResult:
+    names = (BURSTING, *OTHERS)
+    models = tuple(known_spec(name, path, TTFT_S, TPOT_S, tp) for name in names)
+    fleet = cluster(gpus, loading=way != "no loading")
+    return simulate(
+        SimSpec(fleet, models, policy(way, gpus // tp), lambda: rows(draw, bursting=bursting), preload_share=1.0)
+    )
+
+
+def met(records: Sequence[RequestRecord]) -> float:
+    return sum(r.met_ttft() and r.met_tpot() for r in records) / len(records) if records else 1.0
+
+
+def outcome(result: SimResult) -> BurstOutcome:
+    records = result.world.recorder.records
+    mine, theirs = ([r for r in records if (r.model == BURSTING) is ours] for ours in (True, False))
+    ttft_s = sorted(float("inf") if r.ttft_s is None else r.ttft_s for r in mine)
+    end_s = sum(length_s for length_s, _ in STEPS)
+    timeline = result.report.timeline
+    assert timeline is not None
+    stays = [r for r in timeline.residences if r.model == BURSTING]
+    device_s = sum(max(0.0, min(end_s, r.end_s if r.end_s is not None else end_s) - max(0.0, r.start_s)) for r in stays)
+    return BurstOutcome(
+        ttft_s[len(ttft_s) // 2],
+        ttft_s[int(0.9 * len(ttft_s))],
+        ttft_s[-1],
+        sum(r.met_ttft() for r in mine) / len(mine),
+        met(mine),
+        device_s,
+        met(theirs),
+    )
+
+
+def compare(label: str, path: str, tp: int, gpus: int, draws: Sequence[int]) -> None:
+    found = {way: [outcome(run(path, tp, gpus, way, draw)) for draw in draws] for way in WAYS}
+    calm = {
+        way: median(met(run(path, tp, gpus, way, d, bursting=False).world.recorder.records) for d in draws)
+        for way in WAYS
+    }
+    spec = known_spec(label, path, TTFT_S, TPOT_S, tp)
+    ideal_s = median(play(LiveSystem.IDEAL, spec, gpus // tp, burst_jobs(draw)).device_s for draw in draws)
+    for way in WAYS:
+        runs = found[way]
+        device_s = median(one.device_s for one in runs)
+        others_met = median(one.others_met for one in runs)
+        cells = (
+            f"{median(one.ttft_met for one in runs):.1%}",
+            f"{median(one.met for one in runs):.1%}",
+            f"{median(one.p50_s for one in runs):.2f}",
+            f"{median(one.p90_s for one in runs):.2f}",
+            f"{median(one.last_s for one in runs):.2f}",
+            f"{device_s:.0f}",
+            f"{device_s / ideal_s:.2f}",
+            f"{others_met:.1%}",
+            f"{100 * (others_met - calm[way]):+.1f}",
+        )
+        print(f"| {label} | {way} | {' | '.join(cells)} |", flush=True)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--only", default="", help="what the label of a case begins with")
+    parser.add_argument("--draws", type=int, default=3)
+    args = parser.parse_args()
+    columns = "TTFT met | goodput | p50, s | p90, s | last, s | device s | / ideal | others' goodput | by the burst"
+    print(f"| models | way | {columns} |")
+    print("|---|---|---|---|---|---|---|---|---|---|---|")
+    for label, path, tp, gpus in CASES:
+        if label.startswith(args.only):
+            compare(label, path, tp, gpus, range(1, args.draws + 1))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,128 @@
+"""Instances that serve over another one while their weights arrive."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from prism.core.events import ActivationFinished, ClusterEvent, OperatorLoad
+from prism.core.settings import LiveMode, PolicySettings
+from prism.core.specs import ModelSpec
+from prism.sim.engine import Engine
+from prism.sim.job import Job
+from prism.sim.models import known_spec
+from prism.sim.recorder import RunRecorder
+from prism.sim.world import World
+
+from .helpers import h100s
+
+SLOW_NETWORK = {"network": {"nic_gbit": 40.0}, "load": {"source": "spread"}}
+"""An 8B model takes 3.5 s to another machine."""
+
+
+def model() -> ModelSpec:
+    return known_spec("m", "meta-llama/Llama-3.1-8B-Instruct", 1.0, 0.05)
+
+
+class Pair:
+    """One instance serves; a second one is asked for at 30 s, on another machine, while ``rate`` requests/s come."""
+
+    def __init__(self, live: LiveMode, rate: float = 4.0, spec: ModelSpec | None = None) -> None:
+        self.spec = spec or model()
+        chosen = PolicySettings.named("prism")
+        cluster = replace(chosen.cluster, live=live, max_replicas=1, standing_replicas=False)
+        self.recorder = RunRecorder(0.002)
+        self.world = World(h100s(1, 2, **SLOW_NETWORK), [self.spec], replace(chosen, cluster=cluster), self.recorder)
+        self.told: list[tuple[float, ClusterEvent]] = []
+        tell = self.world.control.tell
+
+        def listen(event: ClusterEvent) -> None:
+            self.told.append((self.world.queue.now_s, event))
+            tell(event)
+
+        self.world.control.tell = listen  # type: ignore[method-assign]
+        self.world.join()
+        tell(OperatorLoad(self.spec.name))
+        self.world.queue.run_until(30.0)
+        tell(OperatorLoad(self.spec.name, instances=2))
+        self.jobs = [Job(i, self.spec, 30.0 + i / rate, 1500, 200) for i in range(int(20 * rate))]
+
+    def run(self) -> None:
+        for _ in self.world.run(iter(self.jobs)):
+            pass
+
+    def finished(self) -> list[tuple[float, ActivationFinished]]:
+        return [(at_s, e) for at_s, e in self.told if isinstance(e, ActivationFinished)]
+
+    def engines(self) -> list[Engine]:
+        return [e for device in self.world.devices.values() for e in device.engines.values()]
+
+
+def test_a_paired_instance_serves_long_before_its_weights_are_there() -> None:
+    whole, paired = Pair(LiveMode.WHOLE), Pair(LiveMode.PAIR)
+    for pair in (whole, paired):
+        pair.run()
+        assert len(pair.recorder.records) == len(pair.jobs) and not any(r.error for r in pair.recorder.records)
+        assert len(pair.engines()) == 2 and all(engine.steps for engine in pair.engines())
+    (_, first), (whole_s, second) = whole.finished()
+    assert not first.early and not second.early
+    (_, first), (early_s, second) = paired.finished()
+    assert not first.early and second.early
+    assert early_s - 30.0 < 0.5 * (whole_s - 30.0)
+    assert all(engine._lean is None for engine in paired.engines())
+
+
+def test_nobody_pairs_without_another_instance_or_with_one_layer() -> None:
+    alone = Pair(LiveMode.PAIR)
+    assert [event.early for _, event in alone.finished()] == [False]
+    flat = replace(model(), shape=replace(model().shape, layers=1))
+    pair = Pair(LiveMode.PAIR, spec=flat)
+    pair.run()
+    assert [event.early for _, event in pair.finished()] == [False, False]
+
+
+def until_it_leans(pair: Pair) -> tuple[Engine, Engine]:
+    """The engine that leans, and its peer; requests are there."""
+    for job in pair.jobs:
+        pair.world.front.arrive(job)
+    while True:
+        pair.world.queue.run_until(pair.world.queue.now_s + 0.05)
+        leaning = [engine for engine in pair.engines() if engine._lean is not None]
+        if leaning and leaning[0].running:
+            (peer,) = [engine for engine in pair.engines() if engine is not leaning[0]]
+            return leaning[0], peer
+
+
+def test_a_leader_whose_peer_dies_waits_for_its_weights_and_goes_on() -> None:
+    pair = Pair(LiveMode.PAIR)
+    leader, peer = until_it_leans(pair)
+    pair.world.nodes.lose_instance(peer.key)
+    steps = leader.steps
+    pair.world.queue.run_until(pair.world.queue.now_s + 0.3)
+    assert leader.steps <= steps + 1  # the one that it was in
+    pair.world.queue.run_until(120.0)
+    assert leader._lean is None and leader.steps > steps + 1
+    assert len(pair.recorder.records) == len(pair.jobs) and not any(r.error for r in pair.recorder.records)
+
+
+def test_a_leader_that_is_told_to_leave_ends_with_its_loading() -> None:
+    pair = Pair(LiveMode.PAIR)
+    leader, peer = until_it_leans(pair)
+    pair.world.nodes.lose_instance(leader.key)
+    assert leader.key not in pair.world.nodes.instances
+    pair.world.queue.run_until(120.0)
+    assert len(pair.recorder.records) == len(pair.jobs) and not any(r.error for r in pair.recorder.records)
+    assert [e for e in pair.engines() if e is peer]
+
+
+def test_a_leaders_steps_lie_on_both_devices() -> None:
+    pair = Pair(LiveMode.PAIR)
+    leader, peer = until_it_leans(pair)
+    own, other = leader.pools[0], peer.pools[0]
+    loads: list[tuple[Any, Any]] = [(own._loads.get(leader._stint), other._loads.get(leader._stint))]
+    assert all(load is not None for load in loads[0])
+    held = leader._lean.pools()[1][0]  # type: ignore[union-attr,index]
+    assert 0.0 < held < 1.0
+    assert loads[0][0].compute == pytest.approx(loads[0][1].compute * held / (1.0 - held), rel=0.2)
