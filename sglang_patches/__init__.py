@@ -30,7 +30,7 @@ def all_hooks() -> tuple[Hook, ...]:
         lora,
         pooling,
         quantised,
-        remote_layers,
+        remote_steps,
         reuse,
         room,
         sampling,
@@ -73,7 +73,7 @@ def all_hooks() -> tuple[Hook, ...]:
         spec_draft,
         spec_memory,
         spec_sampling,
-        remote_layers,
+        remote_steps,
         long_steps,
     )
     return tuple(hook for module in modules for hook in module.HOOKS)

@@ -12,6 +12,7 @@ import torch
 
 from sglang_patches.graphs import capture_due
 from sglang_patches.hooks import Hook, HookKind
+from sglang_patches.remote_steps import all_here
 from sglang_patches.seat import Seat
 
 
@@ -88,7 +89,8 @@ def sleep_when_idle(scheduler: Any) -> None:
         return  # told to leave in this very round
     scheduler.token_to_kv_pool_allocator.lease.rest(scheduler)
     seat.stepped(scheduler)
-    capture_due(scheduler, idle=True)
+    if all_here(scheduler):
+        capture_due(scheduler, idle=True)
     if seat.rank == 0:
         seat.wait(0.1)
 

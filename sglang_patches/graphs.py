@@ -30,6 +30,24 @@ def put_off(original: Callable[..., Any], *, model_runner: Any) -> Any:
     return DecodeGraphCapture(runner=None, graph_mem_usage=0)
 
 
+class Graphs:
+    """The graphs of one model: a step that must go over :attr:`model.forward` runs without."""
+
+    def __init__(self, runner: Any) -> None:
+        self._runner = runner
+        self._put_away: tuple[Any, Any] | None = None
+
+    def allow(self, allowed: bool) -> None:
+        """Replay them from the next step on, or not."""
+        runner = self._runner
+        if allowed and self._put_away is not None:
+            runner.decode_cuda_graph_runner, runner.prefill_cuda_graph_runner = self._put_away
+            self._put_away = None
+        elif not allowed and self._put_away is None:
+            self._put_away = runner.decode_cuda_graph_runner, runner.prefill_cuda_graph_runner
+            runner.decode_cuda_graph_runner = runner.prefill_cuda_graph_runner = None
+
+
 def capture_due(scheduler: Any, idle: bool) -> None:
     """Capture what was put off, if now is the time: ``idle``, or after :data:`EAGER_STEPS`."""
     runner = scheduler.tp_worker.model_runner

@@ -9,11 +9,13 @@ from prism.core.errors import PrismError
 from prism.memory.errors import OutOfMemory
 from prism.remote.orders import GrowRoute, KvWay
 from prism.remote.state import LayersTaken
-from sglang_patches.remote_lead import RouteLeader, Stop
+from sglang_patches.remote_lead import RouteLeader
 from sglang_patches.remote_peer import ForeignWork
 from sglang_patches.remote_pieces import ModelPieces
 from sglang_patches.remote_questions import PeerLost
+from sglang_patches.remote_ranks import Ranks
 from sglang_patches.remote_routes import Routes
+from sglang_patches.remote_stops import Stop
 from sglang_patches.remote_taking import KvTaking, ends_held, grown
 from sglang_patches.seat import Seat
 
@@ -24,9 +26,15 @@ class Growth:
     """Of one engine, from a :class:`prism.remote.orders.GrowRoute` until it goes on alone."""
 
     def __init__(
-        self, scheduler: Any, pieces: ModelPieces, foreign: ForeignWork, leader: RouteLeader, routes: Routes
+        self,
+        scheduler: Any,
+        pieces: ModelPieces,
+        foreign: ForeignWork,
+        leader: RouteLeader,
+        routes: Routes,
+        ranks: Ranks,
     ) -> None:
-        self._scheduler, self._pieces = scheduler, pieces
+        self._scheduler, self._pieces, self._ranks = scheduler, pieces, ranks
         self._foreign, self._leader, self._routes = foreign, leader, routes
         self._seat: Seat = scheduler.server_args.prism_seat
         self._order: GrowRoute | None = None
@@ -77,17 +85,20 @@ class Growth:
             self._lacking = str(error)
 
     def _bring_one(self, downwards: bool) -> bool:
-        """False: nothing that could be brought has arrived."""
+        """False: nothing that could be brought has arrived (at all ranks)."""
         weights, held = self._seat.weights, self._foreign.held
         pieces = range(self._pieces.count)
         order = reversed(pieces) if downwards else pieces
-        piece = next((p for p in order if p not in held and weights.arrived(p)), None)
+        piece = self._ranks.first((p for p in order if p not in held), weights.arrived)
         if piece is None:
             return False
         try:
             weights.bring(self._pieces.model, piece)
+            came = True
         except OutOfMemory as error:
             log.warning("piece %d has no memory yet: %s", piece, error)
+            came = False
+        if not self._ranks.all(came):
             return False
         self._foreign.held = held | {piece}
         return True
@@ -115,7 +126,7 @@ class Growth:
         runs, whole = ends_held(self._leader.route, held), len(held) == self._pieces.count
         if not runs or (len(held) == self._declined and not whole):
             return None
-        kv = KvTaking(self._scheduler, self._leader, runs, self._pieces.layers, way)
+        kv = KvTaking(self._scheduler, self._leader, runs, self._pieces.layers, way, self._ranks)
         self._declined = 0 if kv.fetches or whole else len(held)
         if whole and not kv.fetches:
             self._routes.begin_again()
@@ -124,7 +135,7 @@ class Growth:
 
     def _grew(self, route: tuple[Stop, ...], told: LayersTaken | None) -> None:
         self.taken = told or self.taken
-        if any(stop.link is not None for stop in route):
+        if any(stop.peer is not None for stop in route):
             self._routes.use(route)
         else:
             self._routes.go_on_alone()

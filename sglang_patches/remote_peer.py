@@ -1,17 +1,18 @@
-"""The peer's side: layers of this engine run for the requests of others, on KV of their own."""
+"""The peer's side: leaders, and what they ask of this engine, in the order in which it came."""
 
 from __future__ import annotations
 
+import itertools
 import logging
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from contextlib import suppress
 from typing import Any, Final
 from weakref import WeakKeyDictionary, WeakSet
 
 import torch
 
 from prism import memory
-from prism.memory.errors import OutOfMemory
 from prism.remote.link import PeerLink, Received
 from prism.remote.messages import (
     VERSION,
@@ -26,11 +27,11 @@ from prism.remote.messages import (
     Refused,
     RunPieces,
 )
-from sglang_patches.remote_batches import BatchPart, forward_batch
-from sglang_patches.remote_check import BadMessage, check_state, check_work
-from sglang_patches.remote_memory import ForeignKv
+from prism.remote.notes import DoForeign, LeadersGone, Note
+from sglang_patches.remote_foreign import ForeignRun, NotDone
 from sglang_patches.remote_pieces import ModelPieces
-from sglang_patches.remote_tensors import pack_tensors, unpack_tensors
+from sglang_patches.remote_ranks import Ranks
+from sglang_patches.remote_tensors import Unpacked, pack_tensors
 
 log = logging.getLogger(__name__)
 
@@ -39,23 +40,39 @@ MEASURED_BYTES: Final = 1 << 20
 
 
 class ForeignWork:
-    """What leaders ask of this engine, in the order in which it came. It never waits for anybody, so that engines that
-    lead and serve each other cannot stop each other."""
+    """Never waits for anybody, so that engines that lead and serve each other cannot stop each other. Leaders speak to
+    rank 0, which has the other ranks do with it what they ask (:meth:`serve`)."""
 
     def __init__(
-        self, scheduler: Any, pieces: ModelPieces, me: str, model: str, new_owner: Callable[[], memory.Owner]
+        self,
+        scheduler: Any,
+        pieces: ModelPieces,
+        me: str,
+        model: str,
+        new_owner: Callable[[], memory.Owner],
+        ranks: Ranks,
     ) -> None:
-        self._runner = scheduler.tp_worker.model_runner
-        self._config = scheduler.model_config
-        self._none = scheduler.spec_algorithm
-        self._pieces, self._me, self._model, self._new_owner = pieces, me, model, new_owner
-        self.held = frozenset(range(pieces.count))
-        """Pieces whose weights are here."""
-        self._slots: dict[PeerLink, int] = {}
+        self._me, self._model, self._ranks = me, model, ranks
+        self._run = ForeignRun(scheduler, pieces, new_owner, ranks)
+        ranks.foreign = self._obey
+        self._counter = itertools.count(1)
+        self._numbers: dict[PeerLink, int] = {}
+        """Of leaders that were greeted; what is kept for them goes by it."""
+        self._slots: WeakKeyDictionary[PeerLink, int] = WeakKeyDictionary()
         self._names: WeakKeyDictionary[PeerLink, str] = WeakKeyDictionary()
         self._leading: WeakSet[PeerLink] = WeakSet()
-        self._kv: dict[PeerLink, ForeignKv] = {}
         self._queue: deque[tuple[PeerLink, Received]] = deque()
+        self._gone: list[int] = []
+        """Leaders that other ranks still keep something for."""
+
+    @property
+    def held(self) -> frozenset[int]:
+        """Pieces whose weights are here."""
+        return self._run.held
+
+    @held.setter
+    def held(self, pieces: frozenset[int]) -> None:
+        self._run.held = pieces
 
     @property
     def waiting(self) -> int:
@@ -74,7 +91,7 @@ class ForeignWork:
             case MeasureLink(batch=batch, nbytes=nbytes):
                 sent = torch.zeros(min(max(nbytes, 0), MEASURED_BYTES) // 4, dtype=torch.float32)
                 link.send(Measured(batch=batch), pack_tensors([sent]))
-            case Leading(now=now) if link in self._slots:
+            case Leading(now=now) if link in self._numbers:
                 (self._leading.add if now else self._leading.discard)(link)
             case _:
                 self._queue.append((link, received))
@@ -91,31 +108,54 @@ class ForeignWork:
             link.send(Refused(batch=0, reason=problem))
             return
         self._slots[link], self._names[link] = hello.slots, hello.engine
+        self._numbers.setdefault(link, next(self._counter))
         link.send(PeerWelcome(version=VERSION, engine=self._me, pieces=sorted(self.held)))
+
+    # --- what is kept for leaders ---
 
     def forget_closed(self) -> None:
         """Give back what was kept for leaders that are gone, and what this device's own engines want."""
-        for link in [link for link in self._slots if link.closed]:
-            del self._slots[link]
-            self._drop(link)
-        for link in [link for link, kv in self._kv.items() if kv.wanted_back]:
-            self._drop(link)
-            link.close("its memory is wanted back")
-            self._slots.pop(link, None)
+        for link, number in list(self._numbers.items()):
+            if self._run.wanted_back(number):
+                link.close("its memory is wanted back")
+            if link.closed:
+                del self._numbers[link]
+                self._run.drop(number)
+                if self._ranks.world > 1:
+                    self._gone.append(number)
 
-    def _drop(self, link: PeerLink) -> None:
-        if (kv := self._kv.pop(link, None)) is not None:
-            kv.close()
+    def take_gone(self) -> list[int]:
+        """Leaders that other ranks are to forget now."""
+        gone, self._gone = self._gone, []
+        return gone
+
+    def forget(self, numbers: Iterable[int]) -> None:
+        """On all ranks, between two steps: these leaders are gone; and those whose KV another rank's device wants back
+        must go."""
+        for number in numbers:
+            self._run.drop(number)
+        wanted = frozenset(self._run.wanted_back_anywhere())
+        for link in [link for link, number in self._numbers.items() if number in wanted]:
+            link.close("its memory is wanted back")
+            del self._numbers[link]
+        for number in wanted:
+            self._run.drop(number)
 
     def drop_all(self) -> None:
-        """The pieces that are here change, or this engine ends: its leaders must begin again."""
-        for link in list(self._slots):
+        """On all ranks: the pieces that are here change, or this engine ends. Its leaders must begin again."""
+        for link in self._numbers:
             link.close("the layers of this engine have changed")
-        self.forget_closed()
+        self._numbers.clear()
+        self._gone.clear()
         self._queue.clear()
+        self._run.drop_all()
+
+    # --- what they ask ---
 
     def serve(self, most: int) -> int:
-        """Answer up to ``most`` messages; how many there were."""
+        """Answer up to ``most`` messages; how many there were. On rank 0, while the others do what it tells them."""
+        if gone := self.take_gone():
+            self._ranks.tell(LeadersGone(leaders=gone))
         served = 0
         while self._queue and served < most:
             link, received = self._queue.popleft()
@@ -125,79 +165,30 @@ class ForeignWork:
         return served
 
     def _answer(self, link: PeerLink, received: Received) -> None:
-        batch = getattr(received.message, "batch", 0)
+        work = received.message
+        batch = getattr(work, "batch", 0)
+        if not isinstance(work, RunPieces | FetchKv):
+            link.send(Refused(batch=batch, reason=f"a peer is not sent {type(work).__name__}"))
+            return
+        if link not in self._numbers:
+            link.send(Refused(batch=batch, reason="it has not said who it is"))
+            return
+        note = DoForeign(leader=self._numbers[link], slots=self._slots[link], work=work)
+        self._ranks.tell(note, [(head.dtype, head.shape, data) for head, data in received.tensors])
         try:
-            if isinstance(received.message, RunPieces):
-                state = self._run(link, received, received.message)
-                link.send(HiddenStates(batch=batch), pack_tensors(t for t in state if t is not None))
-            elif isinstance(received.message, FetchKv):
-                link.send(KvRows(batch=batch), pack_tensors(self._fetch(link, received.message)))
-            else:
-                raise BadMessage(f"a peer is not sent {type(received.message).__name__}")
-        except OutOfMemory as error:
-            self._drop(link)
-            link.send(Refused(batch=batch, reason=f"no memory for its KV: {error}"))
-        except Exception as error:
-            log.exception("work for %s was not done", link.peer)
-            link.send(Refused(batch=batch, reason=f"{type(error).__name__}: {error}"[:500]))
+            found = self._run.do(note, received.tensors)
+        except NotDone as why:
+            log.warning("work for %s was not done: %s", link.peer, why)
+            link.send(Refused(batch=batch, reason=str(why)))
+            return
+        answer = HiddenStates(batch=batch) if isinstance(work, RunPieces) else KvRows(batch=batch)
+        link.send(answer, pack_tensors(found))
 
-    def _kv_of(self, link: PeerLink) -> ForeignKv:
-        kv = self._kv.get(link)
-        if kv is None:
-            if link not in self._slots:
-                raise BadMessage("it has not said who it is")
-            layers = [piece - 1 for piece in self.held if 1 <= piece <= self._pieces.layers]
-            if not layers:
-                raise BadMessage("this engine has no layers")
-            kv = ForeignKv(self._runner, self._new_owner(), min(layers), max(layers) + 1, self._slots[link])
-            self._kv[link] = kv
-            kv.back([0])
-        return kv
-
-    def _run(self, link: PeerLink, received: Received, work: RunPieces) -> tuple[Any, Any]:
-        kv = self._kv_of(link)
-        table = kv.rows.req_to_token
-        bounds = (table.shape[0], table.shape[1], kv.slots, self._config.vocab_size)
-        check_work(work, self.held - {self._pieces.count - 1}, *bounds)
-        tensors = unpack_tensors(received, self._runner.device)
-        check_state(tensors, work.first, len(work.token_ids), self._config.hidden_size, self._runner.dtype)
-        kv.back(work.out_slots)
-        if not kv.has(work.table_slots):
-            raise BadMessage("its request table names slots that nothing was written to")
-        state = None if not tensors else (tensors[0], tensors[1] if len(tensors) > 1 else None)
-        return self._forward(kv, work, state)
-
-    def _forward(self, kv: ForeignKv, work: RunPieces, state: tuple[Any, Any] | None) -> tuple[Any, Any]:
-        from sglang.srt.model_executor.forward_context import ForwardContext, forward_context
-
-        with torch.no_grad():
-            batch = self._batch(kv, work)
-            kv.backend.init_forward_metadata(batch)
-            with forward_context(ForwardContext(attn_backend=kv.backend)):
-                ids, positions = batch.input_ids, batch.positions
-                found: tuple[Any, Any] = self._pieces.run(work.first, work.end, state, ids, positions, batch)
-        return found
-
-    def _batch(self, kv: ForeignKv, work: RunPieces) -> Any:
-        """SGLang's ``ForwardBatch`` of the work; the request table gets the slots of its tokens."""
-        device = self._runner.device
-        entries = torch.tensor(work.table_slots, dtype=torch.int32, device=device)
-        kv.rows.req_to_token[work.table_rows, work.table_positions] = entries
-        part = BatchPart(
-            rows=work.rows,
-            seq_lens=work.seq_lens,
-            out_slots=work.out_slots,
-            positions=work.positions,
-            token_ids=work.token_ids,
-            prefix_lens=work.prefix_lens,
-            extend_lens=work.extend_lens,
-        )
-        return forward_batch(part, device, self._none)
-
-    def _fetch(self, link: PeerLink, wanted: FetchKv) -> tuple[Any, Any]:
-        kv = self._kv.get(link)
-        if kv is None or not kv.first <= wanted.first_layer < wanted.end_layer <= kv.end:
-            raise BadMessage(f"there is no KV of layers [{wanted.first_layer}, {wanted.end_layer}) for it here")
-        if not wanted.slots or not 0 <= min(wanted.slots) <= max(wanted.slots) < kv.slots or not kv.has(wanted.slots):
-            raise BadMessage("it asks for KV of slots that nothing was written to")
-        return kv.read(wanted.first_layer, wanted.end_layer, wanted.slots)
+    def _obey(self, note: Note, tensors: Unpacked) -> None:
+        """On the other ranks."""
+        if isinstance(note, LeadersGone):
+            for number in note.leaders:
+                self._run.drop(number)
+        elif isinstance(note, DoForeign):
+            with suppress(NotDone):  # rank 0 says so
+                self._run.do(note, tensors)

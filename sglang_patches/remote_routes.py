@@ -9,18 +9,22 @@
 
 from __future__ import annotations
 
+import itertools
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
 from prism.remote.hub import LinkHub
-from prism.remote.link import PeerLink
 from prism.remote.orders import RouteStop, SetRoute
-from sglang_patches.remote_lead import RouteLeader, Stop
+from sglang_patches.graphs import Graphs
+from sglang_patches.remote_lead import RouteLeader
 from sglang_patches.remote_peer import ForeignWork
 from sglang_patches.remote_pieces import ModelPieces
 from sglang_patches.remote_questions import PeerLost
+from sglang_patches.remote_ranks import Outcome, Ranks
+from sglang_patches.remote_stops import RoutePeer, Stop
 from sglang_patches.seat import Seat
 
 log = logging.getLogger(__name__)
@@ -29,6 +33,25 @@ _GREET_S: Final = 10.0
 _GREET_MORE_S: Final = 1.0
 """For peers of routes that are only fallbacks: own requests stand still meanwhile."""
 _EVERYTHING: Final = 1 << 30
+
+
+@dataclass(frozen=True, slots=True)
+class _Greeted:
+    """A path of an order: the peer there and its pieces, or what is wrong with it."""
+
+    peer: RoutePeer | None
+    pieces: Sequence[int]
+    problem: Exception | None = None
+
+
+_HERE: Final = _Greeted(None, ())
+
+
+def _as_told(path: str, numbers: Iterator[int]) -> _Greeted:
+    """By rank 0: one more than there are pieces at the peer, and the pieces; 0: it was not greeted."""
+    if not (count := next(numbers)):
+        return _Greeted(None, (), PeerLost(f"{path} was not greeted"))
+    return _Greeted(RoutePeer(None), list(itertools.islice(numbers, count - 1)))
 
 
 class Routes:
@@ -41,13 +64,16 @@ class Routes:
         hub: LinkHub,
         foreign: ForeignWork,
         leader: RouteLeader,
+        ranks: Ranks,
         begins_again: Callable[[], None],
     ) -> None:
         self._scheduler, self._pieces, self._hub = scheduler, pieces, hub
-        self._foreign, self._leader, self._begins_again = foreign, leader, begins_again
+        self._foreign, self._leader, self._ranks, self._begins_again = foreign, leader, ranks, begins_again
         self._seat: Seat = scheduler.server_args.prism_seat
         self._fallbacks: list[tuple[Stop, ...]] = []
-        self._opened: list[PeerLink] = []
+        self.peers: list[RoutePeer] = []
+        """Of all routes, the same on all ranks."""
+        self._graphs = Graphs(scheduler.tp_worker.model_runner)
         self._stored: Any = None
         """The seat's KV store, while KV of this engine is not all here."""
 
@@ -60,14 +86,12 @@ class Routes:
         """Follow the first route of ``order`` that can be used. Raises what is wrong with the first when none can."""
         if not order.routes:
             raise ValueError("a route is needed")
-        links: dict[str, tuple[PeerLink, frozenset[int]]] = {}
+        known = self._greet_all(order.routes)
         routes: list[tuple[Stop, ...]] = []
         problems: list[Exception] = []
         for route in order.routes:
             try:
-                for path in {stop.path for stop in route if stop.path} - links.keys():
-                    links[path] = self._link_to(path, _GREET_MORE_S if routes else _GREET_S)
-                routes.append(self._checked(route, links))
+                routes.append(self._checked(route, known))
             except (OSError, PeerLost, ValueError) as problem:
                 problems.append(problem)
         if not routes:
@@ -75,41 +99,71 @@ class Routes:
             raise problems[0]
         for why in problems:
             log.warning("one of %d routes cannot be used: %s", len(order.routes), why)
-        self._leader.answer_s, self._leader.cuts = order.answer_s, not order.whole_prefills
+        self._leader.asking.answer_s, self._leader.cuts = order.answer_s, not order.whole_prefills
         self.begin_again()
         self._fallbacks = routes[1:]
         self.use(routes[0])
 
-    def _link_to(self, path: str, within_s: float) -> tuple[PeerLink, frozenset[int]]:
-        link = self._hub.connect(Path(path))
-        self._opened.append(link)
+    def _greet_all(self, routes: Sequence[Sequence[RouteStop]]) -> dict[str, _Greeted]:
+        """Peers by path, or what is wrong with them, on all ranks."""
+        known: dict[str, _Greeted] = {}
+
+        def greet() -> Outcome:
+            numbers: list[int] = []
+            limit_s = _GREET_S
+            for route in routes:
+                paths = {stop.path: None for stop in route if stop.path}
+                for path in [path for path in paths if path not in known]:
+                    known[path] = found = self._greeted(path, limit_s)
+                    numbers += [1 + len(found.pieces) if found.peer else 0, *found.pieces]
+                if all(known[path].peer for path in paths):
+                    limit_s = _GREET_MORE_S
+            return Outcome(numbers)
+
+        numbers = iter(self._ranks.together(greet).numbers)
+        for path in dict.fromkeys(stop.path for route in routes for stop in route if stop.path):
+            if not self._ranks.leads:
+                known[path] = _as_told(path, numbers)
+        self.peers += [found.peer for found in known.values() if found.peer is not None]
+        return known
+
+    def _greeted(self, path: str, within_s: float) -> _Greeted:
+        try:
+            peer = RoutePeer(self._hub.connect(Path(path)))
+        except OSError as error:
+            return _Greeted(None, (), error)
         slots = self._scheduler.token_to_kv_pool_allocator.get_kvcache().k_buffer[0].shape[0]
         me, model = self._seat.owner.name, self._seat.weights.identity
-        return link, self._leader.greet(link, me, model, int(slots), within_s)
+        try:
+            return _Greeted(peer, sorted(self._leader.asking.greet(peer, me, model, int(slots), within_s)))
+        except PeerLost as lost:
+            peer.close("it was not greeted")
+            return _Greeted(None, (), lost)
 
-    def _checked(
-        self, route: Sequence[RouteStop], links: dict[str, tuple[PeerLink, frozenset[int]]]
-    ) -> tuple[Stop, ...]:
+    def _checked(self, route: Sequence[RouteStop], known: dict[str, _Greeted]) -> tuple[Stop, ...]:
         """Raises ``ValueError`` unless the route has every piece once, in order, where it is, and the head here."""
         at, stops = 0, []
         for stop in route:
-            link, held = links[stop.path] if stop.path else (None, self._foreign.held)
+            there = known[stop.path] if stop.path else _HERE
+            if there.problem is not None:
+                raise there.problem
+            held = self._foreign.held if there.peer is None else frozenset(there.pieces)
             if stop.first != at or stop.end <= stop.first or not held >= set(range(stop.first, stop.end)):
                 where = stop.path or "this engine"
                 raise ValueError(f"pieces [{stop.first}, {stop.end}) at {where}, which has {sorted(held)}, after {at}")
-            stops.append(Stop(link, stop.first, stop.end))
+            stops.append(Stop(there.peer, stop.first, stop.end))
             at = stop.end
-        if at != self._pieces.count or stops[-1].link is not None:
+        if at != self._pieces.count or stops[-1].peer is not None:
             raise ValueError(f"a route ends with piece {self._pieces.count - 1}, the head, at this engine")
         return tuple(stops)
 
     def _usable(self, route: tuple[Stop, ...]) -> bool:
-        here = {piece for stop in route if stop.link is None for piece in range(stop.first, stop.end)}
-        return here <= self._foreign.held and not any(stop.link is not None and stop.link.closed for stop in route)
+        here = {piece for stop in route if stop.peer is None for piece in range(stop.first, stop.end)}
+        return here <= self._foreign.held and not any(stop.peer is not None and stop.peer.lost for stop in route)
 
     def go_on_elsewhere(self) -> None:
         """A peer is lost."""
-        why = self._leader.lost or "; ".join(link.why for link in self._leader.peers if link.closed)
+        why = self._leader.lost or "; ".join(peer.why for peer in self._leader.peers if peer.lost)
         left = [route for route in self._fallbacks if self._usable(route)]
         self.begin_again()
         if left:
@@ -120,8 +174,9 @@ class Routes:
     def use(self, route: tuple[Stop, ...]) -> None:
         """Follow ``route`` from the next step on. KV goes into no store while a part of it is with peers."""
         self._leader.route = route
+        self._graphs.allow(not self._leader.remote)
         self._close_unused()
-        self._leader.tell_peers(self._opened)
+        self._leader.tell_peers(self.peers)
         if self._leader.remote and self._stored is None:
             self._stored, self._seat.kv = self._seat.kv, None
         elif not self._leader.remote and self._stored is not None:
@@ -136,11 +191,11 @@ class Routes:
 
     def _close_unused(self) -> None:
         """Links of no route any more: what their peers keep for this engine is given back."""
-        kept = {id(stop.link) for route in (self._leader.route, *self._fallbacks) for stop in route}
-        for link in self._opened:
-            if id(link) not in kept:
-                link.close("the route leads elsewhere")
-        self._opened = [link for link in self._opened if not link.closed]
+        kept = {id(stop.peer) for route in (self._leader.route, *self._fallbacks) for stop in route}
+        for peer in self.peers:
+            if id(peer) not in kept:
+                peer.close("the route leads elsewhere")
+        self.peers = [peer for peer in self.peers if not peer.lost]
 
     def begin_again(self) -> None:
         """Requests go on from the tokens they have; no KV is left that was made over another route."""
@@ -152,8 +207,9 @@ class Routes:
         if (moves := getattr(scheduler, "prism_kv_moves", None)) is not None:
             moves.close()
             scheduler.prism_kv_moves = scheduler.prism_fair = None
+        ahead, scheduler.enable_overlap = scheduler.enable_overlap, False  # nothing is in flight
         scheduler.pause_generation(PauseGenerationReqInput(mode="retract"))
-        scheduler._engine_paused = False
+        scheduler.enable_overlap, scheduler._engine_paused = ahead, False
         if not scheduler.server_args.disable_radix_cache:
             scheduler.tree_cache.evict(EvictParams(num_tokens=_EVERYTHING))
         self._leader.lost = ""

@@ -12,7 +12,9 @@ from prism.policy.moving import Leg, Way, choose_way
 from prism.remote.orders import KvWay
 from prism.remote.state import LayersTaken
 from sglang_patches.kv_move_paths import nodes_below, request_path
-from sglang_patches.remote_lead import RouteLeader, Stop
+from sglang_patches.remote_lead import RouteLeader
+from sglang_patches.remote_ranks import Ranks
+from sglang_patches.remote_stops import RoutePeer, Stop
 
 SLICE_S: Final = 0.01
 """Streams are to stand still for so long at a time while KV is fetched."""
@@ -26,6 +28,11 @@ class PieceRun:
     first: int
     end: int
 
+    @property
+    def peer(self) -> RoutePeer:
+        assert self.stop.peer is not None
+        return self.stop.peer
+
     def layers(self, count: int) -> range:
         """Of a model with ``count`` layers."""
         return range(max(self.first - 1, 0), min(self.end - 1, count))
@@ -35,7 +42,7 @@ def ends_held(route: Sequence[Stop], held: Set[int]) -> list[PieceRun]:
     """What can be taken over of each stop at a peer: its first and its last pieces, as far as they are in ``held``.
     What lies between pieces that are not would make two stops of one."""
     found: list[PieceRun] = []
-    for stop in (stop for stop in route if stop.link is not None):
+    for stop in (stop for stop in route if stop.peer is not None):
         first, end = stop.first, stop.end
         while first < end and first in held:
             first += 1
@@ -51,9 +58,9 @@ def grown(route: Sequence[Stop], runs: Sequence[PieceRun]) -> tuple[Stop, ...]:
     stops: list[Stop] = []
     for stop in route:
         for piece in range(stop.first, stop.end):
-            link = None if piece in here else stop.link
-            first = stops.pop().first if stops and stops[-1].link is link else piece
-            stops.append(Stop(link, first, piece + 1))
+            peer = None if piece in here else stop.peer
+            first = stops.pop().first if stops and stops[-1].peer is peer else piece
+            stops.append(Stop(peer, first, piece + 1))
     return tuple(stops)
 
 
@@ -81,18 +88,21 @@ class KvTaking:
     of it; a slot that is written meanwhile is fetched again. The last slice is the first one that leaves nothing
     (pre-copy, as when virtual machines move; lambda-Scale 4.4 and BlitzScale stop for the whole)."""
 
-    def __init__(self, scheduler: Any, leader: RouteLeader, runs: Sequence[PieceRun], count: int, way: KvWay) -> None:
+    def __init__(
+        self, scheduler: Any, leader: RouteLeader, runs: Sequence[PieceRun], count: int, way: KvWay, ranks: Ranks
+    ) -> None:
         self._scheduler, self._leader, self.runs, self._count = scheduler, leader, runs, count
+        self._ranks = ranks
         reqs = running(scheduler)
         slots = used_slots(scheduler, reqs)
         self._cache = scheduler.token_to_kv_pool_allocator.get_kvcache()
         self.layers = sum(len(run.layers(count)) for run in runs)
         self.nothing = not self.layers or not len(slots)
-        self._row_bytes = self._cache.k_buffer[0][0].nbytes + self._cache.v_buffer[0][0].nbytes
+        self._row_bytes = ranks.world * (self._cache.k_buffer[0][0].nbytes + self._cache.v_buffer[0][0].nbytes)
         tokens = sum(len(req.origin_input_ids) + len(req.output_ids) for req in reqs)
         self._choice = choose_way(self._legs(len(slots)), tokens, leader.prefill_tokens_s)
         shorter = way is KvWay.AUTO and self._choice.way is Way.MOVE
-        self.fetches = self.nothing or way is KvWay.FETCH or shorter
+        self.fetches = bool(ranks.same(int(self.nothing or way is KvWay.FETCH or shorter)))
         self._tokens, self._slice_s = len(slots), 0.0
         self._left, self._times = len(slots) + 1, 1
         if self.fetches:
@@ -101,9 +111,8 @@ class KvTaking:
     def _legs(self, slots: int) -> list[Leg]:
         found = []
         for run in self.runs:
-            assert run.stop.link is not None
             if layers := len(run.layers(self._count)):
-                rate = self._leader.rates[run.stop.link]
+                rate = run.peer.rate
                 found.append(Leg(slots * layers * self._row_bytes, rate.bytes_s, rate.fixed_s))
         return found
 
@@ -121,7 +130,7 @@ class KvTaking:
         if len(left) >= self._left:
             self._times *= 2  # steps write more than one slice brings
         self._left, self._tokens = len(left), len(slots)
-        part = left if all_at_once else left[: self._most]
+        part = left if all_at_once else left[: self._ranks.same(self._most)]
         if len(part):
             self._slice_s = max(self._slice_s, sum(leg.estimated_s for leg in self._legs(len(part))))
             for run in self.runs:
@@ -141,8 +150,7 @@ class KvTaking:
         layers = run.layers(self._count)
         if not layers:
             return
-        assert run.stop.link is not None
-        k, v = self._leader.fetch(run.stop.link, layers.start, layers.stop, slots.tolist())
+        k, v = self._leader.asking.fetch(run.peer, layers.start, layers.stop, slots.tolist())
         for i, layer in enumerate(layers):
             self._cache.k_buffer[layer][slots] = k[i]
             self._cache.v_buffer[layer][slots] = v[i]

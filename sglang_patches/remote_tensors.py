@@ -7,11 +7,13 @@ from typing import Any, Final
 
 import torch
 
-from prism.remote.link import Received
+from prism.remote.messages import TensorHead
 
 _TYPES: Final = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 Packed = tuple[str, list[int], memoryview]
+Unpacked = tuple[tuple[TensorHead, memoryview], ...]
+"""Tensors as they arrived."""
 
 
 def pack_tensors(tensors: Iterable[Any]) -> list[Packed]:
@@ -24,10 +26,10 @@ def pack_tensors(tensors: Iterable[Any]) -> list[Packed]:
     return packed
 
 
-def unpack_tensors(received: Received, device: Any) -> list[Any]:
+def unpack_tensors(arrived: Unpacked, device: Any) -> list[Any]:
     """The tensors of a message. Raises ``ValueError`` for what is no tensor."""
     found = []
-    for head, data in received.tensors:
+    for head, data in arrived:
         dtype = _TYPES.get(head.dtype)
         elements = 1
         for length in head.shape:

@@ -13,7 +13,7 @@ from sglang_patches.graphs import capture_due
 from sglang_patches.hooks import Hook, HookKind
 from sglang_patches.long_prompts import long_of
 from sglang_patches.long_steps import plan_turns
-from sglang_patches.remote_layers import before_step, plan_step
+from sglang_patches.remote_steps import all_here, before_step, plan_step
 from sglang_patches.seat import Seat
 
 log = logging.getLogger(__name__)
@@ -27,7 +27,8 @@ _LONG_NAP_S = 0.05
 def schedule(original: Callable[..., Any], scheduler: Any, running_batch: Any, last_batch: Any) -> Any:
     """Around ``Scheduler.get_next_batch_to_run``."""
     seat: Seat = scheduler.server_args.prism_seat
-    capture_due(scheduler, idle=False)
+    if all_here(scheduler):
+        capture_due(scheduler, idle=False)
     before_step(scheduler)
     if getattr(scheduler, "prism_remote", None) is not None:
         running_batch, last_batch = scheduler.running_batch, scheduler.last_batch

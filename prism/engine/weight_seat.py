@@ -190,6 +190,12 @@ class EngineWeights:
             self._held = HeldTensors(self._region, self.packed)
         self._held.hold(model, wanted)
 
+    def complete(self, model: torch.nn.Module) -> None:
+        """The engine is not to begin with some pieces after all: wait for the others."""
+        if self.began_with:
+            self.began_with = ()
+            self.hold(model, lambda name: True)
+
     def bring(self, model: torch.nn.Module, piece: int) -> None:
         """See :meth:`sglang_patches.seat.WeightSeat.bring`."""
         if self._held is not None:

@@ -68,7 +68,7 @@ from prism.weights.store.weight_store import WeightStore
 from prism.wire.secret import read_secret
 from sglang_patches.kv_move import keep_all
 from sglang_patches.long_prompts import close_long, open_long
-from sglang_patches.remote_layers import close_remote
+from sglang_patches.remote_steps import close_remote
 
 log = logging.getLogger(__name__)
 
@@ -219,6 +219,8 @@ class Worker:
         active.seat.kv, active.seat.fair = self._keeper(active.weights, command), command.fair
         self._open_long(active)
         weights = active.weights
+        if command.first_pieces and not all_ranks(bool(weights.began_with), command.world):
+            weights.complete(active.scheduler.tp_worker.model_runner.model)
         active.seat.first_pieces = weights.began_with
         info = describe(active.scheduler, weights)
         phases = {**clock.phases, **{f"weights.{k}": v for k, v in weights.phases.items()}}

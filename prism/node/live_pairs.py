@@ -72,7 +72,7 @@ class LivePairs:
         (what the layers share is in its block) and head, or (empty) all of the model. A peer is asked first: one that
         cannot run layers for others says so, and what it cannot the new one cannot either."""
         layers = leader.spec.shape.layers
-        if live is LiveMode.WHOLE or layers < 2 or len(leader.part.devices) > 1 or self._folder is None:
+        if live is LiveMode.WHOLE or layers < 2 or self._folder is None:
             return ()
         first = (0, 1, layers + 1)
         if not await self._routes.over(leader, frozenset(first)) and await self._elsewhere(leader) is None:

@@ -48,7 +48,6 @@ class LiveRoutes:
             if x.key.model == model
             and x is not leader
             and x.state is InstanceState.READY
-            and len(x.part.devices) == 1
             and x.handle is not None
             and x.handle.alive
         ]

@@ -47,7 +47,7 @@ class LiveWays:
         if self._books.settings.live is not LiveMode.AUTO or not places:
             return BegunWay((None,) * len(places))
         active = model.in_state(InstanceState.READY)
-        pairable = len(places) if model.spec.tp == 1 and model.spec.shape.layers > 1 else 0
+        pairable = len(places) if model.spec.shape.layers > 1 else 0
         load = ScaleOutLoad(
             serving=len(active),
             wanted=wanted,

@@ -28,7 +28,7 @@ HOP_S: Final = 0.0005
 
 
 def can_pair(spec: ModelSpec) -> bool:
-    """As the live agents have it: one device, several layers."""
+    """Several layers, on one device: of several devices live agents pair instances, too, which is not modelled."""
     return spec.tp == 1 and spec.shape.layers > 1
 
 

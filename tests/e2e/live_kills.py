@@ -37,10 +37,12 @@ MODEL, TOKENS, CLIENTS = "demo-llama", 24, 6
 VICTIMS = ("peer", "leader", "agent", "controller")
 
 
-def pair_catalog(models: Path, devices: int = 2) -> dict[str, Any]:
-    """Engines of few requests at a time, so that others wait for them."""
+def pair_catalog(models: Path, devices: int = 2, tp: int = 1) -> dict[str, Any]:
+    """Engines of few requests at a time, so that others wait for them; each on ``tp`` devices."""
     engine_args = {"dtype": "float32", "max_running_requests": 2}
     config = catalog(models, memory="64MiB", count=devices, engine_args=engine_args)
+    for model in config["models"] if tp > 1 else ():
+        model["tp"] = tp
     return config | {"live_scaling": {"mode": "pair"}}
 
 

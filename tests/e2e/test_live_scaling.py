@@ -12,7 +12,7 @@ import pytest
 
 from prism.config.state import StateDir
 from prism.weights.store.weight_store import WeightStore
-from tests.engine.slow_image import SlowImage
+from tests.engine.slow_image import SlowImage, SlowImages
 
 from .live_kills import MODEL, Load, one_round, pair_catalog, remote_of, replicas
 from .server import Server, complete, start, until
@@ -53,6 +53,25 @@ def test_it_serves_over_another_while_its_weights_arrive(pairing: Server, demo_m
     until(lambda: pairing.queued() == 0, "nothing in any queue")
     pairing.admin(f"models/{MODEL}/unload", {})
     pairing.wait_unloaded(MODEL)
+
+
+def test_instances_of_two_devices_run_layers_for_each_other(demo_models: Path, tmp_path: Path) -> None:
+    server = start(tmp_path, pair_catalog(demo_models, devices=4, tp=2))
+    try:
+        complete(server.client, MODEL, "an image is left", 4)
+        (first,) = replicas(server)
+        image = SlowImages(WeightStore(StateDir(server.state).store), MODEL, ranks=2)
+        with closing(image), Load(server, demo_models, MANY).running() as load:
+            image.arrive(0, 1, image.layers + 1)
+            server.admin(f"models/{MODEL}/load", {"instances": 2})
+            until(lambda: shows(server, held_layers=1, peers=first["devices"][:1]), "layers that run elsewhere")
+            until(lambda: replicas(server)[-1]["served"], "answers before its layers are there")
+            for piece in range(image.layers, 1, -1):
+                image.arrive(piece)
+            until(lambda: shows(server, held_layers=image.layers, peers=[]), "all layers being there")
+            load.wait_for_all()
+    finally:
+        server.stop()
 
 
 def _shared(server: Server) -> bool:

@@ -9,10 +9,12 @@ from prism.weights.store.weight_store import WeightStore
 
 
 class SlowImage:
-    """The image of ``model`` in ``store``, from now on arriving in host memory piece by piece, as from elsewhere."""
+    """The image of ``model`` in ``store``, from now on arriving in host memory piece by piece, as from elsewhere. Of an
+    engine of several ranks, that of one whose ``layout`` it is (a part of it)."""
 
-    def __init__(self, store: WeightStore, model: str) -> None:
-        (key,) = {i.key for i in store.ls() if (header := store.header(i.key)) is not None and header.label == model}
+    def __init__(self, store: WeightStore, model: str, layout: str = "") -> None:
+        found = {i.key for i in store.ls() if (header := store.header(i.key)) is not None and header.label == model}
+        (key,) = {key for key in found if layout in key.layout}
         resident = store.get(key)
         assert resident is not None
         for leaf in range(resident.header.leaves):  # it may be coming from disk
@@ -40,3 +42,19 @@ class SlowImage:
     def close(self) -> None:
         self._copy.close()
         self._filling.release()
+
+
+class SlowImages:
+    """The same of all ranks of an engine, at the same time."""
+
+    def __init__(self, store: WeightStore, model: str, ranks: int) -> None:
+        self._images = [SlowImage(store, model, f"rank{rank}/") for rank in range(ranks)]
+        self.layers = self._images[0].layers
+
+    def arrive(self, *pieces: int) -> None:
+        for image in self._images:
+            image.arrive(*pieces)
+
+    def close(self) -> None:
+        for image in self._images:
+            image.close()

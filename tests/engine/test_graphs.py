@@ -30,6 +30,7 @@ class Runner:
 
     is_draft_worker = False
     decode_cuda_graph_runner: str | None = None
+    prefill_cuda_graph_runner: str | None = None
 
     def __init__(self, device: str = "cuda", speculative: bool = False, full: bool = False) -> None:
         self.device, self.full = device, full
@@ -68,6 +69,16 @@ def test_graphs_are_captured_when_nobody_waits_and_once(calls: list[str]) -> Non
     graphs.capture_due(engine, idle=True)
     graphs.capture_due(engine, idle=True)
     assert runner.captured == ["capture"] and calls == ["synchronize"], "the steps before are over"
+
+
+def test_steps_that_go_over_a_route_run_without_graphs_until_the_engine_is_alone() -> None:
+    runner = Runner()
+    runner.decode_cuda_graph_runner, runner.prefill_cuda_graph_runner = "decode", "prefill"
+    found = graphs.Graphs(runner)
+    for allowed in (True, False, False, True, True, False):
+        found.allow(allowed)
+        now = runner.decode_cuda_graph_runner, runner.prefill_cuda_graph_runner
+        assert now == (("decode", "prefill") if allowed else (None, None))
 
 
 def test_an_engine_that_never_rests_captures_after_many_steps(calls: list[str]) -> None:

@@ -37,17 +37,19 @@ def connect(hosts: Hosts, peer: Path, leader: Path, token: str) -> None:
             taker.kill()
 
 
-async def test_layers_on_another_machine_until_its_cable_is_pulled(rig: Rig) -> None:
+@pytest.mark.parametrize("tp", [1, 2])
+async def test_layers_on_another_machine_until_its_cable_is_pulled(rig: Rig, tp: int) -> None:
     if reason := why_not():
         pytest.skip(reason)
     with Hosts(count=2, mbit=400.0) as hosts:
-        spec = rig.spec("demo-llama")
-        first = await rig.activate(spec, [rig.devices[1]])
+        spec = rig.spec("demo-llama", tp)
+        first = await rig.activate(spec, rig.devices[-tp:])
         await first.deactivate()  # it leaves an image
-        whole = await rig.activate(spec, [rig.devices[0]])
-        leader = await rig.activate(spec, [rig.devices[1]])
+        whole = await rig.activate(spec, rig.devices[:tp])
+        leader = await rig.activate(spec, rig.devices[-tp:])
         peer_path, leader_path = rig.folder / "whole.layers", rig.folder / "leader.layers"
-        rig.pool.memory[rig.devices[0]].offer(0)
+        for device in rig.devices[:tp]:
+            rig.pool.memory[device].offer(0)
         await whole.remote.serve_layers(peer_path)
         await leader.remote.serve_layers(leader_path)
         await asyncio.to_thread(connect, hosts, peer_path, leader_path, "t")

@@ -12,12 +12,11 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from prism.remote.link import PeerLink
 from prism.remote.orders import KvWay
-from sglang_patches.remote_lead import KvRate, Stop
+from sglang_patches.remote_stops import KvRate, RoutePeer, Stop
 from sglang_patches.remote_taking import SLICE_S, KvTaking, PieceRun, ends_held, grown
 
-A, B = cast(PeerLink, "a"), cast(PeerLink, "b")
+A, B = RoutePeer(None), RoutePeer(None)
 COUNT = 8
 OVER_A = (Stop(None, 0, 2), Stop(A, 2, 7), Stop(None, 7, COUNT))
 
@@ -44,16 +43,16 @@ def test_layers_of_a_run_with_embedding_or_head_are_layers_only() -> None:
 @given(st.lists(st.integers(1, COUNT - 2), max_size=3).map(sorted), st.frozensets(st.integers(1, COUNT - 2)))
 def test_growth_keeps_every_piece_and_makes_no_further_stops(cuts: list[int], came: frozenset[int]) -> None:
     bounds = [0, *dict.fromkeys(cuts), COUNT - 1, COUNT]
-    links = (None, A, B, A)
-    stops = [Stop(links[i % 4], first, end) for i, (first, end) in enumerate(pairwise(bounds))]
+    peers = (None, A, B, A)
+    stops = [Stop(peers[i % 4], first, end) for i, (first, end) in enumerate(pairwise(bounds))]
     route = grown((*stops[:-1], Stop(None, COUNT - 1, COUNT)), [])
     after = grown(route, ends_held(route, came))
-    where = {p: stop.link for stop in route for p in range(stop.first, stop.end)}
+    where = {p: stop.peer for stop in route for p in range(stop.first, stop.end)}
     for stop in after:
-        assert all(stop.link in (None, where[p]) for p in range(stop.first, stop.end))
-        assert stop.link is not None or all(where[p] is None or p in came for p in range(stop.first, stop.end))
+        assert all(stop.peer in (None, where[p]) for p in range(stop.first, stop.end))
+        assert stop.peer is not None or all(where[p] is None or p in came for p in range(stop.first, stop.end))
     assert [p for stop in after for p in range(stop.first, stop.end)] == list(range(COUNT))
-    assert sum(stop.link is not None for stop in after) <= sum(stop.link is not None for stop in route)
+    assert sum(stop.peer is not None for stop in after) <= sum(stop.peer is not None for stop in route)
 
 
 LAYERS, SLOTS, ROW_BYTES = COUNT - 2, 400, 2 * 3 * 4
@@ -67,7 +66,8 @@ class GrowingEngine:
         self.k, self.v = ([torch.zeros(shape) for _ in range(LAYERS)] for _ in range(2))
         self.there = [[torch.rand(shape) for _ in range(LAYERS)] for _ in range(2)]
         layers = 5  # of the run that is taken over
-        self.rates = {A: KvRate(0.0, slots_of_a_slice * layers * ROW_BYTES / SLICE_S)}
+        A.rate = KvRate(0.0, slots_of_a_slice * layers * ROW_BYTES / SLICE_S)
+        self.asking, self.world = self, 1
         self.prefill_tokens_s, self.here = 1e9, cast(Any, None)
         self.fetched: list[int] = []
         table = torch.arange(SLOTS)[None]
@@ -86,10 +86,15 @@ class GrowingEngine:
         self.slots = table[0]
 
     def taking(self) -> KvTaking:
-        return KvTaking(self.scheduler, cast(Any, self), [PieceRun(OVER_A[1], 2, 7)], LAYERS, KvWay.FETCH)
+        return KvTaking(
+            self.scheduler, cast(Any, self), [PieceRun(OVER_A[1], 2, 7)], LAYERS, KvWay.FETCH, cast(Any, self)
+        )
 
-    def fetch(self, link: PeerLink, first: int, end: int, slots: list[int]) -> tuple[Any, Any]:
-        assert link is A
+    def same(self, number: int) -> int:
+        return number
+
+    def fetch(self, peer: RoutePeer, first: int, end: int, slots: list[int]) -> tuple[Any, Any]:
+        assert peer is A
         self.fetched.append(len(slots))
         k, v = (torch.stack([buffer[slots] for buffer in side[first:end]]) for side in self.there)
         return k, v

@@ -1,0 +1,172 @@
+"""What a leader asks its peers: who they are, to run pieces of the model on a batch, and for KV that they keep."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from typing import Any, Final
+
+import torch
+
+from prism.remote.link import PeerLink, Received
+from prism.remote.messages import (
+    VERSION,
+    FetchKv,
+    HiddenStates,
+    KvRows,
+    Measured,
+    MeasureLink,
+    PeerHello,
+    PeerWelcome,
+    RunPieces,
+)
+from sglang_patches.remote_batches import BatchPart
+from sglang_patches.remote_peer import MEASURED_BYTES
+from sglang_patches.remote_pieces import State
+from sglang_patches.remote_questions import PeerLost, Pump, Question, Questions
+from sglang_patches.remote_ranks import Outcome, Ranks
+from sglang_patches.remote_stops import KvRate, RoutePeer, Stop
+from sglang_patches.remote_tensors import pack_tensors, unpack_tensors
+
+_GATHERED: Final = 2.0
+"""KV takes so much longer than bytes that lie in a row: it is gathered there and scattered here (until some came)."""
+
+_MOST_PIECES: Final = 1 << 20
+
+
+class PeerAsking:
+    """Of one engine. Only rank 0 asks; :meth:`state_behind` and :meth:`fetch` are called by all ranks, and all have
+    what came."""
+
+    def __init__(self, runner: Any, pump: Pump, ranks: Ranks) -> None:
+        self._runner, self._ranks = runner, ranks
+        self._batch = 0
+        self.questions = Questions(pump)
+        self.answer_s = 60.0
+        """A peer that has not answered after it counts as lost."""
+
+    def take(self, link: PeerLink, received: Received) -> None:
+        """An answer."""
+        self.questions.take(link, received)
+
+    def greet(self, peer: RoutePeer, engine: str, model: str, slots: int, limit_s: float) -> frozenset[int]:
+        """Introduce this engine to a peer; the pieces it has. Raises :class:`PeerLost`."""
+        hello = PeerHello(version=VERSION, engine=engine, model=model, slots=slots)
+        answer = self.questions.ask(peer.link, hello, 0, (), limit_s).message
+        if not isinstance(answer, PeerWelcome) or answer.version != VERSION:
+            raise PeerLost(f"a peer answered a greeting with {type(answer).__name__}")
+        peer.name, peer.rate = answer.engine, self._measured(peer, limit_s)
+        return frozenset(piece for piece in answer.pieces if 0 <= piece < _MOST_PIECES)
+
+    def _measured(self, peer: RoutePeer, limit_s: float) -> KvRate:
+        seconds = []
+        for nbytes in (0, MEASURED_BYTES):
+            self._batch += 1
+            start_s = time.monotonic()
+            message = MeasureLink(batch=self._batch, nbytes=nbytes)
+            if not isinstance(self.questions.ask(peer.link, message, self._batch, (), limit_s).message, Measured):
+                raise PeerLost("a peer answered a measurement with something else")
+            seconds.append(time.monotonic() - start_s)
+        bare = KvRate(seconds[0], 1.0).seen(MEASURED_BYTES, seconds[1])
+        return KvRate(bare.fixed_s, bare.bytes_s / _GATHERED)
+
+    def fetch(self, peer: RoutePeer, first_layer: int, end_layer: int, slots: list[int]) -> tuple[Any, Any]:
+        """K and V that a peer keeps for this rank's heads: ``[layers, slots, heads, dim]``. Raises
+        :class:`PeerLost`."""
+        try:
+            k, v = self._ranks.together(lambda: self._asked_kv(peer, first_layer, end_layer, slots)).tensors
+        except PeerLost:
+            peer.lost = True
+            raise
+        return self._ranks.own(k, 2), self._ranks.own(v, 2)
+
+    def _asked_kv(self, peer: RoutePeer, first_layer: int, end_layer: int, slots: list[int]) -> Outcome:
+        """Of all heads."""
+        self._batch += 1
+        wanted = FetchKv(batch=self._batch, first_layer=first_layer, end_layer=end_layer, slots=slots)
+        start_s = time.monotonic()
+        received = self.questions.ask(peer.link, wanted, self._batch, (), self.answer_s)
+        nbytes = sum(head.nbytes for head, _ in received.tensors)
+        peer.rate = peer.rate.seen(nbytes, time.monotonic() - start_s)
+        tensors = self._tensors(received)
+        heads = self._ranks.world * self._runner.token_to_kv_pool.head_num
+        shape = (end_layer - first_layer, len(slots), heads)
+        if not isinstance(received.message, KvRows) or [tuple(t.shape[:3]) for t in tensors] != 2 * [shape]:
+            raise PeerLost("a peer sent something else than the KV it was asked for")
+        return Outcome(tensors=tensors)
+
+    def _tensors(self, received: Received) -> list[Any]:
+        try:
+            return unpack_tensors(received.tensors, self._runner.device)
+        except ValueError as error:
+            raise PeerLost(str(error)) from error
+
+    def state_behind(self, stop: Stop, part: BatchPart, state: State | None) -> State:
+        """The state behind ``stop``, on every rank."""
+
+        def ask() -> Outcome:
+            question = self.send_part(stop, part, state)
+            found = self.state(stop, part, self.questions.wait_for(question, self.answer_s))
+            return Outcome(tensors=[t for t in found if t is not None])
+
+        return as_state(self._ranks.together(ask).tensors)
+
+    def send_part(self, stop: Stop, part: BatchPart, state: State | None) -> Question:
+        """Have the pieces of ``stop``, at a peer, run on ``part``."""
+        assert stop.peer is not None
+        self._batch += 1
+        sent = pack_tensors(t for t in state or () if t is not None)
+        return self.questions.send(stop.peer.link, self._work(stop, part), self._batch, sent)
+
+    def nap(self, waits: bool, since_s: float) -> None:
+        """See :meth:`Questions.nap`."""
+        self.questions.nap(waits, since_s + self.answer_s)
+
+    def state(self, stop: Stop, part: BatchPart, received: Received) -> State:
+        """What an answer says. Raises :class:`PeerLost` when it is something else."""
+        tensors = self._tensors(received)
+        wanted = 1 if stop.end == 1 else 2
+        shape = (len(part.token_ids), int(self._runner.model_config.hidden_size))
+        if not isinstance(received.message, HiddenStates) or [tuple(t.shape) for t in tensors] != wanted * [shape]:
+            raise PeerLost("a peer answered with something else than hidden states")
+        return as_state(tensors)
+
+    def _work(self, stop: Stop, part: BatchPart) -> RunPieces:
+        assert stop.peer is not None
+        table_rows, table_positions, table_slots = self._changes(stop.peer, part.rows, part.seq_lens)
+        return RunPieces(
+            batch=self._batch,
+            first=stop.first,
+            end=stop.end,
+            decode=part.decodes,
+            rows=part.rows,
+            seq_lens=part.seq_lens,
+            out_slots=part.out_slots,
+            positions=part.positions,
+            token_ids=part.token_ids,
+            table_rows=table_rows,
+            table_positions=table_positions,
+            table_slots=table_slots,
+            prefix_lens=part.prefix_lens,
+            extend_lens=part.extend_lens,
+        )
+
+    def _changes(
+        self, peer: RoutePeer, of_rows: Sequence[int], to: Sequence[int]
+    ) -> tuple[list[int], list[int], list[int]]:
+        """Rows, positions and slots of what the peer does not know yet of these rows of the request table, up to the
+        length of each. SGLang changes entries of old tokens too, when it finds that the prefix tree had them."""
+        table = self._runner.req_to_token_pool.req_to_token
+        rows, lengths = (torch.tensor(values, dtype=torch.int64, device=table.device) for values in (of_rows, to))
+        known = peer.known = torch.zeros_like(table) if peer.known is None else peer.known
+        most = int(lengths.max())
+        now = table[rows, :most]
+        inside = torch.arange(most, device=table.device) < lengths[:, None]
+        index, positions = ((now != known[rows, :most]) & inside).nonzero().unbind(1)
+        changed, slots = rows[index], now[index, positions]
+        known[changed, positions] = slots
+        return changed.tolist(), positions.tolist(), slots.tolist()
+
+
+def as_state(tensors: Sequence[Any]) -> State:
+    return tensors[0], tensors[1] if len(tensors) > 1 else None

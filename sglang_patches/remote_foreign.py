@@ -1,0 +1,171 @@
+"""Layers of this engine run for the requests of others, on KV of their own: what every rank of it does alike."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, Final
+
+import torch
+
+from prism import memory
+from prism.core.errors import PrismError
+from prism.memory.errors import OutOfMemory
+from prism.remote.messages import FetchKv, RunPieces
+from prism.remote.notes import DoForeign
+from sglang_patches.remote_batches import BatchPart, forward_batch
+from sglang_patches.remote_check import BadMessage, check_state, check_work
+from sglang_patches.remote_memory import ForeignKv
+from sglang_patches.remote_pieces import ModelPieces, State
+from sglang_patches.remote_ranks import Ranks
+from sglang_patches.remote_tensors import Unpacked, unpack_tensors
+
+log = logging.getLogger(__name__)
+
+_MOST_WORDS: Final = 500
+
+
+class NotDone(PrismError):
+    """What a leader asked was not done, by no rank."""
+
+
+class ForeignRun:
+    """Of one engine. Leaders are known by numbers."""
+
+    def __init__(
+        self, scheduler: Any, pieces: ModelPieces, new_owner: Callable[[], memory.Owner], ranks: Ranks
+    ) -> None:
+        self._scheduler, self._runner = scheduler, scheduler.tp_worker.model_runner
+        self._config = scheduler.model_config
+        self._none = scheduler.spec_algorithm
+        self._pieces, self._new_owner, self._ranks = pieces, new_owner, ranks
+        self.held = frozenset(range(pieces.count))
+        """Pieces whose weights are here."""
+        self._kv: dict[int, ForeignKv] = {}
+
+    def do(self, note: DoForeign, tensors: Unpacked) -> Sequence[Any]:
+        """Tensors that answer it (on rank 0). Raises :class:`NotDone`, on all ranks alike."""
+        if isinstance(note.work, RunPieces):
+            return self._run(note, note.work, tensors)
+        return self._fetch(note, note.work)
+
+    def wanted_back(self, number: int) -> bool:
+        """Whether this rank's device needs what is kept for a leader."""
+        return number in self._kv and self._kv[number].wanted_back
+
+    def wanted_back_anywhere(self) -> list[int]:
+        """Leaders whose KV any rank's device needs. All ranks ask at the same time."""
+        numbers = sorted(self._kv)
+        free = self._ranks.least([int(not self.wanted_back(number)) for number in numbers])
+        return [number for number, is_free in zip(numbers, free, strict=True) if not is_free]
+
+    def drop(self, number: int) -> None:
+        """Give back what is kept for a leader."""
+        if (kv := self._kv.pop(number, None)) is not None:
+            kv.close()
+
+    def drop_all(self) -> None:
+        for number in list(self._kv):
+            self.drop(number)
+
+    def _agreed(self, leader: int, prepare: Callable[[], Any]) -> Any:
+        """What ``prepare`` made, once it has on every rank: a batch that one of them cannot run, none may begin."""
+        problem, made = None, None
+        try:
+            made = prepare()
+        except OutOfMemory as error:
+            problem = NotDone(f"no memory for its KV: {error}")
+        except Exception as error:
+            if not isinstance(error, BadMessage):
+                log.exception("work for a leader was not done")
+            problem = NotDone(f"{type(error).__name__}: {error}"[:_MOST_WORDS])
+        if not self._ranks.all(problem is None):
+            self.drop(leader)
+            raise problem or NotDone("another rank of this engine could not")
+        return made
+
+    def _run(self, note: DoForeign, work: RunPieces, tensors: Unpacked) -> Sequence[Any]:
+        kv, state = self._agreed(note.leader, lambda: self._prepared(note, work, tensors))
+        if self._ranks.world > 1:
+            return self._forward(kv, work, state)  # ranks out of step would wait for each other for ever
+        try:
+            return self._forward(kv, work, state)
+        except Exception as error:
+            log.exception("work for a leader was not done")
+            raise NotDone(f"{type(error).__name__}: {error}"[:_MOST_WORDS]) from error
+
+    def _prepared(self, note: DoForeign, work: RunPieces, tensors: Unpacked) -> tuple[ForeignKv, State | None]:
+        kv = self._kv_of(note.leader, note.slots)
+        table = kv.rows.req_to_token
+        bounds = (table.shape[0], table.shape[1], kv.slots, self._config.vocab_size)
+        check_work(work, self.held - {self._pieces.count - 1}, *bounds)
+        state = unpack_tensors(tensors, self._runner.device)
+        check_state(state, work.first, len(work.token_ids), self._config.hidden_size, self._runner.dtype)
+        kv.back(work.out_slots)
+        if not kv.has(work.table_slots):
+            raise BadMessage("its request table names slots that nothing was written to")
+        return kv, None if not state else (state[0], state[1] if len(state) > 1 else None)
+
+    def _kv_of(self, number: int, slots: int) -> ForeignKv:
+        if (kv := self._kv.get(number)) is None:
+            layers = [piece - 1 for piece in self.held if 1 <= piece <= self._pieces.layers]
+            if not layers:
+                raise BadMessage("this engine has no layers")
+            kv = ForeignKv(self._runner, self._new_owner(), min(layers), max(layers) + 1, slots)
+            self._kv[number] = kv
+            kv.back([0])
+        return kv
+
+    def _forward(self, kv: ForeignKv, work: RunPieces, state: State | None) -> Sequence[Any]:
+        from sglang.srt.model_executor.forward_context import ForwardContext, forward_context
+
+        with torch.no_grad(), self._behind_steps():
+            batch = self._batch(kv, work)
+            kv.backend.init_forward_metadata(batch)
+            with forward_context(ForwardContext(attn_backend=kv.backend)):
+                ids, positions = batch.input_ids, batch.positions
+                found: State = self._pieces.run(work.first, work.end, state, ids, positions, batch)
+        return [tensor for tensor in found if tensor is not None]
+
+    @contextmanager
+    def _behind_steps(self) -> Iterator[None]:
+        """On a GPU with overlap a step of this engine's may be under way on a stream of its own, with buffers that
+        kernels share: foreign work goes behind it."""
+        scheduler = self._scheduler
+        if not scheduler.enable_overlap:
+            yield
+            return
+        with torch.get_device_module(self._runner.device).stream(scheduler.forward_stream):
+            scheduler.forward_stream.wait_stream(scheduler.schedule_stream)
+            yield
+        scheduler.schedule_stream.wait_stream(scheduler.forward_stream)
+
+    def _batch(self, kv: ForeignKv, work: RunPieces) -> Any:
+        """SGLang's ``ForwardBatch`` of the work; the request table gets the slots of its tokens."""
+        device = self._runner.device
+        entries = torch.tensor(work.table_slots, dtype=torch.int32, device=device)
+        kv.rows.req_to_token[work.table_rows, work.table_positions] = entries
+        part = BatchPart(
+            rows=work.rows,
+            seq_lens=work.seq_lens,
+            out_slots=work.out_slots,
+            positions=work.positions,
+            token_ids=work.token_ids,
+            prefix_lens=work.prefix_lens,
+            extend_lens=work.extend_lens,
+        )
+        return forward_batch(part, device, self._none)
+
+    def _fetch(self, note: DoForeign, wanted: FetchKv) -> Sequence[Any]:
+        """K and V of all ranks' heads."""
+        found = self._agreed(note.leader, lambda: self._read(note.leader, wanted))
+        return [self._ranks.collected(one, 2) for one in found]
+
+    def _read(self, number: int, wanted: FetchKv) -> tuple[Any, Any]:
+        kv = self._kv.get(number)
+        if kv is None or not kv.first <= wanted.first_layer < wanted.end_layer <= kv.end:
+            raise BadMessage(f"there is no KV of layers [{wanted.first_layer}, {wanted.end_layer}) for it here")
+        if not wanted.slots or not 0 <= min(wanted.slots) <= max(wanted.slots) < kv.slots or not kv.has(wanted.slots):
+            raise BadMessage("it asks for KV of slots that nothing was written to")
+        return kv.read(wanted.first_layer, wanted.end_layer, wanted.slots)
