@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Sequence
 from typing import Any
 
 from prism.core.errors import PrismError
@@ -51,6 +52,9 @@ class Growth:
         """When so many pieces were here, fetching the KV of those that peers ran took longer than beginning again."""
 
     def begin(self, order: GrowRoute) -> None:
+        """Raises ``ValueError`` for an order of pieces that the model does not have."""
+        if not set(order.order) <= set(range(self._pieces.count)):
+            raise ValueError(f"pieces must be in [0, {self._pieces.count}), got {order.order}")
         self.stop_taking()
         self._order = order
 
@@ -64,7 +68,7 @@ class Growth:
         everything."""
         if self._order is None or not (self._leader.remote or self._routes.stalled):
             return
-        while self._bring_one(self._order.downwards):
+        while self._bring_one(self._order.order):
             if not idle:
                 return
         self._tend()
@@ -84,12 +88,11 @@ class Growth:
                 log.error("the rest of the weights does not come, peers go on running it: %s", error)
             self._lacking = str(error)
 
-    def _bring_one(self, downwards: bool) -> bool:
+    def _bring_one(self, order: Sequence[int]) -> bool:
         """False: nothing that could be brought has arrived (at all ranks)."""
         weights, held = self._seat.weights, self._foreign.held
-        pieces = range(self._pieces.count)
-        order = reversed(pieces) if downwards else pieces
-        piece = self._ranks.first((p for p in order if p not in held), weights.arrived)
+        pieces = (*order, *range(self._pieces.count))
+        piece = self._ranks.first((p for p in pieces if p not in held), weights.arrived)
         if piece is None:
             return False
         try:

@@ -91,7 +91,7 @@ class RemoteLayers:
             held_layers=sum(1 <= piece <= layers for piece in held),
             pieces=sorted(held),
             alone=self.whole,
-            peers=[peer.link.label or peer.name for peer in self._leader.peers if not peer.closed],
+            peers=[] if self.stalled else [peer.link.label or peer.name for peer in self._leader.peers],
             leaders=self._foreign.leaders,
             taken=self._growth.taken,
             parts=self._leader.parts,

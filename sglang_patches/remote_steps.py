@@ -6,6 +6,7 @@ its results are processed first, as they are without overlap (:func:`_settle`), 
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from typing import Any
 
@@ -13,6 +14,8 @@ from sglang_patches.hooks import Hook, HookKind
 from sglang_patches.kv_move_in import without
 from sglang_patches.remote_layers import RemoteLayers
 from sglang_patches.seat import Seat
+
+log = logging.getLogger(__name__)
 
 
 def before_step(scheduler: Any) -> None:
@@ -26,7 +29,7 @@ def before_step(scheduler: Any) -> None:
             remote = scheduler.prism_remote = RemoteLayers(scheduler)
         except Exception as error:
             if seat.first_pieces:
-                raise
+                _wait_for_all(scheduler, error)
             for order in orders:
                 seat.ordered(order.number, f"{type(error).__name__}: {error}")
             return
@@ -34,6 +37,14 @@ def before_step(scheduler: Any) -> None:
         if orders or not remote.whole:
             _settle(scheduler)
         remote.step(orders)
+
+
+def _wait_for_all(scheduler: Any, why: Exception) -> None:
+    """An engine that began with some pieces, and cannot run them apart, runs nothing before all of them are here."""
+    seat: Seat = scheduler.server_args.prism_seat
+    log.warning("%s waits for all of its weights: %s", seat.owner.name, why)
+    seat.weights.hold(scheduler.tp_worker.model_runner.model, lambda name: True)
+    seat.first_pieces = ()
 
 
 def _settle(scheduler: Any) -> None:

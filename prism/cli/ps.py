@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 import click
 
 from prism.cli import output
 from prism.cli.client import AdminClient, server_options
-from prism.core.ids import local_name
+from prism.core.ids import DeviceId, local_name, node_of
 
 COLUMNS = (
     "MODEL",
@@ -68,14 +69,20 @@ def weights(replica: dict[str, Any]) -> str:
 
 
 def layers(replica: dict[str, Any]) -> str:
-    """``3/32 over host:0``: those that are there, and who runs the others; ``32/32 for host:1``: whose it runs, too."""
+    """``3/32 over host:0``: those that are there, and who runs the others; ``32/32 for host:1``: whose it runs, too.
+    Those of other machines are named with these: ``3/32 over b/host:0``."""
     remote = replica.get("remote")
     if not remote:
         return "-"
     words = [f"{remote['held_layers']}/{remote['layers']}"]
     for word, devices in (("over", remote["peers"]), ("for", remote["leaders"])):
-        words += [f"{word} {','.join(map(local_name, devices))}"] if devices else []
+        words += [f"{word} {beside(replica['devices'][0], devices)}"] if devices else []
     return " ".join(words)
+
+
+def beside(device: str, others: Iterable[str]) -> str:
+    """``others`` as one reads them next to ``device``: those of its machine without the machine's name."""
+    return ",".join(local_name(d) if node_of(DeviceId(d)) == node_of(DeviceId(device)) else d for d in others)
 
 
 def long_prompts(replica: dict[str, Any]) -> str:

@@ -9,20 +9,23 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Final
 
 import msgspec
 
+from prism.controller.companions import LiveCompany, company_of, instances_per_node, pipelined
 from prism.controller.images import ModelImages
 from prism.controller.nodes import FleetNodes, Node
 from prism.core.effects import Activate
 from prism.core.ids import ModelName, NodeId
 from prism.core.instances import InstanceKey, parts_by_node
+from prism.core.settings import LiveMode
 from prism.core.specs import DeviceKind
+from prism.policy.live.pipelines import ExecutionPipeline, LiveRequest, plan_live
 from prism.policy.multicast.estimate import NodeLink
 from prism.policy.multicast.links import KnownLinks, estimate_links
-from prism.policy.multicast.planner import TEN_GIGABIT, PlanRequest, plan
+from prism.policy.multicast.planner import DEFAULT_BLOCKS, TEN_GIGABIT, Plan, PlanRequest, plan
 from prism.transfer.session import NodePlan, node_plans
 from prism.weights.exchange.pack_windows import window_name
 from prism.weights.packs.format import PackKey
@@ -43,6 +46,7 @@ class Supply:
     mark: str = ""
     plans: tuple[bytes, ...] = ()
     peers: Mapping[str, str] = field(default_factory=dict)
+    company: LiveCompany = field(default_factory=LiveCompany)
 
 
 Supplies = dict[InstanceKey, dict[NodeId, Supply]]
@@ -74,18 +78,25 @@ class WeightDistribution:
         nodes = {node.id: node for node in self._nodes.all() if node.weights}
         plans: dict[tuple[InstanceKey, NodeId], list[bytes]] = {}
         sends: list[tuple[str, Distribute]] = []
+        pipelines: dict[ModelName, list[ExecutionPipeline]] = {}
         for key, group in self._wanted(orders, images, nodes).items():
-            given, sources = self._multicast(key, dict.fromkeys(node for _, node in group), nodes, now_s)
+            given, sources, planned = self._multicast(key, group, nodes, now_s)
             sends += sources
-            for instance, node in group:
+            pipelines.setdefault(group[0][0].model, []).extend(planned)
+            for order, node in group:
                 if node in given:
-                    plans.setdefault((instance, node), []).append(msgspec.msgpack.encode(given[node]))
+                    plans.setdefault((order.key, node), []).append(msgspec.msgpack.encode(given[node]))
+        company: dict[InstanceKey, LiveCompany] = {}
+        for model in dict.fromkeys(order.model for order in orders):
+            mine = [order for order in orders if order.model == model]
+            company |= company_of(mine, pipelines.get(model, ()), nodes.values())
         supplies: Supplies = {}
         for order in orders:
             mark = images[order.model].mark
             for node in parts_by_node(order.parts):
                 peers = {str(n.id): n.weights for n in nodes.values() if n.id != node}
-                supply = Supply(mark, tuple(plans.get((order.key, node), ())), peers)
+                there = company.get(order.key, LiveCompany())
+                supply = Supply(mark, tuple(plans.get((order.key, node), ())), peers, there)
                 supplies.setdefault(order.key, {})[node] = supply
         return supplies, sends
 
@@ -94,14 +105,14 @@ class WeightDistribution:
         orders: Sequence[Activate],
         images: Mapping[ModelName, ModelImages],
         nodes: Mapping[NodeId, Node],
-    ) -> dict[PackKey, list[tuple[InstanceKey, NodeId]]]:
+    ) -> dict[PackKey, list[tuple[Activate, NodeId]]]:
         """Packs that should come over the network, and who needs them."""
-        wanted: dict[PackKey, list[tuple[InstanceKey, NodeId]]] = {}
+        wanted: dict[PackKey, list[tuple[Activate, NodeId]]] = {}
         for order in orders:
             for node in (nodes[id] for id in parts_by_node(order.parts) if id in nodes):
                 for key in images[order.model].by_kind.get(_kind_of(order, node), ()):
                     if self._from_network(key, node, nodes):
-                        wanted.setdefault(key, []).append((order.key, node.id))
+                        wanted.setdefault(key, []).append((order, node.id))
         return wanted
 
     def _from_network(self, key: PackKey, node: Node, nodes: Mapping[NodeId, Node]) -> bool:
@@ -121,17 +132,19 @@ class WeightDistribution:
         )
 
     def _multicast(
-        self, key: PackKey, receivers: Mapping[NodeId, None], nodes: Mapping[NodeId, Node], now_s: float
-    ) -> tuple[dict[NodeId, NodePlan], list[tuple[str, Distribute]]]:
+        self, key: PackKey, group: Sequence[tuple[Activate, NodeId]], nodes: Mapping[NodeId, Node], now_s: float
+    ) -> tuple[dict[NodeId, NodePlan], list[tuple[str, Distribute]], tuple[ExecutionPipeline, ...]]:
+        """Each receiver's part, what the sources are sent, and the pipelines that receivers form meanwhile."""
+        receivers = dict.fromkeys(node for _, node in group)
         running = self._running.get(key)
         if running is not None:
-            return {node: self._joined(running, key, nodes[node], now_s) for node in receivers}, []
+            return {node: self._joined(running, key, nodes[node], now_s) for node in receivers}, [], ()
         held = {n.id: p for n in nodes.values() if n.id not in receivers and (p := _pack(n, key)) is not None}
         if not held:
-            return {}, []
+            return {}, [], ()
         sources = sorted(held, key=lambda n: (not held[n].in_memory, n))
-        nbytes = max(pack.nbytes for pack in held.values())
-        chosen = plan(self._request(sources, receivers, nbytes, now_s))
+        request = self._request(sources, receivers, max(pack.nbytes for pack in held.values()), now_s)
+        chosen, pipelines = _planned(request, [order for order, _ in group], held[sources[0]].first)
         addresses = {str(n.id): n.weights for n in nodes.values()}
         parts = node_plans(chosen, uuid.uuid4().hex[:12], window_name(key), addresses)
         self._running[key] = _Running(parts, {n: addresses[n] for n in parts}, now_s, set(map(str, receivers)))
@@ -140,7 +153,7 @@ class WeightDistribution:
             for n, part in parts.items()
             if n not in self._running[key].receivers
         ]
-        return {node: parts[str(node)] for node in receivers}, sends
+        return {node: parts[str(node)] for node in receivers}, sends, pipelines
 
     def _request(
         self, sources: Sequence[NodeId], receivers: Iterable[NodeId], nbytes: int, now_s: float
@@ -188,6 +201,19 @@ class WeightDistribution:
             missing = [n for n in nodes if n.id in running.receivers and _pack(n, key) is None]
             if not missing or now_s - running.seen_s > RUNS_S:
                 del self._running[key]
+
+
+def _planned(
+    request: PlanRequest, orders: Sequence[Activate], first: Sequence[tuple[float, float]]
+) -> tuple[Plan, tuple[ExecutionPipeline, ...]]:
+    """The multicast to the machines of ``orders``, and the pipelines of those that are to form some. Where any may
+    serve before it has everything, every machine gets the parts ``first`` of the weights first."""
+    if any(order.live is not LiveMode.WHOLE for order in orders):
+        request = replace(request, first=tuple(first), least_blocks=DEFAULT_BLOCKS)
+    if not (together := pipelined(orders)):
+        return plan(request), ()
+    found = plan_live(LiveRequest(request, free_devices=instances_per_node(together)))
+    return found.multicast, found.pipelines
 
 
 def _kind_of(order: Activate, node: Node) -> DeviceKind:

@@ -46,7 +46,8 @@ class ControllerConfig(msgspec.Struct, frozen=True, kw_only=True):
 async def serve(config: ControllerConfig) -> None:
     """Runs the controller until SIGTERM or SIGINT; SIGHUP reads the catalog again."""
     models = KnownModels(load_catalog(Path(config.catalog)), Path(config.profiles) if config.profiles else None)
-    settings = replace(models.catalog.policy.settings().cluster, live=models.catalog.live_scaling.mode)
+    live = models.catalog.live_scaling
+    settings = replace(models.catalog.policy.settings().cluster, live=live.mode, live_hop_s=float(live.hop_s))
     scheduler = cluster_scheduler(settings, [], first_generation=int(time.time()))
     metrics = Metrics()
     decisions = DecisionLog(Path(config.decision_log), metrics)

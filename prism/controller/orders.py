@@ -153,6 +153,10 @@ class Orders:
             plans=list(supply.plans),
             peers=dict(supply.peers),
             live=effect.live,
+            companions=list(supply.company.companions),
+            pipeline=supply.company.pipeline,
+            turn=supply.company.turn,
+            turns=supply.company.turns,
         )
 
     def _deactivate_command(self, key: InstanceKey, carry: bool) -> DeactivateCommand:

@@ -27,8 +27,11 @@ class LiveMode(StrEnum):
     WHOLE = "whole"
     """When all of its weights are there."""
     PAIR = "pair"
-    """It leads requests as soon as it has embedding and head; an instance of the same machine that has everything runs
-    the layers that are still to come."""
+    """It leads requests as soon as it has embedding and head; an instance that has everything runs the layers that are
+    still to come."""
+    PIPELINES = "pipelines"
+    """As for a pair; and as soon as instances that come together, on whichever machines, have all layers between them
+    they run them for each other (an execution pipeline, lambda-Scale 4.3)."""
     AUTO = "auto"
     """In a setting only: whichever is estimated to serve more requests within their objective; or none comes yet, if
     all are in time all the same (:mod:`prism.policy.live.choice`)."""
@@ -158,6 +161,9 @@ class ClusterSettings:
     """``serverlessllm``: requests for which one instance is wanted."""
     live: LiveMode = LiveMode.WHOLE
     """When further instances begin to serve: the catalog's ``live_scaling.mode``."""
+    live_hop_s: float = 0.0005
+    """What it takes to ask an engine of another machine and to have the beginning of its answer: the catalog's
+    ``live_scaling.hop``."""
     # Switches for ablations.
     global_scheduler: bool = True
     """False: a model goes to the next device in turn where it fits, and never moves."""

@@ -47,9 +47,9 @@ class LayerOrders(Protocol):
         """Lead requests over the first route, and over the next one when a peer is lost."""
         ...
 
-    async def grow_route(self, kv: KvWay = ..., downwards: bool = ...) -> None:
-        """Take over what peers run, as its weights arrive (``downwards``: the last layers first, of those that have
-        arrived). Returns when it has begun."""
+    async def grow_route(self, kv: KvWay = ..., order: Sequence[int] = ...) -> None:
+        """Take over what peers run, as its weights arrive (``order``: of pieces, where several have arrived).
+        Returns when it has begun."""
         ...
 
 

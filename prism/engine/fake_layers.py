@@ -21,7 +21,7 @@ class FakeLayers:
         self.routes: list[tuple[Sequence[RouteStop], ...]] = []
         self.grows = False
         self.refuses = ""
-        self.downwards = False
+        self.order: Sequence[int] = ()
         self._layers = max(began_with, default=1) - 1
         self._pieces = list(began_with)
         if began_with:
@@ -37,9 +37,9 @@ class FakeLayers:
         self.grows = False
         self._tell([Path(stop.path).stem.removeprefix("layers-") for stop in routes[0] if stop.path])
 
-    async def grow_route(self, kv: KvWay = KvWay.AUTO, downwards: bool = False) -> None:
+    async def grow_route(self, kv: KvWay = KvWay.AUTO, order: Sequence[int] = ()) -> None:
         self._check()
-        self.grows, self.downwards = True, downwards
+        self.grows, self.order = True, order
 
     def lose_peers(self) -> None:
         """The peers of its route are gone."""

@@ -37,10 +37,10 @@ class RemoteOrders:
             SetRoute(number=next(self._numbers), routes=stops, answer_s=answer_s, whole_prefills=whole_prefills)
         )
 
-    async def grow_route(self, kv: KvWay = KvWay.AUTO, downwards: bool = False) -> None:
-        """Take over what peers run, as its weights arrive (``downwards``: the last layers first, of those that have
-        arrived). Returns when it has begun."""
-        await self._give(GrowRoute(number=next(self._numbers), kv=kv, downwards=downwards))
+    async def grow_route(self, kv: KvWay = KvWay.AUTO, order: Sequence[int] = ()) -> None:
+        """Take over what peers run, as its weights arrive (``order``: of pieces, where several have arrived).
+        Returns when it has begun."""
+        await self._give(GrowRoute(number=next(self._numbers), kv=kv, order=list(order)))
 
     async def _give(self, order: Order) -> None:
         answer: asyncio.Future[OrderDone] = asyncio.get_running_loop().create_future()

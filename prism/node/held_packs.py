@@ -7,6 +7,7 @@ from pathlib import Path
 from prism.transfer.errors import TransferError
 from prism.weights.errors import WeightsError
 from prism.weights.packs.format import PackKey
+from prism.weights.store.disk_fill import lead_parts
 from prism.weights.store.host_copy import open_copy
 from prism.weights.store.weight_store import WeightStore
 from prism.weights.store.whereabouts import Tier
@@ -20,6 +21,7 @@ class HeldPacks:
         self._store = store
         self._complete: set[tuple[Path, int]] = set()
         """Files and their inodes."""
+        self._first: dict[PackKey, list[tuple[float, float]]] = {}
 
     def reports(self) -> list[PackReport]:
         """One per pack, whichever tiers it is on."""
@@ -34,8 +36,21 @@ class HeldPacks:
                 layout=info.key.layout,
                 nbytes=info.nbytes,
                 in_memory=in_memory or (before is not None and before.in_memory),
+                first=self._first_parts(info.key),
             )
+        self._first = {key: first for key, first in self._first.items() if key in found}
         return list(found.values())
+
+    def _first_parts(self, key: PackKey) -> list[tuple[float, float]]:
+        if key not in self._first:
+            try:
+                header = self._store.header(key)
+            except (WeightsError, OSError):
+                return []
+            if header is None:
+                return []
+            self._first[key] = lead_parts(header)
+        return self._first[key]
 
     def _is_whole(self, path: Path) -> bool:
         try:

@@ -26,7 +26,7 @@ from prism.engine.errors import ActivationCause, CannotActivate
 from prism.node.device import DeviceShell
 from prism.node.layers_network import LayersNetwork
 from prism.node.live_pairs import LivePairs
-from prism.node.local_instance import LocalInstance
+from prism.node.local_instance import LiveBeginning, LocalInstance
 from prism.node.measures import NodeMeasures
 from prism.node.weights import NodeWeights, PreparedWeights
 from prism.policy.profiles import prefill_on, profile_on
@@ -147,7 +147,13 @@ class Instances:
         (part,) = parts_by_node(message.parts)[self._node]
         others = {node: address for node, address in message.peers.items() if node != self._node}
         instance = LocalInstance(
-            message.key, message.spec, part, message.parts, elastic=message.kv_cap_bytes is None, addresses=others
+            message.key,
+            message.spec,
+            part,
+            message.parts,
+            elastic=message.kv_cap_bytes is None,
+            addresses=others,
+            begins=LiveBeginning.ordered(message),
         )
         self._instances[message.key] = instance
         self._changed()
@@ -180,9 +186,10 @@ class Instances:
             instance.part,
             kv_limit_bytes=message.kv_cap_bytes,
             mark=at_hand.mark,
-            first_pieces=await self._live.first_pieces(instance, message.live),
+            first_pieces=await self._live.first_pieces(instance),
         )
-        await self._live.lead(instance, handle)
+        instance.handle = handle  # others may lead over it before it leads itself
+        early = await self._live.lead(instance, handle)
         seconds = time.monotonic() - started_s
         log.info("%s is ready on %s after %.3f s (%s)", instance.key, ", ".join(devices), seconds, message.reason)
         if handle.helped_bytes:
@@ -190,9 +197,8 @@ class Instances:
         phases = {**handle.phases, "total": seconds}
         self._measures.activation(model, devices, "remote" if at_hand.remote else handle.source, phases, "ok")
         self._measures.helped(model, handle.helped_bytes)
-        instance.handle = handle
         self._follow(instance, instance.life.loaded(time.monotonic()))
-        return CommandResult(command=message.command, ok=True, phases=phases, early=bool(handle.began_with))
+        return CommandResult(command=message.command, ok=True, phases=phases, early=early)
 
     async def _prepare(self, message: ActivateCommand) -> PreparedWeights:
         if self._weights is None:

@@ -2,9 +2,9 @@
 
 ::
 
-    agent of the leader                                agent of a machine that has the model
-      "how busy is your least busy engine?"   --------->  answered, or declined
-      "give it this connection"               --------->  its end goes to that engine, ours to the leader's
+    agent of the leader                                agent of a machine with an instance of the model
+      "which pieces have yours, how busy are they?"  -->  answered
+      "give that one this connection"                -->  its end goes to that engine, ours to the leader's
 
 The connection is one of :mod:`prism.transfer`: both sides have proven that they know the fleet's secret.
 """
@@ -14,42 +14,68 @@ from __future__ import annotations
 import asyncio
 import logging
 import socket
+import time
 from collections.abc import Awaitable, Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Final
 
 import msgspec
 
 from prism.core.ids import DeviceId
+from prism.core.instances import InstanceKey
 from prism.transfer.errors import PeerError, TransferError
 from prism.transfer.peer_connection import PeerConnection
 from prism.transfer.server import TransferServer
 
 log = logging.getLogger(__name__)
 
-TOPIC: Final = "layers"
+TOPIC: Final = "layers.held"
 ASK_S: Final = 5.0
 ANSWER_S: Final = 75.0
 """Longer than an order to an engine may take."""
+SILENT_S: Final = 5.0
+"""A machine that did not answer is not asked again for so long: whoever looks for a peer waits for all answers."""
 FAILURES: Final = (TransferError, OSError, EOFError, msgspec.MsgspecError)
+_AT_ONCE: Final = 16
 
 
 class LayersWanted(msgspec.Struct, frozen=True):
-    """What an engine on ``device`` looks for: one that has all of ``model``."""
+    """What an engine on ``device`` looks for: pieces of ``model``; a connection to the instance ``key``."""
 
     model: str
     device: str
+    key: InstanceKey | None = None
+
+
+class HeldPieces(msgspec.Struct, frozen=True, kw_only=True):
+    """An instance that runs, or could run, layers for others."""
+
+    key: InstanceKey
+    device: str
+    pieces: list[int]
+    """That it has."""
+    led_pieces: int
+    """That it runs for others now, counted once for each of these."""
+    requests: int
+
+
+@dataclass(frozen=True, slots=True)
+class HeldElsewhere:
+    """Such an instance, and where its machine's weight server is."""
+
+    node: str
+    address: str
+    held: HeldPieces
 
 
 @dataclass(frozen=True, slots=True)
 class LayersOffer:
-    """What a machine does when it is asked. Both raise :class:`PrismError` when there is no such engine, and are
-    called in the agent's loop."""
+    """What a machine does when it is asked; called in the agent's loop."""
 
-    requests: Callable[[LayersWanted], int]
-    """That the least busy engine runs."""
+    held: Callable[[LayersWanted], list[HeldPieces]]
     take: Callable[[LayersWanted, socket.socket], Awaitable[DeviceId]]
-    """Gives the connection to it; where it is."""
+    """Gives the connection to the engine; where it is. Raises :class:`PrismError` when it cannot be."""
 
 
 class LayersNetwork:
@@ -57,17 +83,19 @@ class LayersNetwork:
 
     def __init__(self, server: TransferServer) -> None:
         self._server = server
+        self._silent_until_s: dict[str, float] = {}
+        """By machine."""
 
     def offer(self, offer: LayersOffer) -> None:
         """Answers other machines from now on. Called in the loop that is to carry it out."""
         loop = asyncio.get_running_loop()
 
-        async def count(wanted: LayersWanted) -> int:
-            return offer.requests(wanted)
+        async def held(wanted: LayersWanted) -> list[HeldPieces]:
+            return offer.held(wanted)
 
         def answer(body: bytes) -> bytes:
             wanted = _decoded(body)
-            return msgspec.msgpack.encode(asyncio.run_coroutine_threadsafe(count(wanted), loop).result(ASK_S))
+            return msgspec.msgpack.encode(asyncio.run_coroutine_threadsafe(held(wanted), loop).result(ASK_S))
 
         def take(body: bytes, sock: socket.socket) -> bytes:
             taken: Awaitable[DeviceId] = offer.take(_decoded(body), sock)
@@ -75,26 +103,38 @@ class LayersNetwork:
 
         self._server.answer(TOPIC, answer, take)
 
-    def least_busy(self, addresses: Mapping[str, str], wanted: LayersWanted) -> tuple[str, str] | None:
-        """Name and address of the machine whose engine has the least to do, of ``addresses``; None: there is none.
-        Blocks."""
-        found: list[tuple[int, str, str]] = []
-        for node, address in addresses.items():
-            try:
-                peer = self._connection(node, address)
-                try:
-                    raw = peer.ask(TOPIC, msgspec.msgpack.encode(wanted), ASK_S)
-                finally:
-                    peer.close()
-                found.append((msgspec.msgpack.decode(raw, type=int), node, address))
-            except FAILURES as error:
-                log.info("%s runs no layers of %s for %s: %s", node, wanted.model, wanted.device, error)
-        return min(found)[1:] if found else None
+    def holders(self, addresses: Mapping[str, str], wanted: LayersWanted) -> list[HeldElsewhere]:
+        """Instances of the model on the machines ``addresses``, which are asked all at once; one that does not answer
+        has none. Blocks."""
+        now_s = time.monotonic()
+        asked = [(node, at) for node, at in addresses.items() if now_s >= self._silent_until_s.get(node, 0.0)]
+        if not asked:
+            return []
+        with ThreadPoolExecutor(min(len(asked), _AT_ONCE)) as pool:
+            answers = pool.map(lambda there: self._ask(*there, wanted), asked)
+        return [found for several in answers for found in several]
 
-    def connect(self, node: str, address: str, wanted: LayersWanted) -> tuple[DeviceId, socket.socket]:
-        """A connection to an engine of the machine, and its device; the caller closes it. Blocks. Raises one of
+    def _ask(self, node: str, address: str, wanted: LayersWanted) -> list[HeldElsewhere]:
+        try:
+            peer = self._connection(node, address)
+            try:
+                raw = peer.ask(TOPIC, msgspec.msgpack.encode(wanted), ASK_S)
+            finally:
+                peer.close()
+            held = msgspec.msgpack.decode(raw, type=list[HeldPieces])
+        except FAILURES as error:
+            log.info("%s runs no layers of %s for %s: %s", node, wanted.model, wanted.device, error)
+            if isinstance(error, TimeoutError):
+                self._silent_until_s[node] = time.monotonic() + SILENT_S
+            return []
+        return [HeldElsewhere(node, address, one) for one in held]
+
+    def connect(self, there: HeldElsewhere, wanted: LayersWanted) -> tuple[DeviceId, socket.socket]:
+        """A connection to the engine of the instance, and its device; the caller closes it. Blocks. Raises one of
         :data:`FAILURES`."""
-        answer, sock = self._connection(node, address).hand_over(TOPIC, msgspec.msgpack.encode(wanted), ANSWER_S)
+        asked = msgspec.structs.replace(wanted, key=there.held.key)
+        peer = self._connection(there.node, there.address)
+        answer, sock = peer.hand_over(TOPIC, msgspec.msgpack.encode(asked), ANSWER_S)
         return DeviceId(answer.decode()), sock
 
     def _connection(self, node: str, address: str) -> PeerConnection:

@@ -1,96 +1,103 @@
-"""Routes over engines of this machine for one that lacks layers: who could run them, and who is asked to."""
+"""Routes for an engine that lacks layers: planned over those that could run them, who are then asked, or connected."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Iterable, Set
+import socket
+import uuid
+from collections.abc import Sequence, Set
 from pathlib import Path
 from typing import Final
 
+from prism.core.ids import DeviceId
 from prism.core.instances import InstanceKey
-from prism.core.views import InstanceState
 from prism.engine.api import Handle
 from prism.engine.errors import EngineGone, OrderRefused
+from prism.node.layers_network import FAILURES, HeldElsewhere, LayersWanted
+from prism.node.live_helpers import Helper, LiveHelpers, piece_count
 from prism.node.local_instance import LocalInstance
-from prism.policy.live.routes import Hop, LayerHelper, loads_downwards, plan_routes
+from prism.policy.live.routes import Hop, layer_order, next_turn, plan_routes
+from prism.remote.handing import PREFIX, hand_over
 from prism.remote.orders import RouteStop
-from prism.remote.state import RemoteState
 
 log = logging.getLogger(__name__)
 
 ORDER_S: Final = 60.0
 """An engine that has not carried out an order by then is not asked again: it is between two steps every few
 milliseconds, except when it is being stopped by somebody."""
+Stops = tuple[RouteStop, ...]
 
 
 class LiveRoutes:
-    """Of one machine. ``folder`` takes the sockets at which engines run layers for others; None: they do not.
-    ``instances`` are all that stand here."""
+    """Of one machine. ``folder`` takes the sockets at which engines run layers for others."""
 
-    def __init__(self, folder: Path | None, instances: Callable[[], Iterable[LocalInstance]]) -> None:
-        self._folder, self._instances = folder, instances
-        self._led: dict[InstanceKey, tuple[str, ...]] = {}
-        """Who runs layers for whom, by key."""
-        self._downwards: dict[InstanceKey, bool] = {}
+    def __init__(self, folder: Path | None, helpers: LiveHelpers) -> None:
+        self._folder, self._helpers = folder, helpers
+        self._turns: dict[InstanceKey, int] = {}
 
-    # --- who could ---
+    # --- planned ---
 
-    def whole(self, model: str, leader: LocalInstance | None = None) -> list[LocalInstance]:
-        """Instances of the model but ``leader`` that serve and have all of it, the least busy first."""
-        found = [x for x in self._serving(model, leader) if x.handle is not None and has_all(x.handle)]
-        return sorted(found, key=lambda x: (requests(x), x.key))
-
-    def _serving(self, model: str, leader: LocalInstance | None) -> list[LocalInstance]:
-        return [
-            x
-            for x in (self._instances() if self._folder is not None else ())
-            if x.key.model == model
-            and x is not leader
-            and x.state is InstanceState.READY
-            and x.handle is not None
-            and x.handle.alive
-        ]
-
-    async def over(self, leader: LocalInstance, held: Set[int]) -> list[tuple[RouteStop, ...]]:
-        """Routes for ``leader``, which has the pieces ``held``, the best first; every engine in them has been asked
-        and runs layers for others. None: nobody here has what is missing."""
-        here = {x.key for x in self._instances()}
-        self._led = {key: names for key, names in self._led.items() if key in here}
-        there = {str(x.key): x for x in self._serving(leader.key.model, leader)}
-        paths: dict[str, Path] = {}
+    async def possible(self, leader: LocalInstance, held: Set[int]) -> bool:
+        """Whether an engine with the pieces ``held`` would get a route. Those of this machine are asked: one that
+        cannot run layers for others says so, and what it cannot the new one cannot either."""
+        helpers, asked_others, asked = self._helpers.here(leader), False, set[str]()
         while True:
-            helpers = [self._helper(leader, name, x) for name, x in there.items()]
-            routes = plan_routes(leader.spec.shape.layers + 2, held, helpers)
-            asked = dict.fromkeys(hop.name for route in routes for hop in route if hop.name and hop.name not in paths)
-            if not asked:
+            if not (routes := self._plan(leader, held, helpers)):
+                if asked_others:
+                    return False
+                helpers, asked_others = [*helpers, *await self._helpers.elsewhere(leader)], True
+                continue
+            names = {hop.name for hop in routes[0] if hop.name}
+            helper = next((h for h in helpers if h.here is not None and h.facts.name in names - asked), None)
+            if helper is None or helper.here is None:
+                return True
+            asked.add(helper.facts.name)
+            if await self.ask(helper.here, str(leader.key)) is None:
+                helpers = [h for h in helpers if h is not helper]
+
+    async def over(self, leader: LocalInstance, handle: Handle, held: Set[int]) -> list[Stops]:
+        """Routes for ``leader``, which has the pieces ``held``, the best first; every engine in them has been asked, or
+        connected with, and runs layers for others. None: nobody has what is missing. One of its machine that can run
+        all of it is enough, unless it is to serve with those that come with it."""
+        helpers, asked_others = self._helpers.here(leader), False
+        reached: dict[str, str] = {}
+        while True:
+            routes = self._plan(leader, held, helpers)
+            if not asked_others and (not routes or leader.begins.pipelined):
+                helpers, asked_others = [*helpers, *await self._helpers.elsewhere(leader)], True
+                continue
+            names = {hop.name for route in routes for hop in route if hop.name}
+            if not (unknown := [h for h in helpers if h.facts.name in names - reached.keys()]):
                 break
-            for name in asked:
-                if (path := await self.ask(there[name], str(leader.key))) is None:
-                    del there[name]
+            for helper in unknown:
+                path = await self._reach(leader, handle, helper)
+                if path is None:
+                    helpers = [h for h in helpers if h is not helper]
                 else:
-                    paths[name] = path
-        if routes:
-            self._led[leader.key] = tuple({hop.name for hop in routes[0] if hop.name})
-        return [tuple(_stop(hop, paths) for hop in route) for route in routes]
+                    reached[helper.facts.name] = path
+        self._helpers.note_route(leader, {hop.name for hop in routes[0] if hop.name} if routes else ())
+        return [tuple(_stop(hop, reached) for hop in route) for route in routes]
 
-    def _helper(self, leader: LocalInstance, name: str, instance: LocalInstance) -> LayerHelper:
-        count = leader.spec.shape.layers + 2
-        led = sum(
-            count - len(held_pieces(x))
-            for x in self._instances()
-            if x.key != leader.key and name in self._led.get(x.key, ())
-        )
-        load = instance.handle.load if instance.handle else None
-        abroad = () if load is None or load.remote is None else [w for w in load.remote.leaders if "/" in w]
-        return LayerHelper(name, held_pieces(instance), led + count * len(abroad), requests(instance))
+    @staticmethod
+    def _plan(leader: LocalInstance, held: Set[int], helpers: Sequence[Helper]) -> tuple[tuple[Hop, ...], ...]:
+        facts = [helper.facts for helper in helpers]
+        return plan_routes(piece_count(leader), held, facts, leader.begins.pipelined)
 
-    # --- asking them ---
+    # --- reached ---
+
+    async def _reach(self, leader: LocalInstance, handle: Handle, helper: Helper) -> str | None:
+        """The path of a stop there; None: it cannot be had, which is logged."""
+        if helper.here is not None:
+            path = await self.ask(helper.here, str(leader.key))
+            return None if path is None else str(path)
+        assert helper.there is not None
+        return await self._connected(leader, handle, helper.there)
 
     async def ask(self, instance: LocalInstance, whom: str) -> Path | None:
         """Where the engine runs layers for others; None: it does not, which is logged."""
         assert instance.handle is not None
-        path = self.socket(instance.handle)
+        path = self._socket(instance.handle)
         try:
             async with asyncio.timeout(ORDER_S):
                 await instance.handle.remote.serve_layers(path)
@@ -99,53 +106,57 @@ class LiveRoutes:
             return None
         return path
 
-    def socket(self, handle: Handle) -> Path:
+    async def _connected(self, leader: LocalInstance, handle: Handle, there: HeldElsewhere) -> str | None:
+        """A connection to an engine of another machine is given to ``handle``."""
+        network = self._helpers.network
+        assert network is not None
+        token, mine = uuid.uuid4().hex, self._socket(handle)
+        try:
+            async with asyncio.timeout(ORDER_S):
+                await handle.remote.serve_layers(mine)  # there it takes the connection, too
+            wanted = LayersWanted(leader.key.model, leader.part.lead)
+            device, sock = await asyncio.to_thread(network.connect, there, wanted)
+            with sock:
+                await asyncio.to_thread(hand_over, mine, sock, device, token)
+        except (OrderRefused, *FAILURES) as error:
+            log.warning("%s has no connection to %s: %s", leader.key, there.held.key, error or "no answer")
+            return None
+        return f"{PREFIX}{token}"
+
+    async def take(self, wanted: LayersWanted, sock: socket.socket) -> DeviceId:
+        """Give a connection from another machine to the engine that it is for; the device. Raises
+        :class:`OrderRefused`."""
+        for instance in self._helpers.serving(wanted.model):
+            if wanted.key not in (None, instance.key) or (path := await self.ask(instance, wanted.device)) is None:
+                continue
+            try:
+                await asyncio.to_thread(hand_over, path, sock, wanted.device)
+            except OSError as error:
+                raise OrderRefused(f"the engine of {instance.key} did not take the connection: {error}") from error
+            return instance.part.lead
+        raise OrderRefused(f"no engine here runs layers of {wanted.key or wanted.model}")
+
+    def _socket(self, handle: Handle) -> Path:
         assert self._folder is not None
         return self._folder / f"layers-{handle.workers[0]}.sock"
 
     # --- in which order they load ---
 
-    def downwards(self, leader: LocalInstance) -> bool:
-        """Whether ``leader`` is to bring its last layers first; always the same of one instance."""
-        if leader.key not in self._downwards:
-            here = {x.key for x in self._instances() if x.key.model == leader.key.model}
-            others = [downwards for key, downwards in self._downwards.items() if key in here]
-            self._downwards[leader.key] = loads_downwards(others)
-        return self._downwards[leader.key]
+    def order(self, leader: LocalInstance, beside: Set[InstanceKey]) -> tuple[int, ...]:
+        """The order in which ``leader`` is to bring its pieces; always the same of one instance. Without an order of
+        its own it shares the layers with those ``beside`` it on its machine: from both ends, in turns."""
+        begins, layers = leader.begins, leader.spec.shape.layers
+        if begins.turns > 1:
+            return layer_order(layers, begins.turn, begins.turns)
+        if leader.key not in self._turns:
+            taken = [turn for key, turn in self._turns.items() if key in beside]
+            self._turns[leader.key] = next_turn(taken, 2)
+        return layer_order(layers, self._turns[leader.key], 2)
 
     def forget(self, leader: LocalInstance) -> None:
         """It needs nobody any more, or is gone."""
-        self._led.pop(leader.key, None)
-        self._downwards.pop(leader.key, None)
+        self._turns.pop(leader.key, None)
 
 
-def _stop(hop: Hop, paths: dict[str, Path]) -> RouteStop:
-    return RouteStop(str(paths[hop.name]) if hop.name else "", hop.first, hop.end)
-
-
-def requests(instance: LocalInstance) -> int:
-    """That it runs, as it last told."""
-    load = instance.handle.load if instance.handle else None
-    return load.running if load else 0
-
-
-def held_pieces(instance: LocalInstance) -> frozenset[int]:
-    """The pieces of its model that it has, as it last told."""
-    handle = instance.handle
-    if handle is None:
-        return frozenset()
-    state = remote_state(handle)
-    if handle.began_with:
-        return frozenset(handle.began_with if state is None else state.pieces)
-    return frozenset(range(instance.spec.shape.layers + 2))
-
-
-def has_all(handle: Handle) -> bool:
-    """It runs its own requests by itself."""
-    state = remote_state(handle)
-    return not handle.began_with or (state is not None and state.alone)
-
-
-def remote_state(handle: Handle) -> RemoteState | None:
-    """What it last told of layers in others."""
-    return handle.load.remote if handle.load is not None else None
+def _stop(hop: Hop, reached: dict[str, str]) -> RouteStop:
+    return RouteStop(reached[hop.name] if hop.name else "", hop.first, hop.end)

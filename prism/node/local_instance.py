@@ -6,11 +6,47 @@ import asyncio
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from prism.core.ids import DeviceId, node_of
 from prism.core.instances import InstanceKey, Part, Parts, queue_device
+from prism.core.settings import LiveMode
 from prism.core.specs import ModelSpec
 from prism.core.views import InstanceState
 from prism.engine.api import Handle
+from prism.policy.live.routes import Company
 from prism.scheduler.instance_life import InstanceLife
+from prism.wire.messages import ActivateCommand
+
+
+@dataclass(frozen=True, slots=True)
+class LiveBeginning:
+    """How an instance begins that may serve before its weights are there."""
+
+    mode: LiveMode = LiveMode.WHOLE
+    company: Mapping[InstanceKey, Company] = field(default_factory=dict)
+    """Other instances of the model, as they were known when this one was ordered."""
+    nodes: frozenset[str] = frozenset()
+    """The machines of these."""
+    turn: int = 0
+    turns: int = 1
+    """See :class:`prism.wire.messages.ActivateCommand`."""
+
+    @classmethod
+    def ordered(cls, order: ActivateCommand) -> LiveBeginning:
+        company = {
+            companion.key: Company.OTHER
+            if companion.pipeline is None
+            else Company.PIPELINE
+            if companion.pipeline == order.pipeline
+            else Company.DECISION
+            for companion in order.companions
+        }
+        nodes = frozenset(node_of(DeviceId(companion.device)) for companion in order.companions)
+        return cls(order.live, company, nodes, order.turn, order.turns)
+
+    @property
+    def pipelined(self) -> bool:
+        """It is to serve with those that come with it."""
+        return self.mode is LiveMode.PIPELINES and any(c is not Company.OTHER for c in self.company.values())
 
 
 @dataclass(slots=True)
@@ -26,6 +62,9 @@ class LocalInstance:
     """Its KV memory has no fixed share."""
     addresses: Mapping[str, str] = field(default_factory=dict)
     """Weight servers of other machines, by machine."""
+    begins: LiveBeginning = field(default_factory=LiveBeginning)
+    came_whole: bool = False
+    """Its engine was to begin with some pieces, and waited for all: it cannot run them apart."""
     life: InstanceLife = field(default_factory=InstanceLife)
     handle: Handle | None = None
     watcher: asyncio.Task[None] | None = None

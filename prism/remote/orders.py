@@ -62,8 +62,8 @@ class GrowRoute(_Order, frozen=True, kw_only=True):
     from then on, until no peer is left."""
 
     kv: KvWay = KvWay.AUTO
-    downwards: bool = False
-    """From the last piece to the first, where several have arrived."""
+    order: list[int] = []
+    """Pieces as they are to be brought, where several have arrived; those that are not in it come last."""
 
 
 Order = ServeLayers | HoldPieces | SetRoute | GrowRoute

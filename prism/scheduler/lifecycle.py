@@ -65,7 +65,8 @@ class Lifecycle:
 
     def _usual_mode(self) -> LiveMode:
         """How an instance begins that nobody chose a way for."""
-        return LiveMode.PAIR if self._books.settings.live is LiveMode.PAIR else LiveMode.WHOLE
+        live = self._books.settings.live
+        return LiveMode.WHOLE if live is LiveMode.AUTO else live
 
     def adopt_instance(self, model: ModelRecord, found: InstanceFound, now_s: float) -> None:
         """Take over an instance that an earlier scheduler has started."""
@@ -112,7 +113,9 @@ class Lifecycle:
         if instance is None or instance.state is not InstanceState.LOADING:
             return None
         model = self._books.models[instance.model]
-        if event.early:
+        if event.early and instance.live is LiveMode.PIPELINES:
+            pass  # it waited for those that came with it, which says nothing of one that comes by itself
+        elif event.early:
             model.early_s = _smoothed(model.early_s, event.seconds)
         else:
             model.activation_s = _smoothed(model.activation_s, event.seconds)

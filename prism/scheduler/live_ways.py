@@ -8,14 +8,15 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
-from prism.core.ids import DeviceId
+from prism.core.ids import DeviceId, node_of
 from prism.core.reasons import Number
 from prism.core.settings import LiveMode
 from prism.core.views import InstanceState, PlannedDecision
 from prism.policy.live.choice import ScaleWay
+from prism.policy.live.pipelines import expected_pipelines
 from prism.policy.live.scale_out import ComingTimes, ScaleOutLoad, choose_scale_out
 from prism.scheduler.books import Books
-from prism.scheduler.records import ModelRecord
+from prism.scheduler.records import InstanceRecord, ModelRecord
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +49,8 @@ class LiveWays:
             return BegunWay((None,) * len(places))
         active = model.in_state(InstanceState.READY)
         pairable = len(places) if model.spec.shape.layers > 1 else 0
+        sources = len({node_of(i.queue_device) for i in active})
+        pipelines = expected_pipelines(sources, pairable) if sources and pairable > 1 else ()
         load = ScaleOutLoad(
             serving=len(active),
             wanted=wanted,
@@ -56,13 +59,33 @@ class LiveWays:
             served_per_s=served_per_s,
             objective_s=model.spec.slo_ttft_s,
         )
-        times = ComingTimes(self._books.activation_s(model), model.early_s, model.spec.shape.layers)
-        choice = choose_scale_out(load, times, len(places), pairable, self._coming_s(model, now_s))
+        hop_share = self._hop_share(model, active, places, now_s)
+        times = ComingTimes(self._books.activation_s(model), model.early_s, model.spec.shape.layers, hop_share)
+        choice = choose_scale_out(load, times, len(places), pairable, self._coming_s(model, now_s), pipelines)
         numbers: dict[str, Number] = {**choice.as_numbers()}
+        if choice.way is ScaleWay.PIPELINES:
+            return BegunWay((LiveMode.PIPELINES,) * len(places), numbers)
         # As the choice counted them: one beside each that serves. More would only make its steps longer for all.
         paired = min(pairable, len(active)) if choice.way is ScaleWay.ZIGZAG else 0
         modes = (LiveMode.PAIR,) * paired + (LiveMode.WHOLE,) * (len(places) - paired)
         return BegunWay(modes, numbers)
+
+    def _hop_share(
+        self,
+        model: ModelRecord,
+        active: Sequence[InstanceRecord],
+        places: Sequence[tuple[DeviceId, ...]],
+        now_s: float,
+    ) -> float:
+        """What a stop costs besides, in parts of a token's time, where any of ``places`` is on another machine than
+        the instances that serve."""
+        here = {node_of(i.queue_device) for i in active}
+        if not active or all(node_of(devices[0]) in here for devices in places):
+            return 0.0
+        books = self._books
+        busiest = max(active, key=lambda i: (i.running, i.key))
+        token_s = books.times.token_s(books.fleet.devices[busiest.queue_device], busiest, now_s)
+        return books.settings.live_hop_s / (token_s or model.spec.slo_tpot_s)
 
     def explain(self) -> Iterator[PlannedDecision]:
         """Instances on their way for whose model others serve, with the reason."""

@@ -9,7 +9,7 @@ from prism.scheduler.books import Books
 from prism.scheduler.cluster_policy import ClusterPolicy
 from prism.scheduler.decisions import Room, StartInstance
 from prism.scheduler.lifecycle import Lifecycle
-from prism.scheduler.live_ways import LiveWays
+from prism.scheduler.live_ways import BegunWay, LiveWays
 from prism.scheduler.records import ModelRecord
 from prism.scheduler.survey import Survey
 from prism.scheduler.wanting import Wanting
@@ -49,11 +49,14 @@ class Operators:
         if not model.coming_or_here:
             self._wanting.want_model(model, now_s)  # the first may drive others out
         model.want = None if model.coming_or_here else model.want
+        begun: BegunWay | None = None
         while model.coming_or_here and sum(i.state is not InstanceState.DRAINING for i in model.instances) < instances:
             room = self._policy.find_room(model, now_s, Survey())
             if not isinstance(room, Room) or room.evict or _holds(model, room):
                 return
-            begun = self._ways.choose(model, [room.devices], instances, 0.0, now_s)
+            if begun is None:  # all come in one way, so that they can form pipelines
+                coming = instances - sum(i.state is not InstanceState.DRAINING for i in model.instances)
+                begun = self._ways.choose(model, [room.devices] * coming, instances, 0.0, now_s)
             reason = because(ReasonCode.OPERATOR, instances=instances, **begun.numbers)
             self._lifecycle.start_instance(StartInstance(model, room, reason, live=begun.modes[0]), now_s)
 

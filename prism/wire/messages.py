@@ -37,8 +37,8 @@ from prism.wire.reports import (
     Stillborn,
 )
 
-PROTOCOL_VERSION: Final = 2
-"""2: instances have parts; commands name them by key."""
+PROTOCOL_VERSION: Final = 3
+"""2: instances have parts; commands name them by key. 3: instances may come in execution pipelines."""
 
 
 class Message(msgspec.Struct, tag=True, tag_field="_", frozen=True, kw_only=True, omit_defaults=True):
@@ -159,6 +159,15 @@ class ResumeReply(Message, frozen=True, kw_only=True):
     """The stream has its finish reason and every token: acknowledge the request."""
 
 
+class Companion(msgspec.Struct, frozen=True, kw_only=True):
+    """Another instance that could run layers for the one that is activated, in its :class:`ActivateCommand`."""
+
+    key: InstanceKey
+    device: str
+    pipeline: int | None = None
+    """The execution pipeline that it is to be in; None: it was not ordered together with the one that is activated."""
+
+
 class ActivateCommand(Message, frozen=True, kw_only=True):
     """Controller to node agent: make those parts of the instance ready that stand on your machine. Every machine of
     the instance gets one."""
@@ -183,6 +192,13 @@ class ActivateCommand(Message, frozen=True, kw_only=True):
     """Weight servers of the other nodes, for what is in the model's folder beside weights."""
     live: LiveMode = LiveMode.WHOLE
     """Whether its engines may serve before their weights are here."""
+    companions: list[Companion] = []
+    """With ``live`` other than whole: whom it can ask for the layers that it lacks."""
+    pipeline: int = 0
+    """The execution pipeline that it is to be in (:mod:`prism.policy.live.pipelines`), of those of this decision."""
+    turn: int = 0
+    """With which of ``turns`` chunks of its layers it begins, where they do not come in the order of a plan."""
+    turns: int = 1
 
 
 class DeactivateCommand(Message, frozen=True, kw_only=True):

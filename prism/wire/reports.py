@@ -97,6 +97,9 @@ class PackReport(msgspec.Struct, frozen=True, kw_only=True):
     layout: str
     nbytes: int
     in_memory: bool
+    first: list[tuple[float, float]] = []
+    """Where in its data, as fractions (from, to) of it, what an instance needs before it can serve lies: embedding,
+    first layer and head."""
 
 
 class ArrivalReport(msgspec.Struct, frozen=True, kw_only=True):

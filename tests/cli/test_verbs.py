@@ -13,7 +13,7 @@ from click.testing import Result
 from prism.cli import growing
 from prism.cli.arriving import line
 from prism.cli.errors import Exit
-from prism.cli.ps import weights
+from prism.cli.ps import layers, weights
 from tests.cli.conftest import COLD, DEVICE, MODEL, FakeServer
 
 Run = Callable[..., Result]
@@ -53,7 +53,7 @@ def test_ps(server: FakeServer, prism: Run) -> None:
     replicas = [{**MODEL["replicas"][0], "remote": remote} for remote in pair]
     server.answers["GET /admin/models"] = {"models": [{**MODEL, "replicas": replicas}, waiting]}
     shown = prism("ps").output
-    assert "32/32 for cuda:1" in shown and "3/32 over cuda:0" in shown
+    assert "32/32 for n/cuda:1" in shown and "3/32 over n/cuda:0" in shown, "they are on another machine"
     server.answers["GET /admin/models"] = {"models": [COLD]}
     assert "no model is loaded" in prism("ps").output
     gone, well = {"id": "n/cuda:1", "fault": "Xid 79"}, {"id": "n/cuda:0", "fault": ""}
@@ -151,13 +151,14 @@ def test_load_to_many_says_what_came_from_where(server: FakeServer, prism: Run) 
 def test_load_to_many_shows_layers_that_others_run(
     server: FakeServer, prism: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    first = {"devices": ["n/host:0"], "remote": {"layers": 4, "held_layers": 4, "peers": [], "leaders": ["n/host:1"]}}
+    remote: dict[str, Any] = {"layers": 4, "held_layers": 4, "peers": [], "leaders": ["local/host:1"]}
+    first = {"devices": ["local/host:0"], "state": "ready", "remote": remote}
 
     def second(held: int, *peers: str) -> dict[str, Any]:
         remote = {"layers": 4, "held_layers": held, "peers": list(peers), "leaders": []}
-        return {"replicas": [first, {"devices": ["n/host:1"], "remote": remote}]}
+        return {"replicas": [first, {"devices": ["local/host:1"], "state": "ready", "remote": remote}]}
 
-    looks = [second(1, "n/host:0"), second(1, "n/host:0"), second(3), second(4)]
+    looks = [second(1, "local/host:0"), second(1, "local/host:0"), second(3), second(4)]
 
     def sleep(seconds: float) -> None:
         server.answers["GET /admin/models/m"] = looks.pop(0)
@@ -172,6 +173,16 @@ def test_load_to_many_shows_layers_that_others_run(
         "host:1: serves with 3 of 4 layers, waits for the others",
         "host:1: has all layers",
     ]
+
+
+def test_pipelines_over_machines_are_shown_with_their_names() -> None:
+    remote = {"layers": 4, "held_layers": 2, "peers": [], "leaders": ["b/host:1", "c/host:0"]}
+    has = "b/host:0: has 2 of 4 layers, runs them for host:1,c/host:0"
+    assert growing.line(("b/host:0",), remote, serves=False) == has
+    remote = {**remote, "peers": ["c/host:0"], "leaders": []}
+    assert growing.line(("b/host:0",), remote) == "b/host:0: serves with 2 of 4 layers, over c/host:0"
+    assert layers({"devices": ["b/host:0"], "remote": remote}) == "2/4 over c/host:0"
+    assert layers({"devices": ["c/host:1"], "remote": remote}) == "2/4 over host:0"
 
 
 def test_how_weights_that_arrive_are_shown() -> None:

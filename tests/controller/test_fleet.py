@@ -9,7 +9,8 @@ from types import SimpleNamespace
 import msgspec
 
 from prism.controller.admin import Admin
-from prism.controller.distribution import LINK_KNOWN_S, RUNS_S, WeightDistribution
+from prism.controller.companions import LiveCompany
+from prism.controller.distribution import LINK_KNOWN_S, RUNS_S, Supplies, WeightDistribution
 from prism.controller.images import ModelImages, read_images
 from prism.controller.nodes import BROKEN_AFTER_S, LOST_AFTER_S, FleetNodes
 from prism.controller.rescue import FORGET_S, Rescue
@@ -20,7 +21,9 @@ from prism.core.events import DeviceReport, NodeJoined, NodeLost, OperatorDrain
 from prism.core.ids import DeviceId, Generation, ModelName, NodeId
 from prism.core.instances import InstanceKey, whole_model
 from prism.core.reasons import ReasonCode, because
+from prism.core.settings import LiveMode
 from prism.core.specs import ModelShape, ModelSpec
+from prism.core.views import InstanceState
 from prism.engine.images import layout_name
 from prism.obs import names
 from prism.obs.metrics import Metrics
@@ -29,8 +32,9 @@ from prism.store.values import AgentRecord
 from prism.transfer.session import NodePlan
 from prism.wire import keys
 from prism.wire.messages import AgentReport, Distribute, Submission, decode, encode
-from prism.wire.reports import ArrivalReport, DeviceStatus, LinkReport, PackReport
+from prism.wire.reports import ArrivalReport, DeviceStatus, InstanceReport, LinkReport, PackReport
 
+READY = InstanceState.READY
 M, MARK = ModelName("m"), "0123abcd"
 SPEC = ModelSpec(M, "/m", 1.0, 0.1, 1 << 20, ModelShape(1, 8, 1, 1, 8, 16, 10), 128)
 KNOWN = {M: read_images(SPEC, MARK)}
@@ -123,6 +127,56 @@ def test_settings_that_no_engine_takes_are_the_engines_to_refuse() -> None:
     _, distribution = fleet(report("a", held="memory"), report("b"))
     wrong = {M: read_images(replace(SPEC, engine_args=(("tp_size", 2),)), MARK)}
     assert distribution.supply([activate("b", 1)], wrong, 0.0)[0][M, Generation(1)][NodeId("b")].plans == ()
+
+
+def pipelined(node: str, generation: int) -> Activate:
+    return replace(activate(node, generation), live=LiveMode.PIPELINES)
+
+
+def company(supplies: Supplies, generation: int, node: str) -> LiveCompany:
+    return supplies[M, Generation(generation)][NodeId(node)].company
+
+
+def test_what_is_sent_together_in_shifted_order_is_a_pipeline_and_what_is_needed_to_lead_comes_first() -> None:
+    """Two sources, four receivers: sub-groups begin with different chunks."""
+    first = [(0.0, 0.1), (0.95, 1.0)]
+    held = [PackReport(model=MARK, layout=LAYOUT, nbytes=1 << 20, in_memory=True, first=first)]
+    sources = [msgspec.structs.replace(report(node), packs=held) for node in "ab"]
+    _, distribution = fleet(*sources, *(report(node) for node in "cdef"))
+    orders = [pipelined(node, i) for i, node in enumerate("cdef")]
+    supplies, _ = distribution.supply(orders, KNOWN, 0.0)
+    for i, node in enumerate("cdef"):
+        (plan,) = parts(supplies[M, Generation(i)][NodeId(node)].plans)
+        pieces = [piece for _, piece in plan.receives]
+        needed = {p for p in range(plan.pieces) if p / plan.pieces < 0.1 or (p + 1) / plan.pieces > 0.95}
+        assert plan.pieces >= 16
+        assert needed <= set(pieces[: len(needed) + 2]), "but for the turns that nodes of a sub-group take"
+    found = {i: company(supplies, i, node) for i, node in enumerate("cdef")}
+    by_pipeline: dict[int, set[int]] = {}
+    for i, mine in found.items():
+        by_pipeline.setdefault(mine.pipeline, set()).add(i)
+        assert {(c.key.generation, c.pipeline) for c in mine.companions} == {
+            (j, other.pipeline) for j, other in found.items() if j != i
+        }
+    assert sorted(map(len, by_pipeline.values())) == [2, 2]
+    assert all({found[i].turn for i in members} == {0, 1} for members in by_pipeline.values())
+
+
+def test_machines_that_load_from_their_own_memory_are_one_pipeline_in_shifted_order() -> None:
+    serving = InstanceReport(key=InstanceKey(M, Generation(9)), parts=whole_model([DeviceId("a/host:0")]), state=READY)
+    here = [report(node, held="memory") for node in "bcd"]
+    _, distribution = fleet(msgspec.structs.replace(report("a", held="memory"), instances=[serving]), *here)
+    supplies, sends = distribution.supply([pipelined(node, i) for i, node in enumerate("bcd")], KNOWN, 0.0)
+    assert not sends
+    found = [company(supplies, i, node) for i, node in enumerate("bcd")]
+    assert [(c.pipeline, c.turn, c.turns) for c in found] == [(0, turn, 3) for turn in range(3)]
+    assert [(c.key.generation, c.device, c.pipeline) for c in found[0].companions] == [
+        *[(1, "c/host:0", 0), (2, "d/host:0", 0), (9, "a/host:0", None)]
+    ]
+    alone = company(distribution.supply([pipelined("b", 4)], KNOWN, 0.0)[0], 4, "b")
+    assert [c.key.generation for c in alone.companions] == [9] and alone.turns == 1
+    whole = company(distribution.supply([activate("b", 5), activate("c", 6)], KNOWN, 0.0)[0], 5, "b")
+    assert whole == LiveCompany()
 
 
 def test_who_comes_later_joins_what_runs_and_a_multicast_ends() -> None:

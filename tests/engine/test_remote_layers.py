@@ -278,7 +278,7 @@ async def test_engines_that_have_all_layers_only_together(rig: Rig) -> None:
         rids = [rig.submit(engines[n], tokenized("", q, 3 * NEW)) for n in ("high", "little") for q in prompts]
         await asyncio.gather(*(rig.wait_tokens(rid, 3) for rid in rids))
         os.kill(engines["low"].pids[0], signal.SIGKILL)
-        await asyncio.gather(engines["high"].remote.grow_route(downwards=True), engines["little"].remote.grow_route())
+        await asyncio.gather(engines["high"].remote.grow_route(order=[4, 3, 2]), engines["little"].remote.grow_route())
         for rid, q in zip(rids, 2 * prompts, strict=True):
             assert await rig.answer(rid) == rig.reference("demo-llama", q, 3 * NEW)
         for name in ("high", "little"):

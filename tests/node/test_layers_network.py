@@ -6,11 +6,14 @@ import asyncio
 import socket
 from collections.abc import Iterator
 
+import msgspec
 import pytest
 
-from prism.core.ids import DeviceId
+from prism.core.ids import DeviceId, Generation, ModelName
+from prism.core.instances import InstanceKey
 from prism.engine.errors import OrderRefused
-from prism.node.layers_network import LayersNetwork, LayersOffer, LayersWanted
+from prism.node import layers_network
+from prism.node.layers_network import HeldPieces, LayersNetwork, LayersOffer, LayersWanted
 from prism.transfer.errors import PeerError
 from prism.transfer.server import TransferServer
 from prism.transfer.windows import WindowSources
@@ -25,16 +28,17 @@ class Machine:
         self.server = TransferServer(WindowSources(), "127.0.0.1:0", secret, name)
         self.network = LayersNetwork(self.server)
         self.taken: list[tuple[LayersWanted, socket.socket]] = []
-        self.busy: int | None = 0
-        """Requests of its engine; None: it has none."""
+        self.pieces: list[int] | None = [0, 1, 2]
+        """Of its engine; None: it has none."""
 
-    def requests(self, wanted: LayersWanted) -> int:
-        if self.busy is None:
-            raise OrderRefused("no engine here")
-        return self.busy
+    def held(self, wanted: LayersWanted) -> list[HeldPieces]:
+        key, device = InstanceKey(ModelName(wanted.model), Generation(ord(self.server.node))), f"{self.server.node}/x"
+        here = self.pieces is not None
+        return [HeldPieces(key=key, device=device, pieces=self.pieces or [], led_pieces=0, requests=3)] * here
 
     async def take(self, wanted: LayersWanted, sock: socket.socket) -> DeviceId:
-        self.requests(wanted)
+        if not self.held(wanted):
+            raise OrderRefused("no engine here")
         self.taken.append((wanted, sock.dup()))
         return DeviceId(f"{self.server.node}/host:1")
 
@@ -49,20 +53,22 @@ def machines() -> Iterator[tuple[Machine, Machine, Machine]]:
             sock.close()
 
 
-async def test_the_least_busy_machine_is_found_and_its_connection_outlives_both_servers(
+async def test_who_has_which_pieces_is_found_and_its_connection_outlives_both_servers(
     machines: tuple[Machine, Machine, Machine],
 ) -> None:
     a, b, c = machines
     addresses = {m.server.node: m.server.address for m in (b, c)}
-    assert await asyncio.to_thread(a.network.least_busy, addresses, WANTED) is None, "nobody offers anything"
+    assert await asyncio.to_thread(a.network.holders, addresses, WANTED) == [], "nobody offers anything"
     for machine in (b, c):
-        machine.network.offer(LayersOffer(machine.requests, machine.take))
-    b.busy = 3
-    found = await asyncio.to_thread(a.network.least_busy, addresses, WANTED)
-    assert found == ("c", c.server.address)
-    device, ours = await asyncio.to_thread(a.network.connect, *found, WANTED)
+        machine.network.offer(LayersOffer(machine.held, machine.take))
+    b.pieces = [0, 3]
+    found = await asyncio.to_thread(a.network.holders, addresses, WANTED)
+    assert [(x.node, x.address, x.held) for x in found] == [
+        (m.server.node, m.server.address, *m.held(WANTED)) for m in (b, c)
+    ]
+    device, ours = await asyncio.to_thread(a.network.connect, found[1], WANTED)
     ((wanted, theirs),) = c.taken
-    assert device == "c/host:1" and wanted == WANTED
+    assert device == "c/host:1" and wanted == msgspec.structs.replace(WANTED, key=found[1].held.key)
     a.server.close()
     c.server.close()
     with ours:
@@ -78,15 +84,32 @@ async def test_who_has_no_engine_or_another_secret_gives_no_connection(
     machines: tuple[Machine, Machine, Machine],
 ) -> None:
     a, b, _ = machines
-    b.network.offer(LayersOffer(b.requests, b.take))
-    b.busy = None
-    assert await asyncio.to_thread(a.network.least_busy, {"b": b.server.address}, WANTED) is None
+    b.network.offer(LayersOffer(b.held, b.take))
+    (found,) = await asyncio.to_thread(a.network.holders, {"b": b.server.address}, WANTED)
+    b.pieces = None
+    assert await asyncio.to_thread(a.network.holders, {"b": b.server.address}, WANTED) == []
     with pytest.raises(PeerError, match="no engine here"):
-        await asyncio.to_thread(a.network.connect, "b", b.server.address, WANTED)
-    b.busy = 0
+        await asyncio.to_thread(a.network.connect, found, WANTED)
+    b.pieces = [0]
     stranger = Machine("s", b"another")
     try:
-        assert await asyncio.to_thread(stranger.network.least_busy, {"b": b.server.address}, WANTED) is None
+        assert await asyncio.to_thread(stranger.network.holders, {"b": b.server.address}, WANTED) == []
     finally:
         stranger.server.close()
     assert not b.taken
+
+
+async def test_a_machine_that_does_not_answer_is_left_alone_for_a_while(
+    machines: tuple[Machine, Machine, Machine], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    a, b, _ = machines
+    b.network.offer(LayersOffer(b.held, b.take))
+    with socket.create_server(("127.0.0.1", 0)) as silent:  # it takes connections, and says nothing
+        host, port = silent.getsockname()
+        addresses = {"b": b.server.address, "silent": f"{host}:{port}"}
+        monkeypatch.setattr(layers_network, "ASK_S", 0.2)
+        found = await asyncio.to_thread(a.network.holders, addresses, WANTED)
+        assert [x.node for x in found] == ["b"]
+        monkeypatch.setattr(layers_network, "ASK_S", 1e9)
+        found = await asyncio.to_thread(a.network.holders, addresses, WANTED)
+        assert [x.node for x in found] == ["b"]

@@ -4,27 +4,30 @@ from __future__ import annotations
 
 import asyncio
 import socket
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import cast
+from typing import Any, cast
 
+import msgspec
 import pytest
 from prometheus_client import CollectorRegistry
 
-from prism.core.ids import DeviceId, Generation, ModelName, NodeId
+from prism.core.ids import DeviceId, Generation, ModelName, NodeId, node_of
 from prism.core.instances import InstanceKey, whole_model
 from prism.core.settings import LiveMode
 from prism.engine.errors import OrderRefused
 from prism.engine.fake import FakeHandle, FakePool, FakeSpeed
-from prism.node import live_pairs
+from prism.node import live_pairs, live_routes
 from prism.node.instances import Instances
-from prism.node.layers_network import LayersOffer, LayersWanted
+from prism.node.layers_network import HeldElsewhere, HeldPieces, LayersOffer, LayersWanted
+from prism.node.live_helpers import held_pieces
 from prism.node.measures import NodeMeasures
 from prism.obs.metrics import Metrics
+from prism.policy.live.routes import layer_order
 from prism.remote.handing import PREFIX
 from prism.remote.orders import RouteStop
-from prism.wire.messages import ActivateCommand, CommandResult, DeactivateCommand
+from prism.wire.messages import ActivateCommand, CommandResult, Companion, DeactivateCommand
 from tests.integration.fake_system import SHAPE, model
 from tests.patience import happens
 
@@ -52,8 +55,21 @@ class Pairs:
         live: LiveMode,
         devices: Sequence[DeviceId] = (DEVICE,),
         peers: Mapping[str, str] | None = None,
+        **further: Any,
     ) -> FakeHandle:
-        command = ActivateCommand(
+        command = self.order(key, live, devices, peers, **further)
+        assert (await self.instances.command(command)).ok
+        return self.handle(key)
+
+    @staticmethod
+    def order(
+        key: InstanceKey,
+        live: LiveMode,
+        devices: Sequence[DeviceId] = (DEVICE,),
+        peers: Mapping[str, str] | None = None,
+        **further: Any,
+    ) -> ActivateCommand:
+        return ActivateCommand(
             command=f"up {key}",
             reply_to="",
             key=key,
@@ -62,9 +78,8 @@ class Pairs:
             reason="test",
             live=live,
             peers=dict(peers or {}),
+            **further,
         )
-        assert (await self.instances.command(command)).ok
-        return self.handle(key)
 
     async def deactivate(self, key: InstanceKey) -> CommandResult:
         order = DeactivateCommand(command=f"down {key}", reply_to="", key=key, carry=True)
@@ -77,6 +92,7 @@ class Pairs:
 @pytest.fixture
 async def pairs(bench: Bench, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Pairs]:
     monkeypatch.setattr(live_pairs, "AGAIN_S", 0.0)
+    monkeypatch.setattr(live_pairs, "PIPELINE_S", 0.01)
     made = Pairs(bench, tmp_path)
     yield made
     made.instances.close()
@@ -110,13 +126,13 @@ async def test_several_newcomers_are_dealt_to_those_that_have_everything(pairs: 
     new = await asyncio.gather(*(pairs.activate(key, LiveMode.PAIR) for key in (THIRD, FOURTH)))
     routes = [handle.remote.routes[0] for handle in new]
     assert set(routes) == {(over(old[0]), over(old[1])), (over(old[1]), over(old[0]))}
-    assert sorted(handle.remote.downwards for handle in new) == [False, True]
+    assert sorted(tuple(handle.remote.order) for handle in new) == sorted(layer_order(6, turn, 2) for turn in (0, 1))
 
 
 async def test_newcomers_whose_peer_is_gone_run_what_they_have_for_each_other(pairs: Pairs) -> None:
     await pairs.activate(FIRST, LiveMode.WHOLE)
     up, down = [await pairs.activate(key, LiveMode.PAIR) for key in (SECOND, THIRD)]
-    assert (up.remote.downwards, down.remote.downwards) == (False, True)
+    assert (up.remote.order, down.remote.order) == (layer_order(6, 0, 2), layer_order(6, 1, 2))
     middle = HEAD // 2
     up.remote.arrive(*range(2, middle + 1))
     down.remote.arrive(*range(middle + 1, HEAD))
@@ -163,20 +179,43 @@ async def test_one_that_loads_itself_runs_no_layers_for_others(pairs: Pairs) -> 
 class FakeNetwork:
     """Another machine, ``b``, whose engine takes what it is given."""
 
-    def __init__(self) -> None:
+    def __init__(self, *held: HeldPieces) -> None:
         self.ours, self.theirs = socket.socketpair()
         self.offered: LayersOffer | None = None
-        self.asked: list[LayersWanted] = []
+        self.asked: list[tuple[set[str], LayersWanted]] = []
+        self.held = list(held)
+        self.connected: list[InstanceKey] = []
 
     def offer(self, offer: LayersOffer) -> None:
         self.offered = offer
 
-    def least_busy(self, addresses: Mapping[str, str], wanted: LayersWanted) -> tuple[str, str] | None:
-        self.asked.append(wanted)
-        return next(iter(addresses.items()), None)
+    def holders(self, addresses: Mapping[str, str], wanted: LayersWanted) -> list[HeldElsewhere]:
+        self.asked.append((set(addresses), wanted))
+        there = [(node_of(DeviceId(held.device)), held) for held in self.held]
+        return [HeldElsewhere(node, addresses[node], held) for node, held in there if node in addresses]
 
-    def connect(self, node: str, address: str, wanted: LayersWanted) -> tuple[DeviceId, socket.socket]:
-        return DeviceId(f"{node}/host:3"), self.ours
+    def connect(self, there: HeldElsewhere, wanted: LayersWanted) -> tuple[DeviceId, socket.socket]:
+        self.connected.append(there.held.key)
+        return DeviceId(there.held.device), self.ours.dup()
+
+    def close(self) -> None:
+        self.ours.close()
+        self.theirs.close()
+
+
+def held(node: str, key: InstanceKey, *pieces: int) -> HeldPieces:
+    """All pieces, if none are named."""
+    device = DeviceId(f"{node}/host:3")
+    there = list(pieces or range(HEAD + 1))
+    return HeldPieces(key=key, device=device, pieces=there, led_pieces=0, requests=0)
+
+
+@pytest.fixture
+def networked(pairs: Pairs) -> Iterator[FakeNetwork]:
+    network = FakeNetwork()
+    pairs.instances._live._helpers.network = network  # type: ignore[assignment]
+    yield network
+    network.close()
 
 
 @pytest.fixture
@@ -187,39 +226,121 @@ def given(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, str, bool]]:
     def hand_over(path: Path, sock: socket.socket, label: str, token: str = "") -> None:
         noted.append((path.name, label, bool(token)))
 
-    monkeypatch.setattr(live_pairs, "hand_over", hand_over)
+    monkeypatch.setattr(live_routes, "hand_over", hand_over)
     return noted
 
 
 async def test_an_engine_without_one_of_its_machine_leads_over_one_of_another(
-    pairs: Pairs, given: list[tuple[str, str, bool]]
+    pairs: Pairs, networked: FakeNetwork, given: list[tuple[str, str, bool]]
 ) -> None:
-    network = FakeNetwork()
-    pairs.instances._live._network = network  # type: ignore[assignment]
+    networked.held = [held("b", SECOND)]
     leader = await pairs.activate(FIRST, LiveMode.PAIR, peers={"b": "10.0.0.2:7"})
     assert leader.began_with == (0, 1, HEAD) and leader.remote.grows
-    assert network.asked[0] == LayersWanted("m", DEVICE)
+    assert networked.asked[0] == ({"b"}, LayersWanted("m", DEVICE))
     ((route,),) = leader.remote.routes
-    assert route[1].path.startswith(PREFIX)
+    assert route[1].path.startswith(PREFIX) and (route[1].first, route[1].end) == (2, HEAD)
     assert given == [(f"layers-{leader.workers[0]}.sock", "b/host:3", True)]
-    network.theirs.close()
 
 
-async def test_a_machine_gives_connections_to_its_least_busy_engine(
-    pairs: Pairs, given: list[tuple[str, str, bool]]
+def ordered_with(*companions: InstanceKey, there: Sequence[InstanceKey] = ()) -> dict[str, Any]:
+    """Of an order: instances on machines of their own, in its pipeline, and others that were there before."""
+    coming = [Companion(key=key, device=f"n{key.generation}/host:3", pipeline=0) for key in companions]
+    before = [Companion(key=key, device=f"n{key.generation}/host:3") for key in there]
+    peers = {f"n{key.generation}": f"10.0.0.{key.generation}:7" for key in (*companions, *there)}
+    return {"companions": coming + before, "turns": 1 + len(companions), "peers": {**peers, "far": "10.0.0.99:7"}}
+
+
+async def test_a_pipeline_over_machines_serves_as_soon_as_it_holds_the_model(
+    pairs: Pairs, networked: FakeNetwork, given: list[tuple[str, str, bool]]
 ) -> None:
-    network = FakeNetwork()
-    pairs.instances._live._network = network  # type: ignore[assignment]
+    """Nobody has everything: it waits until the two that come with it have what it lacks, and leads over both."""
+    order = pairs.order(FIRST, LiveMode.PIPELINES, **ordered_with(SECOND, THIRD))
+    coming = asyncio.create_task(pairs.instances.command(order))
+    await happens(lambda: networked.asked, "its company being asked")
+    leader = pairs.handle(FIRST)
+    assert leader.began_with == (0, 1, HEAD) and leader.remote.order == layer_order(6, 0, 3)
+    assert not coming.done() and not leader.remote.routes
+    assert all(nodes == {"n2", "n3"} for nodes, _ in networked.asked), "nobody else has a part of it"
+    report = next(r for r in pairs.instances.reports() if r.key == FIRST)
+    assert report.state == "loading" and report.remote is not None and report.remote.held_layers == 1
+    leader.remote.arrive(2)
+    networked.held = [held("n2", SECOND, 0, 1, 3, 4, HEAD), held("n3", THIRD, 0, 1, 5, 6, HEAD)]
+    result = await coming
+    assert result.ok and result.early
+    ((route,),) = leader.remote.routes
+    assert [(stop.first, stop.end, bool(stop.path)) for stop in route] == [
+        *[(0, 3, False), (3, 5, True), (5, HEAD, True), (HEAD, HEAD + 1, False)]
+    ]
+    assert sorted(networked.connected) == [SECOND, THIRD]
+    assert leader.remote.grows
+
+
+async def test_it_changes_over_to_its_pipeline_and_back_when_that_breaks(
+    pairs: Pairs, networked: FakeNetwork, given: list[tuple[str, str, bool]]
+) -> None:
+    """One that has everything runs its layers until its companion has the other half; that dies, and again it does."""
+    networked.held = [held("n3", THIRD), held("n2", SECOND, 0, 1, HEAD)]
+    leader = await pairs.activate(FIRST, LiveMode.PIPELINES, **ordered_with(SECOND, there=[THIRD]))
+    assert networked.connected == [THIRD]
+    networked.held = [held("n3", THIRD), held("n2", SECOND, 0, 1, 4, 5, 6, HEAD)]
+    leader.remote.arrive(2, 3)
+    await happens(lambda: len(leader.remote.routes) == 2, "its changing over")
+    assert [[(stop.first, stop.end) for stop in route if stop.path] for route in leader.remote.routes[1]] == [
+        [(4, HEAD)],
+        [(4, HEAD)],
+    ]
+    assert sorted(networked.connected[1:]) == [SECOND, THIRD], "the latter for when the former is lost"
+    networked.held = [held("n3", THIRD)]
+    leader.remote.lose_peers()
+    await happens(lambda: len(leader.remote.routes) == 3, "another route")
+    assert networked.connected[3:] == [THIRD]
+
+
+async def test_one_of_a_pipeline_that_gets_all_its_weights_first_needs_nobody(
+    pairs: Pairs, networked: FakeNetwork
+) -> None:
+    order = pairs.order(FIRST, LiveMode.PIPELINES, **ordered_with(SECOND))
+    coming = asyncio.create_task(pairs.instances.command(order))
+    await happens(lambda: networked.asked, "its company being asked")
+    pairs.handle(FIRST).remote.arrive()
+    result = await coming
+    assert result.ok and not result.early, "it has all its weights"
+
+
+async def test_one_whose_engine_cannot_run_layers_apart_comes_whole(pairs: Pairs, networked: FakeNetwork) -> None:
+    pairs.pool.refuses_layers = "layers in other engines together with LoRA adapters"
+    order = pairs.order(FIRST, LiveMode.PIPELINES, **ordered_with(SECOND))
+    result = await pairs.instances.command(order)
+    assert result.ok and not result.early
+    assert [(x.came_whole, len(held_pieces(x))) for x in pairs.instances.all()] == [(True, HEAD + 1)]
+
+
+async def test_an_engine_that_ends_while_it_waits_for_its_pipeline_fails(pairs: Pairs, networked: FakeNetwork) -> None:
+    order = pairs.order(FIRST, LiveMode.PIPELINES, **ordered_with(SECOND))
+    coming = asyncio.create_task(pairs.instances.command(order))
+    await happens(lambda: networked.asked, "its company being asked")
+    pairs.handle(FIRST).kill()
+    result = await coming
+    assert not result.ok and not list(pairs.instances.all())
+
+
+async def test_what_other_machines_are_told_and_given(
+    pairs: Pairs, networked: FakeNetwork, given: list[tuple[str, str, bool]]
+) -> None:
     pairs.instances.start()
-    assert network.offered is not None
+    assert networked.offered is not None
     wanted = LayersWanted("m", "a/host:1")
-    with pytest.raises(OrderRefused, match="no engine here has all of m"):
-        network.offered.requests(wanted)
+    assert networked.offered.held(wanted) == []
     with pytest.raises(OrderRefused, match="no engine here runs layers of m"):
-        await network.offered.take(wanted, network.theirs)
+        await networked.offered.take(wanted, networked.theirs)
     first = await pairs.activate(FIRST, LiveMode.WHOLE)
-    assert network.offered.requests(wanted) == 0
-    assert await network.offered.take(wanted, network.theirs) == DEVICE
-    assert given == [(f"layers-{first.workers[0]}.sock", "a/host:1", False)]
-    network.ours.close()
-    network.theirs.close()
+    second = await pairs.activate(SECOND, LiveMode.PAIR)
+    second.remote.arrive(2)
+    told = {one.key: (one.pieces, one.led_pieces) for one in networked.offered.held(wanted)}
+    assert told == {FIRST: (list(range(HEAD + 1)), HEAD - 3), SECOND: ([0, 1, 2, HEAD], 0)}
+    for key, handle in ((FIRST, first), (SECOND, second)):
+        mine = msgspec.structs.replace(wanted, key=key)
+        assert await networked.offered.take(mine, networked.theirs) == DEVICE
+        assert given.pop() == (f"layers-{handle.workers[0]}.sock", "a/host:1", False)
+    with pytest.raises(OrderRefused, match="m#4"):
+        await networked.offered.take(msgspec.structs.replace(wanted, key=FOURTH), networked.theirs)

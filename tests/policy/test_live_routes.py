@@ -8,7 +8,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from prism.policy.live.routes import FALLBACKS, Hop, LayerHelper, loads_downwards, plan_routes
+from prism.policy.live.routes import (
+    FALLBACKS,
+    Company,
+    Hop,
+    LayerHelper,
+    layer_order,
+    leaves_for_pipeline,
+    next_turn,
+    plan_routes,
+    worth_switching,
+)
 
 COUNT = 8
 HEAD = COUNT - 1
@@ -63,9 +73,70 @@ def test_a_route_has_every_piece_once_where_it_is(held: frozenset[int], parts: l
         assert all(a.name != b.name for a, b in pairwise(route))
 
 
-@pytest.mark.parametrize("count", [2, 3, 8])
-def test_instances_that_load_together_have_all_layers_when_each_has_half(count: int) -> None:
-    directions: list[bool] = []
-    for _ in range(count):
-        directions.append(loads_downwards(directions))
-    assert abs(2 * sum(directions) - count) <= 1
+def companion(name: str, held: frozenset[int], company: Company = Company.PIPELINE) -> LayerHelper:
+    return LayerHelper(name, held, 0, 0, True, company)
+
+
+LOW, HIGH = frozenset({0, 1, 2, 3, HEAD}), frozenset({0, 1, 4, 5, 6, HEAD})
+
+
+def test_a_pipeline_comes_before_one_that_has_everything_which_is_there_when_it_breaks() -> None:
+    everybody = [helper("all"), companion("high", HIGH), companion("low", LOW)]
+    assert plan_routes(COUNT, LOW, everybody, pipelined=True) == (
+        (Hop("", 0, 4), Hop("high", 4, HEAD), Hop("", HEAD, COUNT)),
+        (Hop("", 0, 4), Hop("all", 4, HEAD), Hop("", HEAD, COUNT)),
+    )
+    assert plan_routes(COUNT, LOW, everybody)[0][1] == Hop("all", 4, HEAD), "it was ordered as a pair"
+    assert plan_routes(COUNT, NEW, everybody[:2], pipelined=True) == (over("all"),), "its pipeline lacks layers 2 and 3"
+
+
+def test_others_of_the_decision_fill_what_the_own_pipeline_lacks() -> None:
+    mine, other = companion("mine", LOW), companion("other", HIGH, Company.DECISION)
+    (found,) = plan_routes(COUNT, NEW, [other, mine], pipelined=True)
+    assert found == (Hop("", 0, 2), Hop("mine", 2, 4), Hop("other", 4, HEAD), Hop("", HEAD, COUNT))
+
+
+@given(
+    st.frozensets(st.integers(0, HEAD)),
+    st.lists(st.tuples(st.frozensets(st.integers(0, HEAD)), st.sampled_from(Company)), max_size=5),
+)
+def test_whoever_is_asked_first_a_route_is_found_when_there_is_one(
+    held: frozenset[int], parts: list[tuple[frozenset[int], Company]]
+) -> None:
+    helpers = [companion(str(i), part, company) for i, (part, company) in enumerate(parts)]
+    where = {h.name: h.held for h in helpers} | {"": held | {HEAD}}
+    found = plan_routes(COUNT, where[""], helpers, pipelined=True)
+    assert bool(found) == (where[""].union(*(part for part, _ in parts)) >= ALL)
+    for route in found:
+        assert [p for hop in route for p in range(hop.first, hop.end)] == sorted(ALL)
+        assert all(set(range(hop.first, hop.end)) <= where[hop.name] for hop in route)
+    mine = where[""].union(*(part for part, company in parts if company is Company.PIPELINE))
+    if mine >= ALL:
+        assert all(h.company is Company.PIPELINE for h in helpers for hop in found[0] if hop.name == h.name)
+
+
+def test_a_leader_changes_over_to_its_pipeline_when_that_has_what_it_lacks_and_it_lacks_much() -> None:
+    high = companion("high", HIGH)
+    assert leaves_for_pipeline(COUNT, LOW, [helper("all"), high], {"all"})
+    assert not leaves_for_pipeline(COUNT, LOW, [helper("all"), high], {"high"}), "it is in it"
+    assert not leaves_for_pipeline(COUNT, NEW, [helper("all"), high], {"all"}), "nobody of it has layer 2"
+    assert not leaves_for_pipeline(COUNT, ALL - {4}, [helper("all"), high], {"all"}), "it needs nobody soon"
+    assert not worth_switching(COUNT, ALL)
+
+
+@given(st.integers(1, 40), st.integers(1, 9))
+def test_instances_that_load_together_have_all_layers_when_each_has_its_part(layers: int, turns: int) -> None:
+    orders = [layer_order(layers, turn, turns) for turn in range(turns)]
+    assert all(sorted(order) == list(range(layers + 2)) for order in orders)
+    assert all(set(order[:3]) == {0, 1, layers + 1} for order in orders)
+    part = 3 + -(-(layers - 1) // turns)
+    assert {piece for order in orders for piece in order[:part]} == set(range(layers + 2))
+
+
+def test_turns_are_dealt_evenly_and_have_bounds() -> None:
+    taken: list[int] = []
+    for _ in range(7):
+        taken.append(next_turn(taken, 3))
+    assert taken == [0, 1, 2, 0, 1, 2, 0]
+    with pytest.raises(ValueError, match="turn 2 of 2"):
+        layer_order(4, 2, 2)

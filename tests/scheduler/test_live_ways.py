@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -17,9 +18,9 @@ from tests.scheduler.exchange import node_devices
 from tests.scheduler.small_world import A, serve
 
 
-def served_world(live: LiveMode, nodes: int = 1, layers: int = 32) -> World:
+def served_world(live: LiveMode, nodes: int = 1, layers: int = 32, **more: Any) -> World:
     """A model of 32 layers that serves on the first of two devices of ``n``, or of one each of ``n`` and ``x``."""
-    settings = ClusterSettings(rebalance_every_s=0.0, min_kv_tokens=0, live=live, activation_guess_s=4.0)
+    settings = ClusterSettings(rebalance_every_s=0.0, min_kv_tokens=0, live=live, activation_guess_s=4.0, **more)
     w = World(settings, [replace(model_spec("a", 300), shape=replace(SHAPE, layers=layers))])
     w.join(*node_devices("n", 2 if nodes == 1 else 1))
     serve(w, A)
@@ -38,6 +39,32 @@ def flood(w: World, arrivals: int = 30, waiting: int = 12) -> Activate | None:
     load = InstanceLoad(key, 300, 100, 0, 20, waiting, 9, waited_s=1.0)
     w.send(DeviceReport(w.live[key].devices[0], 1000, 500, (load,)))
     return next((e for _, e in w.log[before:] if isinstance(e, Activate)), None)
+
+
+def test_several_at_once_from_several_machines_form_pipelines_where_that_serves_more() -> None:
+    """Two machines serve; an operator wants eight more beside a flood."""
+    w = served_world(LiveMode.AUTO, nodes=2, max_replicas=10)
+    books = w.scheduler.books
+    w.send(OperatorLoad(A, (), 2))
+    (second,) = [k for k, i in w.live.items() if i.state != "ready"]
+    w.activated(second)
+    for node in "pqrstuvw":
+        w.join(*node_devices(node, 1))
+    w.send(Arrivals(A, 120))
+    for key, live in w.live.items():
+        w.send(DeviceReport(live.devices[0], 1000, 500, (InstanceLoad(key, 300, 100, 0, 2, 60, 9),)))
+    before = len(w.log)
+    w.send(OperatorLoad(A, (), 10))
+    orders = [e for _, e in w.log[before:] if isinstance(e, Activate)]
+    assert len(orders) == 8 and {order.live for order in orders} == {LiveMode.PIPELINES}
+    assert numbers(orders[0])["met_pipelines"] > numbers(orders[0])["met_zigzag"]  # type: ignore[operator]
+    w.activated(orders[0].key)
+    assert books.models[A].early_s is None
+
+
+def test_hops_over_the_network_make_pairs_worth_less() -> None:
+    near, far = (numbers(flood(served_world(LiveMode.AUTO, nodes=n)) or pytest.fail("nothing came")) for n in (1, 2))
+    assert near["met_stop"] == far["met_stop"] and near["met_zigzag"] > far["met_zigzag"]  # type: ignore[operator]
 
 
 def numbers(effect: Activate) -> dict[str, object]:
@@ -81,7 +108,7 @@ def test_as_many_are_paired_as_there_are_others_to_pair_with() -> None:
     assert orders == [LiveMode.PAIR, LiveMode.WHOLE, LiveMode.WHOLE]
 
 
-@pytest.mark.parametrize("live", [LiveMode.WHOLE, LiveMode.PAIR])
+@pytest.mark.parametrize("live", [LiveMode.WHOLE, LiveMode.PAIR, LiveMode.PIPELINES])
 def test_a_forced_way_is_taken_whatever_would_serve_more(live: LiveMode) -> None:
     order = flood(served_world(live))
     assert order is not None and order.live is live and "way" not in numbers(order)

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from msgspec import Meta
+from msgspec import Meta, field
 
 from prism.config.sections.base import Section
+from prism.config.units import Seconds
 from prism.core.settings import LiveMode
 
 
@@ -17,8 +18,16 @@ class LiveScalingConfig(Section, frozen=True, kw_only=True):
         LiveMode,
         Meta(
             description="An instance that joins others of its model serves when all its weights are there (whole), or "
-            "at once, with one of the same machine running the layers that are still to come (pair); or, when requests "
+            "at once, with one that has everything running the layers that are still to come (pair); or so, and over "
+            "others that come with it as soon as they have all layers between them (pipelines); or, when requests "
             "wait, in whichever way is estimated to serve most within their objective, and later if that serves as "
             "many (auto). Devices then lend memory for pairs, as `kv.lend_keep_fraction` says."
         ),
     ] = LiveMode.WHOLE
+    hop_s: Annotated[
+        Seconds,
+        Meta(
+            description="What it takes to ask an engine of another machine and to have the beginning of its answer. "
+            "The choice of the way (auto) counts it for every stop of a route that leads to another machine."
+        ),
+    ] = field(name="hop", default_factory=lambda: Seconds(0.0005))

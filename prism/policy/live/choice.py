@@ -80,6 +80,8 @@ class ScaleOutCase:
     chained: tuple[Receiver, ...] = ()
     """The same instances as chains bring them, for pairs; empty: as ``receivers``."""
     stage_wait: float = STAGE_WAIT
+    hop_share: float = 0.0
+    """What each further stop costs besides, in parts of a pass, where it is on another machine."""
     late_last: bool = False
 
     @property
@@ -155,14 +157,15 @@ def capacity_at(case: ScaleOutCase, way: ScaleWay, times_s: Floats) -> Floats:
     if way is ScaleWay.ZIGZAG:
         paired = sorted(case.chained or case.receivers, key=lambda r: r.alone_s)
         for i, receiver in enumerate(paired):
-            total += _paired(receiver, times_s) if i < case.overloaded else _alone(receiver, times_s)
+            paired_now = i < case.overloaded
+            total += _paired(receiver, case.hop_share, times_s) if paired_now else _alone(receiver, times_s)
         return total * case.served_per_s
     for receiver in case.receivers:
         total += _alone(receiver, times_s)
     if way is ScaleWay.PIPELINES:
         for pipeline, ready_s in case.ready_s.items():
             seats = [r for r in case.receivers if r.pipeline == pipeline]
-            total += _together(seats, ready_s, case.stage_wait, times_s)
+            total += _together(seats, ready_s, case.stage_wait + case.hop_share, times_s)
     return total * case.served_per_s
 
 
@@ -180,10 +183,11 @@ def _alone(receiver: Receiver, times_s: Floats) -> Floats:
     return np.asarray(times_s >= receiver.alone_s, dtype=np.float64)
 
 
-def _paired(receiver: Receiver, times_s: Floats) -> Floats:
+def _paired(receiver: Receiver, hop_share: float, times_s: Floats) -> Floats:
     took_s = max(receiver.alone_s - receiver.first_s, 1e-9)
     share = np.clip((times_s - receiver.first_s) / took_s, 0.0, 1.0)
-    return np.where(share >= 0.5, 1.0, share / (1.0 - np.minimum(share, 0.5)))
+    adds = np.where(share >= 0.5, 1.0, share / (1.0 - np.minimum(share, 0.5)))
+    return np.where(share < 1.0, adds / (1.0 + hop_share), adds)
 
 
 def _together(seats: Sequence[Receiver], ready_s: float, stage_wait: float, times_s: Floats) -> Floats:

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 from itertools import pairwise
 
 import numpy as np
@@ -24,7 +25,7 @@ import numpy.typing as npt
 
 from prism.policy.multicast.estimate import block_times
 from prism.policy.multicast.groups import pipelines, sub_groups, transfer_orders
-from prism.policy.multicast.planner import Plan, PlanRequest, plan
+from prism.policy.multicast.planner import DEFAULT_BLOCKS, Plan, PlanRequest, plan
 
 Floats = npt.NDArray[np.float64]
 
@@ -108,6 +109,25 @@ def plan_warm(nodes: Sequence[str], blocks: int, nbytes: int, load_bytes_s: floa
     for row, order in enumerate(transfer_orders(len(nodes), blocks)):
         arrival[row, order] = (np.arange(blocks) + 1) * (nbytes / blocks / load_bytes_s)
     return (_pipeline([PipelineSeat(node) for node in nodes], arrival),)
+
+
+@dataclass(frozen=True, slots=True)
+class PipelineShare:
+    """A pipeline of a scale-out that is not planned yet, in parts of the time that all weights take."""
+
+    members: int
+    ready: float
+
+
+@lru_cache(maxsize=256)
+def expected_pipelines(sources: int, receivers: int) -> tuple[PipelineShare, ...]:
+    """The pipelines that ``receivers`` equal machines would form while ``sources`` send, on equal links: what is known
+    before it is decided who sends to whom. Raises ``ValueError`` without a source or a receiver."""
+    names = [tuple(f"{what}{i}" for i in range(n)) for what, n in (("s", sources), ("r", receivers))]
+    request = PlanRequest(*names, nbytes=1 << 30, blocks=DEFAULT_BLOCKS, overhead_s=0.0)
+    found = plan_live(LiveRequest(request)).pipelines
+    last_s = max(max(pipeline.alone_s.values()) for pipeline in found)
+    return tuple(PipelineShare(len(pipeline.alone_s), pipeline.ready_s / last_s) for pipeline in found)
 
 
 def _copies(request: LiveRequest, node: str) -> int:

@@ -2,19 +2,36 @@
 
 A model's pieces are 0 the embedding, 1..L its layers and L+1 the head, which is always the leader's. One engine that
 has everything is asked for everything: each stop costs waiting for the step that the engine there is in, about half a
-pass, so that layers dealt to several would end later, not sooner. Several are asked where none has all (lambda-Scale's
-execution pipelines, 4.3): instances that load together, or what is left of them when the one that had all is gone.
-That they together have all is what :func:`loads_downwards` is for.
+pass, so that layers dealt to several would end later, not sooner. Several are asked where none has all, and where an
+execution pipeline is to be formed (lambda-Scale 4.3): instances that load together, which between them hold the model
+long before each does, because each begins with another part of it (:func:`layer_order`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence, Set
+from collections.abc import Iterator, Sequence, Set
 from dataclasses import dataclass
+from enum import IntEnum
 from typing import Final
+
+from prism.policy.multicast.groups import transfer_orders
 
 FALLBACKS: Final = 2
 """Routes beside the first one, each a connection that is kept."""
+WORTH_SWITCHING: Final = 0.25
+"""With fewer of its layers missing, a leader stays with whoever runs them: all its requests would begin again, for
+what is left of the load."""
+
+
+class Company(IntEnum):
+    """What a helper is to the leader, nearest first."""
+
+    PIPELINE = 0
+    """It comes with it, in the same execution pipeline."""
+    DECISION = 1
+    """It comes with it, in another one."""
+    OTHER = 2
+    """It was there before, or comes by itself."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,6 +44,9 @@ class LayerHelper:
     led_pieces: int
     """Pieces that it runs for others now, counted once for each of these."""
     requests: int
+    far: bool = False
+    """On another machine."""
+    company: Company = Company.OTHER
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,21 +58,36 @@ class Hop:
     end: int
 
 
-def plan_routes(count: int, held: Set[int], helpers: Sequence[LayerHelper]) -> tuple[tuple[Hop, ...], ...]:
+Route = tuple[Hop, ...]
+
+
+def plan_routes(
+    count: int, held: Set[int], helpers: Sequence[LayerHelper], pipelined: bool = False
+) -> tuple[Route, ...]:
     """Routes for an engine that has ``held`` of ``count`` pieces, the best first: over the engine that runs least for
-    others (then: that has fewest requests), and over the next ones when it is lost. Where none has all that is missing:
-    the one over as few as have it together. None: nobody has it. Raises ``ValueError`` for one without the head."""
+    others (then: one of its machine, then: that has fewest requests), and over the next ones when it is lost. Where
+    none has all that is missing: the one over as few as have it together. ``pipelined``: first over those of its
+    execution pipeline, or else over all that come with it, if they have it together. None: nobody has it. Raises
+    ``ValueError`` for one without the head."""
     if count - 1 not in held:
         raise ValueError(f"a leader has the head, piece {count - 1}; got {sorted(held)}")
     missing = [piece for piece in range(count) if piece not in held]
     if not missing:
         return ((Hop("", 0, count),),)
-    idle_first = sorted(helpers, key=lambda h: (h.led_pieces, h.requests, h.name))
+    idle_first = sorted(helpers, key=lambda h: (h.led_pieces, h.far, h.requests, h.name))
+    found: dict[Route, None] = {}
+    for within in (Company.PIPELINE, Company.DECISION) if pipelined and not found else ():
+        found |= dict.fromkeys(_over(count, missing, [h for h in idle_first if h.company <= within]))
+    found |= dict.fromkeys(_over(count, missing, idle_first))
+    return tuple(found)[: 1 + FALLBACKS]
+
+
+def _over(count: int, missing: Sequence[int], idle_first: Sequence[LayerHelper]) -> Iterator[Route]:
     whole = [helper.name for helper in idle_first if helper.held >= set(missing)]
-    if whole:
-        return tuple(_hops(count, dict.fromkeys(missing, name)) for name in whole[: 1 + FALLBACKS])
-    together = _together(missing, idle_first)
-    return () if together is None else (_hops(count, together),)
+    for name in whole:
+        yield _hops(count, dict.fromkeys(missing, name))
+    if not whole and (together := _together(missing, idle_first)) is not None:
+        yield _hops(count, together)
 
 
 def _together(missing: Sequence[int], helpers: Sequence[LayerHelper]) -> dict[int, str] | None:
@@ -73,7 +108,7 @@ def _run(helper: LayerHelper, pieces: Sequence[int]) -> int:
     return next((i for i, piece in enumerate(pieces) if piece not in helper.held), len(pieces))
 
 
-def _hops(count: int, elsewhere: dict[int, str]) -> tuple[Hop, ...]:
+def _hops(count: int, elsewhere: dict[int, str]) -> Route:
     hops: list[Hop] = []
     for piece in range(count):
         name = elsewhere.get(piece, "")
@@ -82,9 +117,34 @@ def _hops(count: int, elsewhere: dict[int, str]) -> tuple[Hop, ...]:
     return tuple(hops)
 
 
-def loads_downwards(others: Sequence[bool]) -> bool:
-    """Whether an instance brings its layers from the last one down, when ``others`` of its model that load beside it do
-    (True) or do not. In turns: two that load in both directions have all layers between them when each has half of
-    them (lambda-Scale's shifted chunks, for machines that load from their own memory), and each one's layers still
-    are the two ends of the model with one gap between, so that it makes one stop on its way."""
-    return 2 * sum(others) < len(others)
+def leaves_for_pipeline(count: int, held: Set[int], helpers: Sequence[LayerHelper], peers: Set[str]) -> bool:
+    """Whether a leader whose route leads over ``peers`` is to follow another one, over those that come with it: some
+    of its peers do not, those that do have together what it lacks, and enough is lacking (:data:`WORTH_SWITCHING`)."""
+    coming = [helper for helper in helpers if helper.company is not Company.OTHER]
+    if not worth_switching(count, held) or peers <= {helper.name for helper in coming}:
+        return False
+    return set(range(count)) - held <= {piece for helper in coming for piece in helper.held}
+
+
+def worth_switching(count: int, held: Set[int]) -> bool:
+    """Whether a leader lacks enough for its requests to begin again (:data:`WORTH_SWITCHING`)."""
+    return count - len(held) >= WORTH_SWITCHING * (count - 2)
+
+
+def layer_order(layers: int, turn: int, turns: int) -> tuple[int, ...]:
+    """All pieces of a model, as the instance ``turn`` of ``turns`` that load beside each other brings them: what it
+    needs to lead requests first (embedding, first layer, head), then the layers from its own chunk on, and around
+    (Algorithm 1's chunks, for machines that load from their own memory: lambda-Scale 5); the last of several from the
+    last layer down, so that what it has borders on its head. Together they have all layers when each has its
+    ``turns``-th part. Raises ``ValueError`` unless 0 <= turn < turns."""
+    if not 0 <= turn < turns:
+        raise ValueError(f"turn {turn} of {turns}")
+    rest = range(2, layers + 1)
+    if 0 < turn == turns - 1:
+        return (0, 1, layers + 1, *reversed(rest))
+    return (0, 1, layers + 1, *(rest[i] for i in (transfer_orders(turns, len(rest))[turn] if rest else ())))
+
+
+def next_turn(taken: Sequence[int], turns: int) -> int:
+    """The turn of an instance beside others that have theirs: the one that fewest have."""
+    return min(range(turns), key=lambda turn: (taken.count(turn), turn))

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from prism.policy.live.choice import Receiver, ScaleChoice, ScaleOutCase, ScaleWay, choose_scaling
+from prism.policy.live.pipelines import PipelineShare
 
 _FIRST_PIECES: Final = 3
 """Embedding, first layer and head: what an instance needs before it can serve over another one."""
@@ -37,6 +38,8 @@ class ComingTimes:
     early_s: float | None
     """Until they serve over another instance; None: not seen yet."""
     layers: int
+    hop_share: float = 0.0
+    """What a stop of a route costs besides, in parts of a token's time, where it is on another machine."""
 
     @property
     def first_s(self) -> float:
@@ -47,9 +50,15 @@ class ComingTimes:
 
 
 def choose_scale_out(
-    load: ScaleOutLoad, times: ComingTimes, new: int, pairable: int, coming_s: tuple[float, ...]
+    load: ScaleOutLoad,
+    times: ComingTimes,
+    new: int,
+    pairable: int,
+    coming_s: tuple[float, ...],
+    pipelines: Sequence[PipelineShare] = (),
 ) -> ScaleChoice:
     """How ``new`` instances begin, of which ``pairable`` could lean on one that serves; others come in ``coming_s``.
+    ``pipelines``: those that they could form, all of them together.
 
     None at all is no answer: how many a load needs is said by :func:`prism.policy.replicas.instances_needed`, with room
     to spare, and this estimate knows no more than what came in the last moment."""
@@ -57,10 +66,14 @@ def choose_scale_out(
     paired = min(pairable, load.serving)
     if paired:
         possible.append(ScaleWay.ZIGZAG)
+    if pipelines:
+        possible.append(ScaleWay.PIPELINES)
     whole_s = max(times.whole_s, 1e-3)
+    first_s = min(times.first_s, whole_s)
+    seats = [number for number, pipeline in enumerate(pipelines) for _ in range(pipeline.members)]
     case = ScaleOutCase(
-        receivers=(Receiver(min(times.first_s, whole_s), whole_s),) * new,
-        ready_s={},
+        receivers=tuple(Receiver(first_s, whole_s, seats[i] if i < len(seats) else None) for i in range(new)),
+        ready_s={i: first_s + (whole_s - first_s) * pipeline.ready for i, pipeline in enumerate(pipelines)},
         serving=load.serving,
         overloaded=paired,
         served_per_s=_served_per_s(load),
@@ -69,6 +82,7 @@ def choose_scale_out(
         objective_s=load.objective_s,
         horizon_s=2.0 * whole_s + load.objective_s,
         coming=tuple(Receiver(at_s, at_s) for at_s in coming_s),
+        hop_share=times.hop_share,
         late_last=True,
     )
     return choose_scaling(case, possible=possible)

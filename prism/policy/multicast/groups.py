@@ -33,11 +33,19 @@ def sub_groups(nodes: int, sources: int) -> list[list[int]]:
 
 
 def k_way(
-    one_source: Callable[[int, int], Schedule], nodes: int, sources: int, blocks: int, shift: bool = True
+    one_source: Callable[[int, int], Schedule],
+    nodes: int,
+    sources: int,
+    blocks: int,
+    shift: bool = True,
+    first: Sequence[int] = (),
 ) -> Schedule:
     """Nodes 0..sources-1 send to all others: each sub-group runs ``one_source`` by itself, with the blocks in its own
-    order (``shift``) or all in the same one. A sub-group without receivers is idle."""
-    orders = transfer_orders(sources, blocks) if shift else [list(range(blocks))] * sources
+    order (``shift``) or all in the same one, in any case behind the blocks ``first``. A sub-group without receivers is
+    idle."""
+    rest = [block for block in range(blocks) if block not in first]
+    shifted = transfer_orders(sources, len(rest)) if shift else [list(range(len(rest)))] * sources
+    orders = [[*first, *(rest[i] for i in order)] for order in shifted]
     parts: list[Schedule] = []
     name = ""
     for members, order in zip(sub_groups(nodes, sources), orders, strict=True):

@@ -70,6 +70,11 @@ class PlanRequest:
     """Lost per block and hop."""
     blocks: int | None = None
     """Fixed number of blocks; None: the planner chooses."""
+    first: tuple[tuple[float, float], ...] = ()
+    """Parts of the data, as fractions (from, to) of it, that every receiver is to have first: what an instance needs
+    to serve while the rest comes."""
+    least_blocks: int = 1
+    """Where the planner chooses."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,7 +96,8 @@ def plan(request: PlanRequest) -> Plan:
     order = _by_speed(request)
     links = [request.links.get(n, request.default_link) for n in order]
     sources = min(len(request.sources), len(request.receivers))
-    choices = (request.blocks,) if request.blocks else _BLOCK_CHOICES
+    fine = tuple(blocks for blocks in _BLOCK_CHOICES if blocks >= request.least_blocks) or _BLOCK_CHOICES[-1:]
+    choices = (request.blocks,) if request.blocks else fine
     equal = len(set(links)) == 1
     candidates: dict[tuple[str, int], _Timed] = {}
     best_s = float("inf")
@@ -106,13 +112,22 @@ def plan(request: PlanRequest) -> Plan:
     name, blocks = min(good, key=lambda c: (candidates[c].mean_s, candidates[c].last_s))
     considered = {name: min(candidates[name, b].last_s for b in choices) for name in ALGORITHMS}
     chosen = candidates[name, blocks]
-    schedule = chosen.schedule or build_schedule(ALGORITHMS[name], len(order), sources, blocks)
+    first = first_blocks(request.first, blocks)
+    schedule = chosen.schedule or build_schedule(ALGORITHMS[name], len(order), sources, blocks, first)
     return Plan(tuple(order), schedule, chosen.last_s, considered)
 
 
-def build_schedule(algorithm: Algorithm, nodes: int, sources: int, blocks: int) -> Schedule:
-    """``algorithm`` from ``sources`` nodes: by itself for one source, in sub-groups with shifted chunks for several."""
-    return algorithm(nodes, blocks) if sources == 1 else k_way(algorithm, nodes, sources, blocks)
+def first_blocks(parts: Sequence[tuple[float, float]], blocks: int) -> list[int]:
+    """The blocks with anything of ``parts`` (:attr:`PlanRequest.first`)."""
+    return [b for b in range(blocks) if any(a * blocks < b + 1 and b < end * blocks for a, end in parts)]
+
+
+def build_schedule(algorithm: Algorithm, nodes: int, sources: int, blocks: int, first: Sequence[int] = ()) -> Schedule:
+    """``algorithm`` from ``sources`` nodes: by itself for one source, in sub-groups with shifted chunks for several;
+    the blocks ``first`` before all others."""
+    if sources == 1 and not first:
+        return algorithm(nodes, blocks)
+    return k_way(algorithm, nodes, sources, blocks, first=first)
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,7 +152,8 @@ def _by_simulation(name: str, sources: int, blocks: int, links: Sequence[NodeLin
     """On links of different speed."""
     if name == "one-to-all" and len(links) * blocks > MAX_SIMULATED:
         return _Timed(float("inf"))  # hopeless, and its many steps would take the planning budget
-    schedule = build_schedule(ALGORITHMS[name], len(links), sources, blocks)
+    first = first_blocks(request.first, blocks)
+    schedule = build_schedule(ALGORITHMS[name], len(links), sources, blocks, first)
     times = finish_times(schedule, links, request.nbytes / blocks, request.overhead_s)
     return _Timed(float(np.max(times)), float(np.mean(times[sources:])), schedule)
 

@@ -17,7 +17,7 @@ from typing import Final
 from prism.weights.errors import BadPack
 from prism.weights.packs.blocks import LAYER
 from prism.weights.packs.disk_pack import DiskPack, open_pack
-from prism.weights.packs.format import PackHeader
+from prism.weights.packs.format import BlockEntry, PackHeader
 from prism.weights.packs.leaf_sums import LeafSums
 from prism.weights.store.host_copy import ABSENT, CORRUPT, HostCopy
 from prism.weights.store.locks import try_lock
@@ -78,9 +78,18 @@ def fill_from_disk(copy: HostCopy, pack: Path, stop: threading.Event) -> list[in
 
 def lead_first(header: PackHeader) -> list[int]:
     """All leaves: those with bytes of anything but layers after the first, and then the others, both in order."""
-    outside = [b for b in header.blocks if not b.name.startswith(LAYER) or b.name.partition(".")[0] == f"{LAYER}0"]
-    first = {leaf for b in outside for leaf in header.cut.holding(b.offset, b.offset + b.nbytes)}
+    first = {leaf for b in _lead(header) for leaf in header.cut.holding(b.offset, b.offset + b.nbytes)}
     return sorted(range(header.leaves), key=lambda leaf: (leaf not in first, leaf))
+
+
+def lead_parts(header: PackHeader) -> list[tuple[float, float]]:
+    """Where these are, as fractions (from, to) of the data."""
+    all_bytes = max(header.data_bytes, 1)
+    return [(b.offset / all_bytes, (b.offset + b.nbytes) / all_bytes) for b in _lead(header)]
+
+
+def _lead(header: PackHeader) -> list[BlockEntry]:
+    return [b for b in header.blocks if not b.name.startswith(LAYER) or b.name.partition(".")[0] == f"{LAYER}0"]
 
 
 def _fill_run(disk: DiskPack, copy: HostCopy, run: range) -> None:

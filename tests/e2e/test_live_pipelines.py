@@ -1,0 +1,122 @@
+"""Instances on several machines that come together run layers for each other before any of them has all: exactly."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, closing
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from prism.config.state import StateDir
+from prism.weights.store.weight_store import WeightStore
+from tests.engine.slow_image import SlowImage
+from tests.net.netns import Hosts, why_not
+from tests.patience import until
+
+from .fleet import Fleet, Host
+from .server import catalog, greedy
+
+MODEL, TOKENS = "demo-llama", 64
+MACHINES = ("b", "c", "d")
+
+
+def pipeline_catalog(models: Path) -> dict[str, Any]:
+    config = catalog(models, count=1, engine_args={"dtype": "float32"})
+    return config | {"live_scaling": {"mode": "pipelines"}}
+
+
+@pytest.fixture(
+    params=[
+        pytest.param("loopback", marks=[pytest.mark.engine, pytest.mark.slow]),
+        pytest.param("namespaces", marks=[pytest.mark.engine, pytest.mark.net]),
+    ],
+)
+def fleet(request: pytest.FixtureRequest, demo_models: Path, tmp_path: Path) -> Iterator[Fleet]:
+    """The server on host 0, whose device is not used, and three machines with one device each."""
+    with ExitStack() as stack:
+        hosts = [Host()] * 4
+        if request.param == "namespaces":
+            if reason := why_not():
+                pytest.skip(reason)
+            there = stack.enter_context(Hosts(4, 1000.0))
+            hosts = [Host(tuple(there.command(i, [])), there.ip(i)) for i in range(4)]
+        started = Fleet(tmp_path, hosts)
+        try:
+            started.begin_serving(pipeline_catalog(demo_models))
+            for host, name in enumerate(MACHINES, 1):
+                started.begin_joining(name, host)
+            started.ready("local", *MACHINES)
+            yield started
+            started.stop()
+        finally:
+            for name in list(started.processes):
+                started.kill(name)
+
+
+def instances(fleet: Fleet) -> dict[str, dict[str, Any]]:
+    """What operators see, by machine, whatever the state."""
+    shown = json.loads(fleet.prism("show", MODEL, "--json").stdout)["replicas"]
+    return {replica["devices"][0].partition("/")[0]: replica for replica in shown}
+
+
+def sees(fleet: Fleet, machine: str, state: str, held_layers: int, *peers: str) -> bool:
+    shown = instances(fleet).get(machine, {})
+    remote = shown.get("remote") or {}
+    found = (shown.get("state"), remote.get("held_layers"), sorted(remote.get("peers", ())))
+    return found == (state, held_layers, sorted(f"{peer}/host:0" for peer in peers))
+
+
+def leave_an_image_everywhere(fleet: Fleet) -> None:
+    for machine in ("local", *MACHINES):
+        fleet.prism("load", MODEL, "--device", f"{machine}/host:0")
+    held = lambda: json.loads(fleet.prism("show", MODEL, "--json").stdout)["held"]  # noqa: E731
+    until(lambda: held().keys() >= {"local", *MACHINES}, "an image on every machine")
+    fleet.prism("unload", MODEL)
+    until(lambda: not instances(fleet), "its having left")
+    fleet.prism("drain", "local/host:0")
+
+
+def test_machines_serve_together_and_whoever_is_killed_every_answer_is_exact(fleet: Fleet, demo_models: Path) -> None:
+    """Three machines, of which each gets other layers; one is killed in mid-answer, the others go on when theirs come;
+    whoever is left has everything in the end."""
+    reference = {text: greedy(str(demo_models / MODEL), text, TOKENS) for text in ("hello there", "far away", "go on")}
+    leave_an_image_everywhere(fleet)
+    with ExitStack() as stack, ThreadPoolExecutor(4) as pool:
+        stores = {name: WeightStore(StateDir(fleet.folder / name).store) for name in MACHINES}
+        images = {name: stack.enter_context(closing(SlowImage(store, MODEL))) for name, store in stores.items()}
+        for image in images.values():
+            image.arrive(0, 1, image.layers + 1)
+        loaded = pool.submit(fleet.prism, "load", MODEL, "--to", "3")
+        for name in MACHINES:
+            until(lambda n=name: sees(fleet, n, "loading", 1), f"{name} having what it needs to lead")  # type: ignore[misc]
+        images["b"].arrive(2)
+        images["c"].arrive(3)
+        images["d"].arrive(4)
+        for name in MACHINES:
+            others = [other for other in MACHINES if other != name]
+            until(lambda n=name, o=others: sees(fleet, n, "ready", 2, *o), f"{name} leading over the others")  # type: ignore[misc]
+        table = fleet.prism("ps").stdout
+        assert "2/4 over c/host:0,d/host:0 for c/host:0,d/host:0" in table, table
+        answers = {text: pool.submit(fleet.ask, MODEL, text, TOKENS) for text in reference}
+        assert {text: answer.result() for text, answer in answers.items()} == reference
+
+        killed: list[int] = []
+
+        def at(pieces: int) -> None:
+            if pieces == 10 and not killed:
+                killed.append(pieces)
+                fleet.kill("d")
+                images["b"].arrive(4)
+
+        answers = {text: pool.submit(fleet.ask, MODEL, text, TOKENS, at) for text in reference}
+        assert {text: answer.result() for text, answer in answers.items()} == reference
+        assert killed
+        for name in ("b", "c"):
+            images[name].arrive(*range(2, 5))
+            until(lambda n=name: sees(fleet, n, "ready", 4), f"{name} needing nobody")  # type: ignore[misc]
+        assert loaded.result().returncode == 0
+    assert fleet.ask(MODEL, "go on", TOKENS) == reference["go on"]
