@@ -183,10 +183,12 @@ class Engines(Protocol):
         timeout_s: float | None = None,
         mark: str = "",
         first_pieces: Sequence[int] = (),
+        turn: tuple[int, int] = (0, 1),
     ) -> Handle:
         """Make ``part`` of the instance ``key`` of ``spec`` ready. ``mark`` is the weights' fingerprint, for a folder
         without weights whose pack is in the store (or arriving there). ``first_pieces``: it need not wait for others
-        (:attr:`Handle.began_with` says whether it did). ``kv_limit_bytes`` is the most KV the model may
+        (:attr:`Handle.began_with` says whether it did). ``turn``: with which chunk of how many weights on disk begin to
+        come, since others load at the same time. ``kv_limit_bytes`` is the most KV the model may
         hold on each device; requests are cut or refused by what fits into its whole pages (a later
         :meth:`Handle.set_kv_limit` moves memory, not this bound). ``timeout_s`` is by default so long
         (:func:`longest_activation_s`) that only what is stuck runs out of it. Raises

@@ -120,10 +120,10 @@ class EngineBuilder:
         store = self.store if mark else None
         estimate = (_stored_bytes(arguments["model_path"]) or command.weight_bytes) // command.world
         platform = platform_of(arguments["device"], self.gpu_index)
-        first = command.first_pieces
+        first, turn = command.first_pieces, (command.turn, command.turns)
         owner, most = self.owner, self.capacity_bytes
         return EngineWeights(
-            owner, store, key, command.model, most, estimate, platform, first_pieces=first, links=links
+            owner, store, key, command.model, most, estimate, platform, first_pieces=first, links=links, turn=turn
         )
 
     def _draft(self, command: ActivateModel, arguments: dict[str, Any]) -> EngineWeights:

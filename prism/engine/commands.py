@@ -38,6 +38,9 @@ class ActivateModel(_Frame, frozen=True, kw_only=True):
     """Their size, all ranks together, as the catalog knows it."""
     first_pieces: list[int] = []
     """Serve as soon as these pieces of the model are there (:mod:`prism.remote.orders`); empty: all of them."""
+    turn: int = 0
+    """With which of ``turns`` chunks of its image the engine begins, if it comes from disk."""
+    turns: int = 1
     fair: bool = False
     """Its requests take turns."""
     prefill_tokens_per_s: float = 0.0

@@ -254,6 +254,7 @@ class FakePool:
         timeout_s: float | None = None,
         mark: str = "",
         first_pieces: Sequence[int] = (),
+        turn: tuple[int, int] = (0, 1),
     ) -> FakeHandle:
         if timeout_s is not None and self.speed.activation_s > timeout_s:
             raise CannotActivate(spec.name, part.devices, ActivationCause.TIMEOUT, f"not ready in {timeout_s:g} s")

@@ -70,6 +70,7 @@ class EnginePool:
         timeout_s: float | None = None,
         mark: str = "",
         first_pieces: Sequence[int] = (),
+        turn: tuple[int, int] = (0, 1),
     ) -> EngineHandle:
         """``first_pieces``: the engine is there as soon as these pieces are; its requests wait for a route
         (:class:`prism.engine.remote_orders.RemoteOrders`)."""
@@ -90,7 +91,7 @@ class EnginePool:
         try:
             with self.helpers.during(names, self._workers.parked_on) as helpers:
                 activated = await self._command(
-                    engine, spec, links, arguments, kv_limit_bytes, limit_s, mark, first_pieces, helpers
+                    engine, spec, links, arguments, kv_limit_bytes, limit_s, mark, (first_pieces, turn), helpers
                 )
         except BaseException:
             self._workers.release(links, reusable=False)
@@ -144,10 +145,11 @@ class EnginePool:
         kv_limit_bytes: int | None,
         timeout_s: float,
         mark: str,
-        first_pieces: Sequence[int],
+        begins: tuple[Sequence[int], tuple[int, int]],
         helpers: Mapping[DeviceId, Sequence[WorkerLink]],
     ) -> Activated:
-        """Send the ranks their commands and await all answers; the slowest rank's phases count."""
+        """Send the ranks their commands and await all answers; the slowest rank's phases count. ``begins``: with which
+        pieces, and in which turn."""
         activating = Activating(spec, links)
         rendezvous = rendezvous_file(self._options.run_dir.resolve(), links[0].worker, ranks=True)
         for rank, link in enumerate(links):
@@ -162,7 +164,9 @@ class EnginePool:
                     limit_bytes=kv_limit_bytes,
                     mark=mark,
                     weight_bytes=spec.weight_bytes,
-                    first_pieces=list(first_pieces),
+                    first_pieces=list(begins[0]),
+                    turn=begins[1][0],
+                    turns=begins[1][1],
                     fair=spec.scheduling is Scheduling.FAIR,
                     prefill_tokens_per_s=prefill_on(spec, self._workers.devices[links[0].device].kind, 0.0),
                     borrows=spec.lending.borrows,

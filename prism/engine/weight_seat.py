@@ -27,6 +27,7 @@ from prism.weights.loading.links import LoadLinks
 from prism.weights.loading.loader import load
 from prism.weights.packs.blocks import TensorPlan, plan_blocks
 from prism.weights.packs.format import PackHeader, PackKey
+from prism.weights.store.disk_fill import WHOLE_TURN, Turn
 from prism.weights.store.resident import ResidentPack
 from prism.weights.store.weight_store import WeightStore
 from prism.weights.store.whereabouts import Tier
@@ -67,15 +68,17 @@ class EngineWeights:
         *,
         first_pieces: Sequence[int] = (),
         links: LoadLinks | None = None,
+        turn: Turn = WHOLE_TURN,
     ) -> None:
         """``virtual_bytes`` bounds and ``estimated_bytes`` guesses the size of weights no image exists of.
         ``platform`` names what quantised weights are laid out for. ``first_pieces``: :meth:`fill` waits for these
-        only; without an image it is all or nothing (:attr:`began_with`). ``links``: what :meth:`fill` may load over."""
+        only; without an image it is all or nothing (:attr:`began_with`). ``links``: what :meth:`fill` may load over.
+        ``turn``: in which order the image comes from disk."""
         self.links = links
         self._store, self._key, self._label, self._platform = store, key, label, platform
         self.beside = GrowingRegion(owner, virtual_bytes)
         self._keeps_image = store is not None
-        self.packed: ResidentPack | None = store.get(key) if store is not None else None
+        self.packed: ResidentPack | None = store.get(key, turn) if store is not None else None
         if self.packed is not None and not self._fits(self.packed):
             self.packed.close()
             self.packed = None
@@ -322,9 +325,10 @@ class EngineWeights:
         self.packed = None
         self._region.decommit()
 
-    def find_again(self) -> bool:
-        """Whether the image that filled the addresses is still there, as it was; before :meth:`wake`."""
-        self.packed = self._store.get(self._key) if self._store is not None else None
+    def find_again(self, turn: Turn = WHOLE_TURN) -> bool:
+        """Whether the image that filled the addresses is still there, as it was; before :meth:`wake`. ``turn``: in
+        which order it comes from disk."""
+        self.packed = self._store.get(self._key, turn) if self._store is not None else None
         if self.packed is not None and self.packed.header != self._resting:
             self.packed.close()
             self.packed = None

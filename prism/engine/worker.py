@@ -264,7 +264,9 @@ class Worker:
         if self._skeletons.most == 0:
             return None
         skeleton = self._skeletons.take(command.build, mark)
-        if all_ranks(skeleton is not None and skeleton.weights.find_again(), command.world):
+        if all_ranks(
+            skeleton is not None and skeleton.weights.find_again((command.turn, command.turns)), command.world
+        ):
             return skeleton
         if skeleton is not None:
             self._drop(skeleton)

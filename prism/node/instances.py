@@ -187,6 +187,7 @@ class Instances:
             kv_limit_bytes=message.kv_cap_bytes,
             mark=at_hand.mark,
             first_pieces=await self._live.first_pieces(instance),
+            turn=(message.turn, message.turns),
         )
         instance.handle = handle  # others may lead over it before it leads itself
         early = await self._live.lead(instance, handle)

@@ -8,7 +8,7 @@ import os
 import signal
 import socket
 from collections.abc import AsyncIterator
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager, closing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -278,6 +278,8 @@ async def test_engines_that_have_all_layers_only_together(rig: Rig) -> None:
         rids = [rig.submit(engines[n], tokenized("", q, 3 * NEW)) for n in ("high", "little") for q in prompts]
         await asyncio.gather(*(rig.wait_tokens(rid, 3) for rid in rids))
         os.kill(engines["low"].pids[0], signal.SIGKILL)
+        for name in ("high", "little"):  # one of the two peers of the latter lives, and is of no use
+            await happens(lambda n=name: not _peers(engines[n]), "its saying that it needs another route")
         await asyncio.gather(engines["high"].remote.grow_route(order=[4, 3, 2]), engines["little"].remote.grow_route())
         for rid, q in zip(rids, 2 * prompts, strict=True):
             assert await rig.answer(rid) == rig.reference("demo-llama", q, 3 * NEW)
@@ -285,8 +287,29 @@ async def test_engines_that_have_all_layers_only_together(rig: Rig) -> None:
             await happens(lambda n=name: _alone(engines[n]), "it goes on alone")
 
 
+async def test_an_engine_that_cannot_run_layers_apart_waits_for_all_of_them(rig: Rig) -> None:
+    """It was to begin with some pieces, and says that it has all."""
+    spec = rig.spec("demo-stablelm")
+    first = await rig.activate(spec, [rig.devices[1]])
+    await first.deactivate()  # it leaves an image
+    image = SlowImage(WeightStore(rig.folder / "store"), "demo-stablelm")
+    with closing(image):
+        image.arrive(0, 1, image.layers + 1)
+        engine = await rig.activate(spec, [rig.devices[1]], first_pieces=[0, 1, image.layers + 1])
+        rid = rig.submit(engine, tokenized("", prompt(90), NEW))
+        image.arrive(*range(2, image.layers + 1))
+        with pytest.raises(OrderRefused, match="as a whole only"):
+            await engine.remote.grow_route()
+        assert await rig.answer(rid) == rig.reference("demo-stablelm", prompt(90), NEW)
+        await engine.deactivate()
+
+
 def _leaders(engine: EngineHandle) -> list[str]:
     return engine.load.remote.leaders if engine.load and engine.load.remote else []
+
+
+def _peers(engine: EngineHandle) -> list[str]:
+    return engine.load.remote.peers if engine.load and engine.load.remote else []
 
 
 def _parts(engine: EngineHandle) -> int:

@@ -60,3 +60,4 @@ def test_a_copy_is_filled_with_embedding_first_layer_and_head_first() -> None:
     plans = [TensorPlan(name, "float32", (2, 1024)) for name in names]
     header = layout_header(PackKey("a" * 32), plan_blocks(plans), leaf_bytes=4096)
     assert lead_first(header) == [0, 1, 2, 3, 8, 9, 4, 5, 6, 7]
+    assert lead_first(header, (1, 2)) == [0, 1, 2, 3, 8, 9, 6, 7, 4, 5], "it loads beside another one"

@@ -22,6 +22,9 @@ from prism.weights.packs.leaf_sums import LeafSums
 from prism.weights.store.host_copy import ABSENT, CORRUPT, HostCopy
 from prism.weights.store.locks import try_lock
 
+Turn = tuple[int, int]
+"""Which of how many machines that load at the same time; each begins with another chunk."""
+WHOLE_TURN: Final = (0, 1)
 READERS: Final = 4
 """Reads in flight; disks need several to reach their rate."""
 
@@ -50,7 +53,7 @@ class FillLock:
             self._fd = -1
 
 
-def fill_from_disk(copy: HostCopy, pack: Path, stop: threading.Event) -> list[int]:
+def fill_from_disk(copy: HostCopy, pack: Path, stop: threading.Event, turn: Turn = WHOLE_TURN) -> list[int]:
     """Reads every absent leaf of ``copy`` (writable) from ``pack``, :func:`lead_first`. Returns the leaves that are
     corrupt on disk. Ends early, between runs of leaves, when ``stop`` is set. Raises :class:`BadPack` if ``pack`` is
     another pack and ``OSError`` (ENOSPC) when memory is gone."""
@@ -58,7 +61,7 @@ def fill_from_disk(copy: HostCopy, pack: Path, stop: threading.Event) -> list[in
         header = disk.header
         if header.leaf_sums != copy.header.leaf_sums or header.blocks != copy.header.blocks:
             raise BadPack(pack, "is not the pack that the copy in memory was made from")
-        absent = [leaf for leaf in lead_first(header) if copy.arrival[leaf] == ABSENT]
+        absent = [leaf for leaf in lead_first(header, turn) if copy.arrival[leaf] == ABSENT]
         todo: Iterator[range] = iter(disk.runs(absent))
         guard = threading.Lock()
 
@@ -76,10 +79,14 @@ def fill_from_disk(copy: HostCopy, pack: Path, stop: threading.Event) -> list[in
     return [leaf for leaf in range(copy.header.leaves) if copy.arrival[leaf] == CORRUPT]
 
 
-def lead_first(header: PackHeader) -> list[int]:
-    """All leaves: those with bytes of anything but layers after the first, and then the others, both in order."""
+def lead_first(header: PackHeader, turn: Turn = WHOLE_TURN) -> list[int]:
+    """All leaves: those with bytes of anything but layers after the first, and then the others, both in order; the
+    others from the chunk of ``turn`` on, and around (lambda-Scale's shifted chunks, when several machines load at the
+    same time)."""
     first = {leaf for b in _lead(header) for leaf in header.cut.holding(b.offset, b.offset + b.nbytes)}
-    return sorted(range(header.leaves), key=lambda leaf: (leaf not in first, leaf))
+    rest = [leaf for leaf in range(header.leaves) if leaf not in first]
+    begin = len(rest) * turn[0] // turn[1]
+    return [*sorted(first), *rest[begin:], *rest[:begin]]
 
 
 def lead_parts(header: PackHeader) -> list[tuple[float, float]]:

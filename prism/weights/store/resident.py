@@ -15,7 +15,7 @@ from prism.transfer.errors import SourceLost, TransferError
 from prism.transfer.windows import LeafCut
 from prism.weights.errors import WeightsError
 from prism.weights.packs.format import PackHeader, PackKey, TensorEntry
-from prism.weights.store.disk_fill import FillLock, fill_from_disk, refetch
+from prism.weights.store.disk_fill import WHOLE_TURN, FillLock, Turn, fill_from_disk, refetch
 from prism.weights.store.host_copy import ARRIVED, CORRUPT, HostCopy, open_copy
 
 _POLL_S: Final = 0.0005
@@ -34,9 +34,12 @@ class ResidentPack:
 
     A :class:`~prism.transfer.windows.Window` that others may be sent. Leaves may still be arriving: :meth:`wait_leaf`
     before reading them (:func:`prism.weights.loading.loader.load` does). ``fill_from`` is the packed file this process
-    may go on filling from when the process that did so has died."""
+    may go on filling from when the process that did so has died, ``turn`` the order in which it then does."""
 
-    def __init__(self, copy: HostCopy, fill_from: Path | None, elsewhere: Elsewhere | None = None) -> None:
+    def __init__(
+        self, copy: HostCopy, fill_from: Path | None, elsewhere: Elsewhere | None = None, turn: Turn = WHOLE_TURN
+    ) -> None:
+        self._turn = turn
         self._copy, self._fill_from, self._elsewhere = copy, fill_from, elsewhere
         self._fill_error: BaseException | None = None
         self._fill_thread: threading.Thread | None = None
@@ -169,7 +172,7 @@ class ResidentPack:
             if copy is None:
                 raise SourceLost(f"{self.path}: the copy in memory was removed while it was being filled")
             try:
-                fill_from_disk(copy, self._fill_from, self._stop)
+                fill_from_disk(copy, self._fill_from, self._stop, self._turn)
             finally:
                 copy.close()
         except (OSError, WeightsError, TransferError) as error:

@@ -28,6 +28,7 @@ from prism.weights.packs.verify import verify_file
 from prism.weights.packs.writer import PackWriter, publish, write_copy
 from prism.weights.store import host_copy
 from prism.weights.store.budget import read_budget
+from prism.weights.store.disk_fill import WHOLE_TURN, Turn
 from prism.weights.store.kept import read_kept
 from prism.weights.store.locks import locked, try_lock
 from prism.weights.store.reclaim import ReclaimCandidate, choose_victims
@@ -74,9 +75,10 @@ class WeightStore:
         if host_directory is None:
             claim_shared(self.host_directory, self.directory)
 
-    def get(self, key: PackKey) -> ResidentPack | None:
+    def get(self, key: PackKey, turn: Turn = WHOLE_TURN) -> ResidentPack | None:
         """The pack in host memory, None if the store does not have it. Returns at once: a pack that is only on disk is
-        read into host memory behind the caller's back, block by block (:meth:`ResidentPack.wait_leaf`).
+        read into host memory behind the caller's back, block by block (:meth:`ResidentPack.wait_leaf`), in the order of
+        ``turn`` (:func:`prism.weights.store.disk_fill.lead_first`) if nobody has begun to.
 
         Raises :class:`BadPack` for a broken file (:class:`~prism.weights.errors.StalePack`: an index whose files have
         changed) and :class:`StoreFull` when host memory has no room for it.
@@ -87,7 +89,7 @@ class WeightStore:
             copy = host_copy.open_copy(host)
             if copy is not None:
                 fill_from = disk if disk.exists() else None
-                packed = ResidentPack(copy, fill_from, self.elsewhere)
+                packed = ResidentPack(copy, fill_from, self.elsewhere, turn)
                 self._touch(disk, host)
                 if not packed.complete:
                     packed.start_filling()
