@@ -12,12 +12,13 @@ from typing import Final
 
 from prism.core.ids import DeviceId
 from prism.core.instances import InstanceKey
+from prism.core.views import InstanceState
 from prism.engine.api import Handle
 from prism.engine.errors import EngineGone, OrderRefused
 from prism.node.layers_network import FAILURES, HeldElsewhere, LayersWanted
 from prism.node.live_helpers import Helper, LiveHelpers, piece_count
 from prism.node.local_instance import LocalInstance
-from prism.policy.live.routes import Hop, layer_order, next_turn, plan_routes
+from prism.policy.live.routes import Company, Hop, layer_order, next_turn, plan_routes
 from prism.remote.handing import PREFIX, hand_over
 from prism.remote.orders import RouteStop
 
@@ -82,6 +83,8 @@ class LiveRoutes:
     @staticmethod
     def _plan(leader: LocalInstance, held: Set[int], helpers: Sequence[Helper]) -> tuple[tuple[Hop, ...], ...]:
         facts = [helper.facts for helper in helpers]
+        if leader.state is InstanceState.LOADING and leader.begins.waits_for_company:
+            facts = [one for one in facts if one.company is not Company.OTHER]
         return plan_routes(piece_count(leader), held, facts, leader.begins.pipelined)
 
     # --- reached ---

@@ -26,6 +26,7 @@ class LiveBeginning:
     """Other instances of the model, as they were known when this one was ordered."""
     nodes: frozenset[str] = frozenset()
     """The machines of these."""
+    pipeline: int = 0
     turn: int = 0
     turns: int = 1
     """See :class:`prism.wire.messages.ActivateCommand`."""
@@ -41,12 +42,19 @@ class LiveBeginning:
             for companion in order.companions
         }
         nodes = frozenset(node_of(DeviceId(companion.device)) for companion in order.companions)
-        return cls(order.live, company, nodes, order.turn, order.turns)
+        return cls(order.live, company, nodes, order.pipeline, order.turn, order.turns)
 
     @property
     def pipelined(self) -> bool:
         """It is to serve with those that come with it."""
         return self.mode is LiveMode.PIPELINES and any(c is not Company.OTHER for c in self.company.values())
+
+    @property
+    def waits_for_company(self) -> bool:
+        """It does not begin before its pipeline has all layers: as many of those that come together as there are others
+        begin over one of these, the first of each pipeline."""
+        others = sum(c is Company.OTHER for c in self.company.values())
+        return self.pipelined and (self.turn > 0 or self.pipeline >= others)
 
 
 @dataclass(slots=True)

@@ -296,6 +296,22 @@ async def test_it_changes_over_to_its_pipeline_and_back_when_that_breaks(
     assert networked.connected[3:] == [THIRD]
 
 
+async def test_as_many_begin_over_others_as_there_are_of_these(
+    pairs: Pairs, networked: FakeNetwork, given: list[tuple[str, str, bool]]
+) -> None:
+    """All leaning on one would make its steps longer for everybody: the second of its pipeline waits."""
+    networked.held = [held("n3", THIRD), held("n2", SECOND, 0, 1, HEAD)]
+    order = pairs.order(FIRST, LiveMode.PIPELINES, turn=1, **ordered_with(SECOND, there=[THIRD]))
+    coming = asyncio.create_task(pairs.instances.command(order))
+    await happens(lambda: len(networked.asked) > 2, "its looking for routes")
+    assert not coming.done() and not networked.connected
+    networked.held = [held("n3", THIRD), held("n2", SECOND, 0, 1, 2, 3, 4, 5, 6, HEAD)]
+    assert (await coming).early and networked.connected == [SECOND]
+    networked.held = [held("n3", THIRD)]
+    pairs.handle(FIRST).remote.lose_peers()
+    await happens(lambda: networked.connected[1:] == [THIRD], "one that serves needs some peer")
+
+
 async def test_one_of_a_pipeline_that_gets_all_its_weights_first_needs_nobody(
     pairs: Pairs, networked: FakeNetwork
 ) -> None:
