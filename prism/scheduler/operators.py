@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from prism.core.events import OperatorLoad, OperatorUnload
 from prism.core.reasons import ReasonCode, because
+from prism.core.settings import LiveMode
 from prism.core.views import InstanceState
 from prism.scheduler.books import Books
 from prism.scheduler.cluster_policy import ClusterPolicy
@@ -50,6 +51,7 @@ class Operators:
             self._wanting.want_model(model, now_s)  # the first may drive others out
         model.want = None if model.coming_or_here else model.want
         begun: BegunWay | None = None
+        modes: list[LiveMode | None] = []
         while model.coming_or_here and sum(i.state is not InstanceState.DRAINING for i in model.instances) < instances:
             room = self._policy.find_room(model, now_s, Survey())
             if not isinstance(room, Room) or room.evict or _holds(model, room):
@@ -57,8 +59,9 @@ class Operators:
             if begun is None:  # all come in one way, so that they can form pipelines
                 coming = instances - sum(i.state is not InstanceState.DRAINING for i in model.instances)
                 begun = self._ways.choose(model, [room.devices] * coming, instances, 0.0, now_s)
+                modes = list(begun.modes)
             reason = because(ReasonCode.OPERATOR, instances=instances, **begun.numbers)
-            self._lifecycle.start_instance(StartInstance(model, room, reason, live=begun.modes[0]), now_s)
+            self._lifecycle.start_instance(StartInstance(model, room, reason, live=modes.pop(0)), now_s)
 
     def on_unload(self, event: OperatorUnload, now_s: float) -> None:
         """Let the model leave the named devices, or all."""
