@@ -89,7 +89,7 @@ class Nodes:
         lead = self._lead(record)
         engine_in_s = max([self._parking.take(device) for device in record.devices])
         spec = self._specs[effect.model]
-        pairs = effect.live is LiveMode.PAIR and can_pair(spec) and bool(self._whole(effect.model))
+        pairs = effect.live is not LiveMode.WHOLE and can_pair(spec) and bool(self._whole(effect.model))
         first = (first_share(spec), self._first_pieces_here) if pairs else None
         record.activation = Activation(
             self._queue, self._roads, self._timing, effect, spec, lead.gpu, lead.pool, engine_in_s, self._loaded, first
@@ -128,8 +128,12 @@ class Nodes:
         ]
 
     def _first_pieces_here(self, activation: Activation) -> None:
-        """An engine and its first pieces are there: it serves, if another one runs the rest."""
-        if self._whole(activation.effect.model):
+        """An engine and its first pieces are there: it serves, if another one runs the rest. Of those that come as
+        pipelines as many begin so as there are others; that they run layers for each other is not modelled."""
+        whole = self._whole(activation.effect.model)
+        if activation.effect.live is LiveMode.PIPELINES:
+            whole = [engine for engine in whole if not self._pairs.led(engine)]
+        if whole:
             self._ready(self.instances[activation.effect.key])
 
     def _loaded(self, activation: Activation) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, closing
+from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -36,17 +36,23 @@ def pipeline_catalog(models: Path) -> dict[str, Any]:
     ],
 )
 def fleet(request: pytest.FixtureRequest, demo_models: Path, tmp_path: Path) -> Iterator[Fleet]:
-    """The server on host 0, whose device is not used, and three machines with one device each."""
+    with running(1000.0 if request.param == "namespaces" else 0.0, demo_models, tmp_path) as started:
+        yield started
+
+
+@contextmanager
+def running(mbit: float, models: Path, folder: Path) -> Iterator[Fleet]:
+    """The server on host 0, and three machines with one device each; with ``mbit`` on links of this rate."""
     with ExitStack() as stack:
         hosts = [Host()] * 4
-        if request.param == "namespaces":
+        if mbit:
             if reason := why_not():
                 pytest.skip(reason)
-            there = stack.enter_context(Hosts(4, 1000.0))
+            there = stack.enter_context(Hosts(4, mbit))
             hosts = [Host(tuple(there.command(i, [])), there.ip(i)) for i in range(4)]
-        started = Fleet(tmp_path, hosts)
+        started = Fleet(folder, hosts)
         try:
-            started.begin_serving(pipeline_catalog(demo_models))
+            started.begin_serving(pipeline_catalog(models))
             for host, name in enumerate(MACHINES, 1):
                 started.begin_joining(name, host)
             started.ready("local", *MACHINES)
@@ -70,21 +76,25 @@ def sees(fleet: Fleet, machine: str, state: str, held_layers: int, *peers: str) 
     return found == (state, held_layers, sorted(f"{peer}/host:0" for peer in peers))
 
 
-def leave_an_image_everywhere(fleet: Fleet) -> None:
-    for machine in ("local", *MACHINES):
+def leave_an_image_on(fleet: Fleet, *machines: str) -> None:
+    for machine in machines:
         fleet.prism("load", MODEL, "--device", f"{machine}/host:0")
-    held = lambda: json.loads(fleet.prism("show", MODEL, "--json").stdout)["held"]  # noqa: E731
-    until(lambda: held().keys() >= {"local", *MACHINES}, "an image on every machine")
+    until(lambda: held(fleet) >= set(machines), "an image on every machine")
     fleet.prism("unload", MODEL)
     until(lambda: not instances(fleet), "its having left")
-    fleet.prism("drain", "local/host:0")
+
+
+def held(fleet: Fleet) -> set[str]:
+    """Machines that have the weights."""
+    return set(json.loads(fleet.prism("show", MODEL, "--json").stdout)["held"])
 
 
 def test_machines_serve_together_and_whoever_is_killed_every_answer_is_exact(fleet: Fleet, demo_models: Path) -> None:
     """Three machines, of which each gets other layers; one is killed in mid-answer, the others go on when theirs come;
     whoever is left has everything in the end."""
     reference = {text: greedy(str(demo_models / MODEL), text, TOKENS) for text in ("hello there", "far away", "go on")}
-    leave_an_image_everywhere(fleet)
+    leave_an_image_on(fleet, "local", *MACHINES)
+    fleet.prism("drain", "local/host:0")
     with ExitStack() as stack, ThreadPoolExecutor(4) as pool:
         stores = {name: WeightStore(StateDir(fleet.folder / name).store) for name in MACHINES}
         images = {name: stack.enter_context(closing(SlowImage(store, MODEL))) for name, store in stores.items()}
@@ -120,3 +130,21 @@ def test_machines_serve_together_and_whoever_is_killed_every_answer_is_exact(fle
             until(lambda n=name: sees(fleet, n, "ready", 4), f"{name} needing nobody")  # type: ignore[misc]
         assert loaded.result().returncode == 0
     assert fleet.ask(MODEL, "go on", TOKENS) == reference["go on"]
+
+
+@pytest.mark.net
+@pytest.mark.engine
+def test_what_two_machines_send_in_shifted_order_is_led_over_before_it_is_there(
+    demo_models: Path, tmp_path: Path
+) -> None:
+    """Sources that do not serve, slow links: the two receivers are a pipeline for the second half of the multicast."""
+    with running(20.0, demo_models, tmp_path) as fleet:
+        leave_an_image_on(fleet, "local", "b")
+        for machine in ("local", "b"):
+            fleet.prism("drain", f"{machine}/host:0")
+        told = fleet.prism("load", MODEL, "--to", "2")
+        assert "from local" in told.stderr and "from b" in told.stderr, told.stderr
+        for machine, other in (("c", "d"), ("d", "c")):
+            assert f"{machine}/host:0: has all layers" in told.stderr, told.stderr
+            assert f"of 4 layers, over {other}/host:0" in told.stderr, told.stderr
+        assert fleet.ask(MODEL, "hello there", TOKENS) == greedy(str(demo_models / MODEL), "hello there", TOKENS)

@@ -27,14 +27,17 @@ def model() -> ModelSpec:
 
 
 class Pair:
-    """One instance serves; a second one is asked for at 30 s, on another machine, while ``rate`` requests/s come."""
+    """One instance serves; further ones, ``instances`` in all, are asked for at 30 s, each on another machine, while
+    ``rate`` requests/s come."""
 
-    def __init__(self, live: LiveMode, rate: float = 4.0, spec: ModelSpec | None = None) -> None:
+    def __init__(self, live: LiveMode, rate: float = 4.0, spec: ModelSpec | None = None, instances: int = 2) -> None:
         self.spec = spec or model()
         chosen = PolicySettings.named("prism")
         cluster = replace(chosen.cluster, live=live, max_replicas=1, standing_replicas=False)
         self.recorder = RunRecorder(0.002)
-        self.world = World(h100s(1, 2, **SLOW_NETWORK), [self.spec], replace(chosen, cluster=cluster), self.recorder)
+        self.world = World(
+            h100s(1, instances, **SLOW_NETWORK), [self.spec], replace(chosen, cluster=cluster), self.recorder
+        )
         self.told: list[tuple[float, ClusterEvent]] = []
         tell = self.world.control.tell
 
@@ -46,7 +49,7 @@ class Pair:
         self.world.join()
         tell(OperatorLoad(self.spec.name))
         self.world.queue.run_until(30.0)
-        tell(OperatorLoad(self.spec.name, instances=2))
+        tell(OperatorLoad(self.spec.name, instances=instances))
         self.jobs = [Job(i, self.spec, 30.0 + i / rate, 1500, 200) for i in range(int(20 * rate))]
 
     def run(self) -> None:
@@ -72,6 +75,13 @@ def test_a_paired_instance_serves_long_before_its_weights_are_there() -> None:
     assert not first.early and second.early
     assert early_s - 30.0 < 0.5 * (whole_s - 30.0)
     assert all(engine._lean is None for engine in paired.engines())
+
+
+def test_of_those_that_come_as_pipelines_as_many_begin_over_others_as_there_are() -> None:
+    three = Pair(LiveMode.PIPELINES, instances=3)
+    three.run()
+    assert len(three.recorder.records) == len(three.jobs) and not any(r.error for r in three.recorder.records)
+    assert sorted(event.early for _, event in three.finished()) == [False, False, True]
 
 
 def test_nobody_pairs_without_another_instance_or_with_one_layer() -> None:
