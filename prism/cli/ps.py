@@ -82,7 +82,8 @@ def layers(replica: dict[str, Any]) -> str:
 
 def beside(device: str, others: Iterable[str]) -> str:
     """``others`` as one reads them next to ``device``: those of its machine without the machine's name."""
-    return ",".join(local_name(d) if node_of(DeviceId(d)) == node_of(DeviceId(device)) else d for d in others)
+    here, devices = node_of(DeviceId(device)), map(DeviceId, others)
+    return ",".join(local_name(d) if node_of(d) == here else d for d in devices)
 
 
 def long_prompts(replica: dict[str, Any]) -> str:

@@ -111,7 +111,7 @@ class LayersNetwork:
         if not asked:
             return []
         with ThreadPoolExecutor(min(len(asked), _AT_ONCE)) as pool:
-            answers = pool.map(lambda there: self._ask(*there, wanted), asked)
+            answers = pool.map(lambda there: self._ask(there[0], there[1], wanted), asked)
         return [found for several in answers for found in several]
 
     def _ask(self, node: str, address: str, wanted: LayersWanted) -> list[HeldElsewhere]:

@@ -123,9 +123,9 @@ class LivePairs:
             task.cancel()
 
     async def _begin(self, leader: LocalInstance, handle: Handle) -> bool:
-        """False: it cannot run layers apart, and has waited for all."""
+        """False: it cannot run layers apart, and has waited for all, however long that took."""
         try:
-            await self._grow(leader, handle)
+            await self._grow(leader, handle, None)
         except OrderRefused as error:
             log.warning("%s serves with all its weights only: %s", leader.key, error)
             leader.came_whole = True
@@ -151,9 +151,9 @@ class LivePairs:
         log.info("%s leads over %s", leader.key, ", ".join(sorted(self._helpers.peers(leader))) or "nobody")
         return True
 
-    async def _grow(self, leader: LocalInstance, handle: Handle) -> None:
+    async def _grow(self, leader: LocalInstance, handle: Handle, limit_s: float | None = ORDER_S) -> None:
         beside = {x.key for x in self._instances() if x.key.model == leader.key.model}
-        async with asyncio.timeout(ORDER_S):
+        async with asyncio.timeout(limit_s):
             await handle.remote.grow_route(order=self._routes.order(leader, beside))
 
     # --- until it is alone ---

@@ -123,8 +123,8 @@ class PipelineShare:
 def expected_pipelines(sources: int, receivers: int) -> tuple[PipelineShare, ...]:
     """The pipelines that ``receivers`` equal machines would form while ``sources`` send, on equal links: what is known
     before it is decided who sends to whom. Raises ``ValueError`` without a source or a receiver."""
-    names = [tuple(f"{what}{i}" for i in range(n)) for what, n in (("s", sources), ("r", receivers))]
-    request = PlanRequest(*names, nbytes=1 << 30, blocks=DEFAULT_BLOCKS, overhead_s=0.0)
+    sending, receiving = (tuple(f"{what}{i}" for i in range(n)) for what, n in (("s", sources), ("r", receivers)))
+    request = PlanRequest(sending, receiving, nbytes=1 << 30, blocks=DEFAULT_BLOCKS, overhead_s=0.0)
     found = plan_live(LiveRequest(request)).pipelines
     last_s = max(max(pipeline.alone_s.values()) for pipeline in found)
     return tuple(PipelineShare(len(pipeline.alone_s), pipeline.ready_s / last_s) for pipeline in found)
