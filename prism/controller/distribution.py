@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Final
 
 import msgspec
@@ -25,7 +25,7 @@ from prism.core.specs import DeviceKind
 from prism.policy.live.pipelines import ExecutionPipeline, LiveRequest, plan_live
 from prism.policy.multicast.estimate import NodeLink
 from prism.policy.multicast.links import KnownLinks, estimate_links
-from prism.policy.multicast.planner import DEFAULT_BLOCKS, TEN_GIGABIT, Plan, PlanRequest, plan
+from prism.policy.multicast.planner import DEFAULT_BLOCKS, TEN_GIGABIT, Plan, PlanRequest, first_blocks, plan
 from prism.transfer.session import NodePlan, node_plans
 from prism.weights.exchange.pack_windows import window_name
 from prism.weights.packs.format import PackKey
@@ -142,11 +142,12 @@ class WeightDistribution:
         held = {n.id: p for n in nodes.values() if n.id not in receivers and (p := _pack(n, key)) is not None}
         if not held:
             return {}, [], ()
-        sources = sorted(held, key=lambda n: (not held[n].in_memory, n))
-        request = self._request(sources, receivers, max(pack.nbytes for pack in held.values()), now_s)
-        chosen, pipelines = _planned(request, [order for order, _ in group], held[sources[0]].first)
+        orders = [order for order, _ in group]
+        request = self._request(held, receivers, orders, now_s)
+        chosen, pipelines = _planned(request, orders)
         addresses = {str(n.id): n.weights for n in nodes.values()}
-        parts = node_plans(chosen, uuid.uuid4().hex[:12], window_name(key), addresses)
+        first = first_blocks(request.first, chosen.schedule.blocks)
+        parts = node_plans(chosen, uuid.uuid4().hex[:12], window_name(key), addresses, first=first)
         self._running[key] = _Running(parts, {n: addresses[n] for n in parts}, now_s, set(map(str, receivers)))
         sends = [
             (nodes[NodeId(n)].mailbox, Distribute(part=msgspec.msgpack.encode(part)))
@@ -156,13 +157,23 @@ class WeightDistribution:
         return {node: parts[str(node)] for node in receivers}, sends, pipelines
 
     def _request(
-        self, sources: Sequence[NodeId], receivers: Iterable[NodeId], nbytes: int, now_s: float
+        self, held: Mapping[NodeId, PackReport], receivers: Iterable[NodeId], orders: Iterable[Activate], now_s: float
     ) -> PlanRequest:
-        """With the links as the nodes' reports show them."""
+        """With the links as the nodes' reports show them. Where any instance may serve before it has everything, all
+        get first what is needed for that."""
         known = self._links(now_s)
         default = TEN_GIGABIT if known.typical is None else NodeLink(known.typical, known.typical)
+        sources = sorted(held, key=lambda n: (not held[n].in_memory, n))
+        nbytes = max(pack.nbytes for pack in held.values())
+        live = any(order.live is not LiveMode.WHOLE for order in orders)
         return PlanRequest(
-            tuple(map(str, sources)), tuple(map(str, receivers)), nbytes, links=known.links, default_link=default
+            tuple(map(str, sources)),
+            tuple(map(str, receivers)),
+            nbytes,
+            links=known.links,
+            default_link=default,
+            first=tuple(held[sources[0]].first) if live else (),
+            least_blocks=DEFAULT_BLOCKS if live else 1,
         )
 
     def _links(self, now_s: float) -> KnownLinks:
@@ -189,6 +200,7 @@ class WeightDistribution:
             sources=any_part.sources,
             pieces=any_part.pieces,
             piece_s=any_part.piece_s,
+            first=any_part.first,
         )
 
     def _forget(self, now_s: float) -> None:
@@ -203,13 +215,8 @@ class WeightDistribution:
                 del self._running[key]
 
 
-def _planned(
-    request: PlanRequest, orders: Sequence[Activate], first: Sequence[tuple[float, float]]
-) -> tuple[Plan, tuple[ExecutionPipeline, ...]]:
-    """The multicast to the machines of ``orders``, and the pipelines of those that are to form some. Where any may
-    serve before it has everything, every machine gets the parts ``first`` of the weights first."""
-    if any(order.live is not LiveMode.WHOLE for order in orders):
-        request = replace(request, first=tuple(first), least_blocks=DEFAULT_BLOCKS)
+def _planned(request: PlanRequest, orders: Sequence[Activate]) -> tuple[Plan, tuple[ExecutionPipeline, ...]]:
+    """The multicast to the machines of ``orders``, and the pipelines of those that are to form some."""
     if not (together := pipelined(orders)):
         return plan(request), ()
     found = plan_live(LiveRequest(request, free_devices=instances_per_node(together)))

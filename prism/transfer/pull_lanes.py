@@ -223,7 +223,8 @@ class PullLanes:
             wanted = self.reception.await_orphans(timeout_s=0.2)
             if not wanted:
                 continue
-            chosen = self._choose(peers, wanted)
+            needed = [piece for piece in wanted if piece in self.plan.first]
+            chosen = (self._choose(peers, needed) if needed else None) or self._choose(peers, wanted)
             if chosen is None:
                 now_s = time.monotonic()
                 nobody_since_s = nobody_since_s or now_s

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import msgspec
 
 from prism.policy.multicast.planner import Plan
@@ -29,6 +31,8 @@ class NodePlan(msgspec.Struct, frozen=True, kw_only=True):
     """The plan's step of each of ``receives``."""
     piece_s: float = 0.0
     """What the planner expects one piece to take on a link; 0: unknown."""
+    first: tuple[int, ...] = ()
+    """Pieces that are wanted before all others, where the plan is not followed."""
     network: str = "tcp"
     """``tcp``, or a one-sided network to be used with the peers that offer it."""
 
@@ -39,9 +43,10 @@ class NodePlan(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def node_plans(
-    plan: Plan, session: str, window: str, addresses: dict[str, str], network: str = "tcp"
+    plan: Plan, session: str, window: str, addresses: dict[str, str], network: str = "tcp", first: Sequence[int] = ()
 ) -> dict[str, NodePlan]:
-    """Every node's part of ``plan``. ``addresses`` has every node of the plan."""
+    """Every node's part of ``plan``, which brings the pieces ``first`` first. ``addresses`` has every node of the
+    plan."""
     schedule, names = plan.schedule, plan.nodes
     receives: dict[str, list[tuple[str, int]]] = {name: [] for name in names}
     sends: dict[str, list[tuple[str, int]]] = {name: [] for name in names}
@@ -65,6 +70,7 @@ def node_plans(
             sends=tuple(sends[name]),
             steps=tuple(steps[name]),
             piece_s=piece_s,
+            first=tuple(first),
             network=network,
         )
         for name in names

@@ -104,6 +104,17 @@ def test_five_machines(fleet: Fleet) -> None:
     assert sum(servers[0].sent_bytes.values()) < 4 * len(whole(servers[0])), "the source sent everything itself"
 
 
+def test_without_a_plan_what_is_needed_to_lead_comes_first(fleet: Fleet) -> None:
+    source, receiver = fleet(2)
+    addresses = {s.node: s.address for s in (source, receiver)}
+    named = {"session": "s", "window": WINDOW, "node": receiver.node, "addresses": addresses, "sources": (source.node,)}
+    running = begin(receiver, NodePlan(**named, pieces=16, first=(11, 6)))  # type: ignore[arg-type]
+    with running.wait() as packed:
+        assert bytes(packed.data) == whole(source)
+    in_order = sorted(running.arrived_s, key=running.arrived_s.__getitem__)
+    assert {6, 11} <= set(in_order[:4]), "what was under way at the same time"
+
+
 def test_a_late_joiner_and_a_pull_without_a_plan(fleet: Fleet) -> None:
     servers = fleet(3)
     addresses = {s.node: s.address for s in servers}
