@@ -8,8 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from prism.policy.multicast.estimate import NodeLink, finish_times
-from prism.policy.multicast.planner import ALGORITHMS, SLACK, PlanRequest, build_schedule, plan
-from prism.policy.multicast.schedule import Schedule
+from prism.policy.multicast.planner import ALGORITHMS, SLACK, PlanRequest, build_schedule, first_blocks, plan
+from prism.policy.multicast.schedule import Schedule, violations
 
 SLOW, FAST = NodeLink(1e6, 1e6), NodeLink(1e8, 1e8)
 
@@ -134,3 +134,32 @@ def test_no_more_sources_than_receivers() -> None:
 def test_nonsense_is_refused(sources: tuple[str, ...], receivers: tuple[str, ...]) -> None:
     with pytest.raises(ValueError, match="distinct"):
         plan(PlanRequest(sources, receivers, 1))
+
+
+@settings(max_examples=80, deadline=None)
+@given(
+    name=st.sampled_from(sorted(ALGORITHMS)),
+    receivers=st.integers(1, 9),
+    sources=st.integers(1, 3),
+    blocks=st.integers(1, 16),
+    parts=st.lists(st.tuples(st.floats(0, 1), st.floats(0, 1)).map(lambda p: (min(p), max(p))), max_size=3),
+)
+def test_what_is_needed_first_is_on_its_way_to_everybody_before_the_rest(
+    name: str, receivers: int, sources: int, blocks: int, parts: list[tuple[float, float]]
+) -> None:
+    sources = min(sources, receivers)
+    first = first_blocks(parts, blocks)
+    schedule = build_schedule(ALGORITHMS[name], sources + receivers, sources, blocks, first)
+    assert violations(schedule) == []
+    for source in range(sources):
+        sent = list(dict.fromkeys(block for _, block in schedule.sends(source)))
+        assert sent[: len(first)] == first or not sent
+    assert {b for b in range(blocks) for a, e in parts if a < e and a * blocks < b + 1 and b < e * blocks} <= set(first)
+
+
+def test_where_it_lies_decides_which_blocks_come_first() -> None:
+    assert first_blocks([(0.0, 0.25), (0.9, 1.0)], 8) == [0, 1, 7]
+    assert first_blocks([], 8) == []
+    request = PlanRequest(("a", "b"), ("c", "d"), 1 << 20, first=((0.9, 1.0),), least_blocks=16)
+    chosen = plan(request).schedule
+    assert chosen.blocks >= 16 and [chosen.receives(node)[0][1] for node in (2, 3)] == [chosen.blocks - 2] * 2

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from prism.weights.packs.blocks import TensorPlan, layout_header, plan_blocks, stage_of
 from prism.weights.packs.format import PackKey
-from prism.weights.store.disk_fill import lead_first
+from prism.weights.store.disk_fill import lead_first, lead_parts
 
 
 def plans(*names: str, nbytes: int = 100) -> list[TensorPlan]:
@@ -60,4 +60,5 @@ def test_a_copy_is_filled_with_embedding_first_layer_and_head_first() -> None:
     plans = [TensorPlan(name, "float32", (2, 1024)) for name in names]
     header = layout_header(PackKey("a" * 32), plan_blocks(plans), leaf_bytes=4096)
     assert lead_first(header) == [0, 1, 2, 3, 8, 9, 4, 5, 6, 7]
+    assert lead_parts(header) == [(0.0, 0.2), (0.2, 0.4), (0.8, 1.0)]
     assert lead_first(header, (1, 2)) == [0, 1, 2, 3, 8, 9, 6, 7, 4, 5], "it loads beside another one"
