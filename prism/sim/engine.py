@@ -12,7 +12,8 @@ device is that of its batch's first step (the context's growth is left out of it
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from enum import Enum
 from typing import Protocol
 
@@ -33,6 +34,15 @@ class Phase(Enum):
     DECODE = "decode"
 
 
+@dataclass(frozen=True, slots=True)
+class StepSplit:
+    """Of one step: the pools, the part of its load that each has, and its length in parts of what it takes alone."""
+
+    pools: tuple[Pool, ...]
+    shares: tuple[float, ...]
+    length: float
+
+
 class StepPlace(Protocol):
     """Where the steps of an engine run that lacks some of its layers (:class:`prism.sim.pairs.Leaning`)."""
 
@@ -40,8 +50,12 @@ class StepPlace(Protocol):
     def hops_s(self) -> float:
         """What a step takes more."""
 
-    def pools(self) -> tuple[tuple[Pool, ...], tuple[float, ...]] | None:
-        """The pools of the next step, and the part of it that each one has; None: it cannot run now."""
+    @property
+    def ready(self) -> bool:
+        """Whether a step can run now."""
+
+    def split(self, prompts: Sequence[int]) -> StepSplit:
+        """A step that computes so many tokens of each prompt; none: it decodes."""
 
 
 class EngineSink(Protocol):
@@ -191,7 +205,7 @@ class Engine:
 
     def _next(self) -> None:
         """Begin the next step, or rest."""
-        if (self._lean is not None or self._leaned) and not self._take_place():
+        if self._lean is not None and not self._lean.ready:
             self._stint.rest()
             return
         if not self._fill() and (not self.batch.jobs or not self._begin_decode()):
@@ -201,13 +215,17 @@ class Engine:
         if self.intake.hungry:
             self.kv.wait(self._fed)
 
-    def _take_place(self) -> bool:
-        """Go where the next step runs. False: it cannot run."""
-        self._leaned = self._lean is not None
-        place = (self.pools, ()) if self._lean is None else self._lean.pools()
-        if place is not None:
-            self._stint.use(*place)
-        return place is not None
+    def _take_place(self, prompts: Sequence[int]) -> float:
+        """Go where the step runs that begins; its length in parts of what it takes alone."""
+        if self._lean is None:
+            if self._leaned:
+                self._stint.use(self.pools)
+                self._leaned = False
+            return 1.0
+        self._leaned = True
+        split = self._lean.split(prompts)
+        self._stint.use(split.pools, split.shares)
+        return split.length
 
     def _slower_s(self) -> float:
         """What the step that begins takes more than its own work."""
@@ -248,6 +266,7 @@ class Engine:
         work_s, load = self.cost.prefill(tokens, pairs, context, len(self._prefilling))
         self.steps += 1
         self.phase = Phase.PREFILL
+        work_s *= self._take_place([chunk for _, chunk in self._prefilling])
         self._stint.begin(work_s + self._slower_s(), load)
 
     def _begin_decode(self) -> bool:
@@ -263,6 +282,7 @@ class Engine:
             self.kv.grow(size * (steps - 1))
         run, load = self.cost.decode(size, self.batch.context_tokens + size, self._after_prefill)
         self._after_prefill = False
+        self._take_place(())
         if (more_s := self._slower_s()) > 0.0:
             run = Run(run.first_s, run.growth_s, run.lead_s + more_s)
         if not self._batch_changed and self._stint.load is not None:

@@ -6,21 +6,23 @@
     peer                                        | 1 - f       | the peer's pool, beside what that engine does for itself
 
 What the live agents do (:mod:`prism.node.live_pairs`), as far as it takes time: a step of the new engine lies on both
-pools, in the parts of the layers, and takes a hop there and back more; when all layers are there the KV of those that
+pools, in the parts of the layers, and takes a hop there and back more; a prefill goes in micro-batches, so that both
+pools work on it at once. When all layers are there the KV of those that
 ran elsewhere is fetched or made again (:func:`prism.policy.moving.choose_way`), once and at the end, where the live
 engines do it in slices between steps. The KV that the peer keeps for it is in no account here.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
 from prism.core.specs import ModelSpec
+from prism.policy.live.micro_batches import micro_batches
 from prism.policy.live.scale_out import ComingTimes
 from prism.policy.moving import Leg, choose_way
-from prism.sim.engine import Engine
+from prism.sim.engine import Engine, StepSplit
 from prism.sim.sharing import Pool
 
 HOP_S: Final = 0.0005
@@ -28,8 +30,8 @@ HOP_S: Final = 0.0005
 
 
 def can_pair(spec: ModelSpec) -> bool:
-    """Several layers, on one device: of several devices live agents pair instances, too, which is not modelled."""
-    return spec.tp == 1 and spec.shape.layers > 1
+    """As the live agents have it: only layers are run by others."""
+    return spec.shape.layers > 1
 
 
 def first_share(spec: ModelSpec) -> float:
@@ -51,12 +53,19 @@ class Leaning:
         """Of one step."""
         return 2.0 * HOP_S
 
-    def pools(self) -> tuple[tuple[Pool, ...], tuple[float, ...]] | None:
-        """Where its next step runs, and in which parts; None: nowhere."""
-        if self.peer is None:
-            return None
+    @property
+    def ready(self) -> bool:
+        return self.peer is not None
+
+    def split(self, prompts: Sequence[int]) -> StepSplit:
+        """Both pools, each with its part of the layers."""
+        assert self.peer is not None  # it is ready
         held = self.held_share()
-        return (*self.own, *self.peer.pools), (*[held] * len(self.own), *[1.0 - held] * len(self.peer.pools))
+        parts = len(micro_batches(prompts, 2)) if prompts else 1
+        longer, shorter = max(held, 1.0 - held), min(held, 1.0 - held)
+        length = longer + shorter / parts
+        shares = (*[held / length] * len(self.own), *[(1.0 - held) / length] * len(self.peer.pools))
+        return StepSplit((*self.own, *self.peer.pools), shares, length)
 
 
 class Pairs:

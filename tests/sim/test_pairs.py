@@ -133,6 +133,6 @@ def test_a_leaders_steps_lie_on_both_devices() -> None:
     own, other = leader.pools[0], peer.pools[0]
     loads: list[tuple[Any, Any]] = [(own._loads.get(leader._stint), other._loads.get(leader._stint))]
     assert all(load is not None for load in loads[0])
-    held = leader._lean.pools()[1][0]  # type: ignore[union-attr,index]
+    held = leader._lean.held_share()  # type: ignore[union-attr]
     assert 0.0 < held < 1.0
     assert loads[0][0].compute == pytest.approx(loads[0][1].compute * held / (1.0 - held), rel=0.2)
