@@ -103,7 +103,10 @@ def metrics_queries() -> str:
 
 def commands() -> str:
     """The help of every verb, its sub-commands included."""
-    root = click.Context(main, info_name="prism", max_content_width=HELP_WIDTH, terminal_width=HELP_WIDTH)
+    names = main.context_settings["help_option_names"]
+    root = click.Context(
+        main, info_name="prism", help_option_names=names, max_content_width=HELP_WIDTH, terminal_width=HELP_WIDTH
+    )
     parts = [help_block("prism", main.get_help(root))]
     for name in VERBS:
         command = main.get_command(root, name)
@@ -208,6 +211,7 @@ def engine_registries() -> str:
             (strings(definition("is_hybrid_swa_model")) | strings(assigned("MIMO_V2_MODEL_ARCHS")))
             & set(model_classes())
         ),
+        "wrapped": wrapped_classes(),
     }
     return json.dumps(found, indent=1) + "\n"
 
@@ -226,6 +230,22 @@ def model_classes() -> list[str]:
         if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "EntryClass":
             found |= {n.id for n in ast.walk(node.value) if isinstance(n, ast.Name)}
     return sorted(found)
+
+
+ANSWERING = r"^class (\w+For(?:CausalLM|ConditionalGeneration|\w+Classification))\("
+
+
+def wrapped_classes() -> list[str]:
+    """The classes of Transformers that SGLang runs with its own attention (``sglang.srt.models.transformers``) because
+    it has none of that name."""
+    spec = find_spec("transformers")
+    assert spec is not None and spec.origin is not None
+    found: set[str] = set()
+    for file in (Path(spec.origin).parent / "models").glob("*/modeling_*.py"):
+        text = file.read_text("utf-8")
+        if "_supports_attention_backend = True" in text:
+            found.update(re.findall(ANSWERING, text, re.M))
+    return sorted(found - set(model_classes()))
 
 
 @cache

@@ -44,6 +44,7 @@ def check(context: click.Context, catalog: Path, files: bool, as_json: bool) -> 
             raise CliError("the catalog cannot be used\n" + "\n".join(map(str, problems)))
         if loaded is not None:
             what = "some models cannot be served" if failed else "the catalog is valid"
+            what += "" if files else " (--files says what each model will do here)"
             click.echo(f"{catalog}: {len(loaded.models)} models, {len(loaded.keys)} keys: {what}")
     context.exit(Exit.FAILED if failed else Exit.OK)
 

@@ -121,6 +121,8 @@ class Registries(msgspec.Struct, frozen=True):
     """Those that show such a model what some of their layers computed (EAGLE-3)."""
     window_hybrids: tuple[str, ...]
     """Those that keep the KV of layers with a sliding window in a pool of its own."""
+    wrapped: tuple[str, ...]
+    """Classes of Transformers that are none of SGLang's models and that it runs with its own attention."""
 
 
 @lru_cache(maxsize=1)

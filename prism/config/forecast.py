@@ -13,6 +13,7 @@ from typing import Any, Final
 
 from prism.config.engine_args import registries
 from prism.config.model_kinds import architectures, kind_of, text_config
+from prism.config.unserved import STATES, unserved
 from prism.core.specs import DeviceKind, ModelKind
 
 
@@ -53,6 +54,8 @@ _STATE_KEYS: Final = (
     "linear_attn_config",
     "conv_L_cache",
 )
+HOST_BACK_ENDS: Final = ("torch_native", "triton", "intel_amx")
+"""SGLang's back ends for attention that compute on a CPU: Triton's under its interpreter, the last with AMX."""
 _HOST_QUANTISED: Final = frozenset(
     ("fp8", "w8a8_fp8", "w8a8_int8", "blockwise_int8", "compressed-tensors", "modelopt", "gptq", "awq")
 )
@@ -104,7 +107,9 @@ def obstacles(
     kinds that are there, none if they are not known."""
     yield from _kind(config, wanted, sentence_encoder)
     yield from _state(config)
-    if devices and DeviceKind.CUDA not in devices:
+    on_host = bool(devices) and DeviceKind.CUDA not in devices
+    yield from _family(config, engine_args, on_host)
+    if on_host:
         yield from _kernels(config, engine_args)
 
 
@@ -142,10 +147,27 @@ def _state(config: Mapping[str, Any]) -> Iterator[Obstacle]:
         yield Obstacle(why, "a model with plain, latent or windowed attention")
 
 
+def _family(config: Mapping[str, Any], engine_args: Mapping[str, Any], on_host: bool) -> Iterator[Obstacle]:
+    """What SGLang does not run, by the model's class."""
+    names, known = architectures(config), {*registries().architectures, *registries().wrapped}
+    found = unserved(names, config, engine_args, on_host=on_host)
+    if found is not None and found.everywhere:
+        yield Obstacle(f"SGLang runs {found.serves} on no device: {found.why}", "a family of docs/models.md")
+    elif found is not None and found.layout != STATES:  # of which all are refused there
+        yield Obstacle(f"SGLang runs {found.serves} on GPUs only: {found.why}", "a GPU (`cuda:N`)")
+    elif found is None and names and known.isdisjoint(names) and "auto_map" not in config:  # its class comes with it
+        yield Obstacle(f"SGLang has no {' or '.join(names)}", "a family of docs/models.md")
+
+
 def _kernels(config: Mapping[str, Any], engine_args: Mapping[str, Any]) -> Iterator[Obstacle]:
     """What runs on GPUs only."""
     if kv_kind(config) is KvKind.STATES:
         yield Obstacle(f"it has {KvKind.STATES.value}, whose operators SGLang has for GPUs only", "a GPU (`cuda:N`)")
+    back_end = engine_args.get("attention_backend")
+    if back_end not in (None, *HOST_BACK_ENDS):
+        yield Obstacle(
+            f"attention by {back_end} is computed on GPUs only", "`attention_backend: torch_native`, or none"
+        )
     method = engine_args.get("quantization") or _stored_quantisation(config)
     if method and not _computes_on_host(str(method), config):
         yield Obstacle(f"it is quantised ({method}), and that is computed on GPUs only", "a GPU (`cuda:N`)")

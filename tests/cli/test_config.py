@@ -25,7 +25,7 @@ def catalog(tmp_path: Path) -> Path:
 def test_check(catalog: Path, prism: Run) -> None:
     shown = prism("config", "check", str(catalog))
     assert shown.exit_code == 0
-    assert "1 models" in shown.output
+    assert "1 models" in shown.output and "--files" in shown.output
     assert json.loads(prism("config", "check", "--json", str(catalog)).output)["ok"]
 
 
@@ -72,6 +72,23 @@ def test_check_of_files_finds_a_model_larger_than_every_device(catalog: Path, pr
     shown = prism("config", "check", "--files", str(catalog))
     assert shown.exit_code == 1
     assert "needs 20MiB" in shown.output and "the largest device has 8MiB" in shown.output
+
+
+def test_check_of_files_says_what_nothing_here_runs_and_what_would(catalog: Path, prism: Run) -> None:
+    classes = {"a": "LlamaForCausalLM", "b": "Llama4ForCausalLM", "c": "FalconForCausalLM", "d": "NobodysForCausalLM"}
+    for name, architecture in classes.items():
+        folder = catalog.parent / name
+        folder.mkdir()
+        (folder / "config.json").write_text(json.dumps({**CONFIG, "architectures": [architecture]}))
+        (folder / "tokenizer.json").write_text("{}")
+        write_safetensors(folder / "model.safetensors", {"a": ("F32", [4])})
+    models = ", ".join(f"{{name: {name}, path: {name}}}" for name in classes)
+    catalog.write_text(f"devices: [{{id: host:0, memory: 64MiB}}]\nmodels: [{models}]\n")
+    found = json.loads(prism("config", "check", "--files", "--json", str(catalog)).output)
+    errors = {row["model"]: row["error"] for row in found["files"]}
+    assert errors["a"] == "" and "Llama-4 on GPUs only" in errors["b"]
+    assert "Falcon on no device" in errors["c"] and "SGLang has no NobodysForCausalLM" in errors["d"]
+    assert all("what would serve it: " in errors[name] for name in "bcd")
 
 
 def test_schema(prism: Run) -> None:

@@ -11,6 +11,7 @@ import pytest
 from prism.config.engine_args import registries
 from prism.config.forecast import POOLS, REFUSED, KvKind, guessing_obstacles, kv_kind, obstacles
 from prism.config.model_kinds import kind_of, pooling_problem
+from prism.config.unserved import STATES, UNSERVED, Unserved
 from prism.core.specs import DeviceKind, ModelKind
 
 HOST, CUDA = (DeviceKind.HOST,), (DeviceKind.CUDA,)
@@ -81,7 +82,29 @@ def test_each_obstacle_comes_with_what_would_serve_the_model() -> None:
     quantised = {"architectures": ["LlamaForCausalLM"], "quantization_config": {"quant_method": "bitsandbytes"}}
     assert "cuda:N" in foretold(quantised, HOST)
     assert foretold(quantised, CUDA) == foretold(quantised, ()) == ""
-    assert foretold({"architectures": ["LlamaForCausalLM"]}, HOST) == ""
+    llama = {"architectures": ["LlamaForCausalLM"]}
+    assert foretold(llama, HOST) == foretold(llama, HOST, attention_backend="triton") == ""
+    assert "torch_native" in foretold(llama, HOST, attention_backend="flashinfer")
+    assert foretold(llama, CUDA, attention_backend="flashinfer") == ""
+
+
+@pytest.mark.parametrize("family", UNSERVED, ids=lambda family: family.serves)
+def test_what_sglang_does_not_run_is_foretold(family: Unserved) -> None:
+    args = {"attention_backend": family.back_end} if family.back_end else {}
+    for name in family.architectures:
+        states = {"layer_types": ["linear_attention"]} if family.layout == STATES else {}
+        config = {"architectures": [name], **states}
+        assert "what would serve it: " in foretold(config, HOST, **args)
+        assert ("on no device" in foretold(config, CUDA, **args)) is family.everywhere
+        assert family.why in foretold(config, HOST, **args) or family.layout == STATES
+        if family.back_end or family.unless:
+            assert foretold(config | dict.fromkeys(family.unless, 1), HOST) == ""
+
+
+def test_a_class_that_sglang_does_not_know() -> None:
+    assert "SGLang has no NobodysForCausalLM" in foretold({"architectures": ["NobodysForCausalLM"]}, ())
+    wrapped = "HeliumForCausalLM"  # one of Transformers', which SGLang runs with its own attention
+    assert wrapped not in registries().architectures and foretold({"architectures": [wrapped]}, HOST) == ""
 
 
 @pytest.mark.parametrize(
