@@ -30,6 +30,9 @@ UNSUPPORTED: Final = frozenset(
 )  # fmt: skip
 """Fields that are refused when they are set: OpenAI's that this server cannot honour, and SGLang's internals."""
 
+ROLES: Final = ("user", "system", "developer", "assistant", "tool", "function", "latest_reminder")
+"""The last one is SGLang's alone."""
+
 MAX_CHOICES: Final = 128
 MAX_PROMPTS: Final = 256
 MAX_STOPS: Final = 16
@@ -94,6 +97,8 @@ def check_values(data: Mapping[str, Any]) -> None:
     for name in ("response_format", "stream_options", "chat_template_kwargs", "custom_params", "reasoning"):
         if not isinstance(data.get(name), dict | None):
             raise invalid(f"{name!r} must be an object.", name, "invalid_type")
+    if not isinstance(data.get("stream"), bool | None):
+        raise invalid(f"'stream' must be true or false (got {_shown(data['stream'])}).", "stream", "invalid_type")
     if data.get("stream_options") is not None and not data.get("stream"):
         raise invalid("'stream_options' needs 'stream' to be true.", "stream_options")
     for name in ("regex", "ebnf", "json_schema"):
@@ -101,6 +106,7 @@ def check_values(data: Mapping[str, Any]) -> None:
             raise invalid(f"{name!r} may have {MAX_GRAMMAR_CHARS} characters.", name)
     if isinstance(data.get("temperature"), int | float) and data["temperature"] > MAX_TEMPERATURE:
         raise invalid(f"'temperature' may be {MAX_TEMPERATURE:g} at most.", "temperature")
+    _roles(data.get("messages"))
     _stops(data.get("stop"))
     _bias(data.get("logit_bias"))
     prompt = data.get("prompt")
@@ -116,6 +122,15 @@ def _whole(data: Mapping[str, Any], name: str, low: int, high: int) -> None:
         raise invalid(f"{name!r} must be a whole number (got {_shown(value)}).", name, "invalid_type")
     if not low <= value <= high:
         raise invalid(f"{name!r} must be between {low} and {high} (got {_shown(value)}).", name)
+
+
+def _roles(messages: Any) -> None:
+    """SGLang's own words leave out the commonest role."""
+    for i, message in enumerate(messages if isinstance(messages, list) else ()):
+        role = message.get("role") if isinstance(message, dict) else None
+        if isinstance(role, str) and role.lower() not in ROLES:
+            known = ", ".join(map(repr, ROLES[:-1]))
+            raise invalid(f"'role' must be one of {known} (got {_shown(role)}).", f"messages.{i}.role")
 
 
 def _stops(stop: Any) -> None:

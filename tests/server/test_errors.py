@@ -147,6 +147,16 @@ def test_every_strange_key_of_logit_bias_is_named(live: LiveFront) -> None:
 
 
 def test_what_a_validator_says_is_a_sentence(live: LiveFront) -> None:
-    error = live.http.post(CHAT, json=chat(messages=[{"role": "pirate", "content": "hi"}])).json()["error"]
-    assert error["message"].startswith("messages.0.role: 'role' must be one of")
-    assert error["message"].endswith("(case-insensitive).")
+    error = live.http.post(CHAT, json=chat(tool_choice="required")).json()["error"]
+    assert error["message"].endswith(".") and "Value error" not in error["message"]
+
+
+def test_roles_are_told_with_the_commonest_first(live: LiveFront) -> None:
+    error = live.http.post(CHAT, json=chat(messages=[*MESSAGES, {"role": "usr", "content": "hi"}])).json()["error"]
+    assert (error["param"], error["code"]) == ("messages.1.role", "invalid_value")
+    assert error["message"].startswith("'role' must be one of 'user', 'system'") and "(got 'usr')" in error["message"]
+
+
+def test_a_stream_is_asked_for_with_true(live: LiveFront) -> None:
+    error = live.http.post(CHAT, json=chat(stream="yes")).json()["error"]
+    assert (error["param"], error["code"]) == ("stream", "invalid_type") and "(got 'yes')" in error["message"]
