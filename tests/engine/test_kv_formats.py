@@ -10,6 +10,7 @@ import pytest
 from prism.engine.handle import EngineHandle
 from sglang_patches.kv_pool import restore_kv_scales
 from tests.engine.rig import DEVICE_BYTES, Rig, prompt, reference, tokenized
+from tests.patience import happens
 
 pytestmark = pytest.mark.engine
 NEW = 24
@@ -18,6 +19,23 @@ PAGE = 16
 
 async def start(rig: Rig, path: Path, **engine_args: Any) -> EngineHandle:
     return await rig.activate(rig.spec_at(path, **engine_args), [rig.devices[0]])
+
+
+async def retract(rig: Rig, handle: EngineHandle) -> list[list[int]]:
+    """The limit falls to a page while many requests run; the first of them are answered as they are alone, which is
+    what is told."""
+    asked = [prompt(50 + i, 80) for i in range(24)]
+    many = [rig.submit(handle, tokenized("", p, 3 * NEW)) for p in asked]
+    await rig.wait_tokens(many[-1], 3)
+    handle.set_kv_limit(2 << 20)
+    answers = [await rig.answer(rid) for rid in many]
+    assert all(len(answer) == 3 * NEW for answer in answers)
+    alone = [await rig.ask(handle, tokenized("", p, 3 * NEW)) for p in asked[:4]]
+    assert answers[:4] == alone
+    await happens(lambda: handle.load and handle.load.retractions > 0, "a retraction that is told")
+    held = rig.pool.memory[rig.devices[0]].stats()
+    assert sum(owner.kv_bytes for owner in held.owners) <= 2 << 20
+    return alone
 
 
 async def test_eight_bit_kv_takes_a_quarter_and_answers_alike_after_reactivation(rig: Rig) -> None:
@@ -38,7 +56,7 @@ async def test_eight_bit_kv_takes_a_quarter_and_answers_alike_after_reactivation
             resumed = rig.submit(handle, tokenized("resumed", prompts[0], NEW), attempt=1, resumed=found[0][0][:7])
             assert await rig.answer(resumed) == found[0][0]
             assert rig.items[resumed][-1].cached_tokens > 30, "its prompt is cached"
-            handle.set_kv_limit(2 << 20)
+            await retract(rig, handle)
             assert [await rig.ask(handle, tokenized("", p, NEW)) for p in prompts] == found[0]
         await handle.deactivate()
     assert found[0] == found[1] and all(len(answer) == NEW for answer in found[0])
@@ -57,12 +75,8 @@ async def test_pages_of_tokens_answer_alike_and_go_when_they_are_not_needed(rig:
     whole = reference(path, base, NEW)
     resumed = rig.submit(handle, tokenized("resumed", base, NEW), attempt=1, resumed=whole[:7])
     assert await rig.answer(resumed) == whole
-    many = [rig.submit(handle, tokenized("", prompt(50 + i, 80), 5 * NEW)) for i in range(12)]
-    await rig.wait_tokens(many[-1], 3)
-    handle.set_kv_limit(2 << 20)
-    for i, rid in enumerate(many):
-        answer = await rig.answer(rid)
-        assert i > 3 or answer == reference(path, prompt(50 + i, 80), 5 * NEW)
+    alone = await retract(rig, handle)
+    assert alone[:2] == [reference(path, prompt(50 + i, 80), 3 * NEW) for i in range(2)]
     await handle.deactivate()
     assert rig.free_bytes() == DEVICE_BYTES
 

@@ -19,6 +19,7 @@ from tests.server.test_resume import Agent, agent  # noqa: F401
 from tests.server.tiny import CONTEXT, VOCAB
 
 EMBEDDINGS = "/v1/embeddings"
+SLO = "prism_slo_requests_total"
 
 
 def expected(text: str) -> list[float]:
@@ -189,6 +190,24 @@ def test_an_input_is_answered_once_whichever_engine_does_it(live: LiveFront, age
     for entry in live.node._waiting.pop("cold-vectors"):
         live.run(live.store.done(entry, live.node.consumer))
     assert live.run(live.store.lengths([keys.INACTIVE_QUEUE])) == [0]
+
+
+def test_the_objective_for_a_first_token_is_the_one_for_the_answer(live: LiveFront) -> None:
+    def counted(model: str, objective: str) -> float:
+        rows = live.http.get("/metrics").text.splitlines()
+        mine = [row for row in rows if row.startswith(SLO) and f'model="{model}"' in row and f'"{objective}"' in row]
+        return sum(float(row.rpartition(" ")[2]) for row in mine)
+
+    asks = {
+        "vectors": (EMBEDDINGS, {"input": ["a", "b", "c"]}),
+        "labels": ("/v1/classify", {"input": ["a", "b"]}),
+        "pairs": ("/v1/rerank", {"query": "q", "documents": ["a", "b", "c", "d"]}),
+    }
+    for inputs, (model, (route, body)) in zip((3, 2, 4), asks.items(), strict=True):
+        before = counted(model, "ttft")
+        post(live, route, model=model, **body)
+        assert counted(model, "ttft") - before == inputs, "each input is a request of its own"
+        assert counted(model, "tpot") == 0, "it generates nothing"
 
 
 def test_models_say_what_they_answer_with(live: LiveFront) -> None:
