@@ -91,6 +91,7 @@ def boot(kind: str) -> None:
     apply_patches()
     if kind == "host":
         importlib.import_module("sglang_patches.quantised").prepare()
+        importlib.import_module("sglang_patches.host_operators").prepare()
 
 
 def keep_freed_memory() -> None:

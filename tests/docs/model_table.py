@@ -9,10 +9,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
+from prism.config.unserved import UNSERVED, Unserved
 from sglang_patches.kv_guard import WORDS
 from tests.docs import adapt_tables
 from tests.docs.tables import paragraph, table
-from tests.engine.families import INTERPRETED, PLAIN, REPRESENTS, WINDOWS, Family
+from tests.engine.families import INTERPRETED, PLAIN, REPRESENTS, Family
 from tests.engine.plain_families import EVERY_PLAIN
 
 DOCUMENT: Final = Path(__file__).resolve().parents[2] / "docs" / "models.md"
@@ -27,7 +28,7 @@ Families with sliding windows that SGLang 0.5.16 gives full KV (Gemma-2, Gemma-3
 *plain* here too; `disable_hybrid_swa_memory: true` among a model's `engine_args` has the same done for one of the
 others. On a CPU stock SGLang itself answers otherwise than Hugging Face for Cohere-2 (its windows are wider by a
 token), for Mistral and Phi-3 with windows (it has none), for EXAONE-4, Phi, PhiMoE and the dense Granite-4; Prism
-changes nothing about that, and *SGLang again* means that all answers are those of the first time.
+changes nothing about that, and *SGLang by itself* means that answers are those of SGLang without Prism.
 """
 WINDOWS_ON_A_CPU: Final = """
 SGLang's Triton back end lets a decoded token see one token less of its window than the same token of a prompt; here
@@ -36,56 +37,17 @@ answer alike. MiMo's own configurations are code of their repositories: `trust_r
 Families with states beside KV (Qwen3-Next, Nemotron-H, Granite-4-H, Falcon-H1, LFM2, Kimi-Linear) have kernels for GPUs
 only, so that no answer of theirs has been compared yet; their pools, allocator, leases and prefix cache are tested
 without kernels, and `scripts/gpu` compares Qwen3-Next's answers with those of SGLang by itself.
+
+SGLang by itself serves MiniMax-M2 and the experts of ERNIE-4.5 on GPUs only: Prism has operators for CPUs for both
+(`sglang_patches/host_operators.py`). Classes of Transformers that SGLang has no model for (SmolLM3,
+Seed-OSS, ERNIE-4.5, Helium, Jais-2, CWM, dots.llm1, Solar-Open, HyperCLOVA X, BitNet) are run by it with its own
+attention.
 """
 NOT_ON_A_CPU: Final = """
-What SGLang 0.5.16 by itself could not load or run on a CPU when a tiny model of the family was tried, with its own
-words; on GPUs these are served through the same pools as the families above, and no answer of theirs has been compared.
+What SGLang 0.5.16 by itself could not load or run when a tiny model of the family was tried, with its own words
+(`prism/config/unserved.py`); `prism config check --files` says so of a catalog's models. Those that fail on CPUs alone
+are served on GPUs through the same pools as the families above, and no answer of theirs has been compared.
 """
-GPU_ONLY: Final = (
-    (
-        "Llama-4",
-        WINDOWS,
-        "its experts weigh tokens before they read them (`moe_forward_native`: `NotImplementedError`)",
-    ),
-    (
-        "Gemma-4, as it is stored",
-        WINDOWS,
-        "`Gemma4TextConfig` has no `swa_num_key_value_heads`; with these it is served",
-    ),
-    ("Gemma-3n", WINDOWS, "`intermediate_size` is a list: `unsupported operand type(s) for %`, on CPUs alone"),
-    (
-        "DBRX",
-        PLAIN,
-        "its configuration refuses what others say: `Found unknown kwargs={'dtype': 'float32'}`, on every device",
-    ),
-    ("Trinity (AFMoE)", PLAIN, "`Could not run 'sglang::inplace_fused_experts'`"),
-    ("LongCat-Flash", "latent rows (MLA)", "`CUDA driver version is insufficient for CUDA runtime version`"),
-    (
-        "HunYuan, MoE and V3",
-        PLAIN,
-        "`HunYuanMoEV1Config` has no `moe_intermediate_size`, `HYV3Config` no `route_norm`; with these a `KeyError` "
-        "while it loads, and answers that are one token",
-    ),
-    ("HRM-Text", PLAIN, "`shape mismatch: value tensor of shape [6, 4, 128]` when it stores its KV"),
-    ("LFM2 and LFM2-MoE", "states beside KV", "`sgl_kernel` has no `fused_sigmoid_gating_delta_rule_update_cpu`"),
-    ("Qwen3-Next", "states beside KV", "`Qwen3NextConfig` has no `full_attention_interval` (Transformers 5)"),
-    ("Qwen-3.5, text alone", "states beside KV", "`Qwen3_5ForCausalLM has no SGlang implementation`, on every device"),
-    (
-        "MiniMax-01",
-        "states beside KV",
-        "`No module or parameter named 'model.layers.0.block_sparse_moe'`, on every device",
-    ),
-    ("Falcon", PLAIN, "`FalconForCausalLM has no SGlang implementation`, on every device"),
-    ("MiniMax-M2", PLAIN, "norms of queries and keys are kernels of CUDA (`rms_sumsq_serial`: `x1.is_cuda`)"),
-    ("ERNIE-4.5 MoE", PLAIN, "`fused_topk_torch_native`: `Index tensor must have the same number of dimensions`"),
-    ("HunYuan, dense", PLAIN, "shapes of its queries' norms: `mat1 and mat2 shapes cannot be multiplied`"),
-    ("Command-R7B and A (Cohere-2), with Triton", PLAIN, "it does not tell the back end of its layers' windows"),
-    ("OLMo-3", PLAIN, "`NoneType` object is not subscriptable (windows in a config of Transformers 5)"),
-    ("OLMo-3, with YaRN", PLAIN, "`Olmo3Config` has no `max_position_embeddings` (Transformers 5)"),
-    ("Solar", PLAIN, "`make_layers`: `not enough values to unpack`, on every device"),
-    ("Nemotron (3 and 4)", PLAIN, "`NemotronForCausalLM has no SGLang implementation`, on every device"),
-)
-"""Family, layout, why."""
 SPECULATION: Final = """
 Engines of a model with plain attention guess tokens when the catalog says so (`speculative: {algorithm: ngram}`): what
 followed the last tokens in the engine's answers so far (SGLang's NGRAM), as a tree that one step checks. No answer
@@ -115,7 +77,8 @@ own layers for the next token, NEXTN), tables of frequent tokens, other back end
 """
 IMAGES: Final = """
 Models that take images take them here when `server.images.max_count` allows some ([api.md](api.md#images)). A tiny
-Gemma-3, a Qwen2-VL (positions in three dimensions) and a LLaVA with Pixtral's encoder are compared with Hugging Face:
+Gemma-3, a Qwen2-VL (positions in three dimensions), a Qwen2.5-VL (windows in its encoder) and a LLaVA with Pixtral's
+encoder are compared with Hugging Face:
 requests with one image, with two and with none, together, from files and from the image of weights, and going on in
 another engine (`tests/engine/test_images.py`, `tests/engine/test_image_families.py`). Others have not been tried. On a
 CPU SGLang 0.5.16 cannot import the processors of Qwen-VL and MiniCPM-V for want of operators that only Qwen-3.5 calls;
@@ -128,6 +91,11 @@ log-probabilities are off Hugging Face's by that (0.002 with the tiny one), and 
 BY_NAME: Final = """
 Pools are allowed by name (`sglang_patches/kv_guard.py`); any other, one that is not listed here too, is refused when
 the model is activated, with its name and before it takes memory.
+"""
+SPARSE: Final = """
+What DSA would need (DeepSeek-V3.2, GLM-5): beside the latents of 64 tokens lies a page of their index, whole for each
+layer, for which a slot whose tokens follow each other has no place. It is a second group whose slots come and go with
+those of the first, and SGLang's sparse kernels, which no CPU runs, would have to read latents that lie a token apart.
 """
 
 
@@ -183,7 +151,7 @@ def layouts() -> str:
 def families() -> str:
     rows = [(f"{f.serves}", f.layout, _back_end(f), _equal_to(f), _tested(f)) for f in (*EVERY_PLAIN, *INTERPRETED)]
     head = ("family", "layout", "attention on a CPU", "equal to", "tested")
-    away = table(("family", "layout", "why not on a CPU"), GPU_ONLY)
+    away = table(("family", "layout", "where not", "why"), [_unserved(family) for family in UNSERVED])
     words = "\n\n".join(map(paragraph, (FULL_KV, WINDOWS_ON_A_CPU, NOT_ON_A_CPU)))
     return f"## Families\n\n{table(head, rows)}\n\n{words}\n\n{away}"
 
@@ -195,7 +163,12 @@ def images() -> str:
 def refused() -> str:
     head = ("class of SGLang", "what it is for")
     rows = sorted((f"`{name}`", words) for name, words in WORDS.items())
-    return f"## Refused\n\n{paragraph(BY_NAME)}\n\n{table(head, rows)}\n\n{paragraph(SPECULATION)}"
+    guessed = f"## Guessed tokens\n\n{paragraph(SPECULATION)}"
+    return f"## Refused\n\n{paragraph(BY_NAME)}\n\n{table(head, rows)}\n\n{paragraph(SPARSE)}\n\n{guessed}"
+
+
+def _unserved(family: Unserved) -> tuple[str, str, str, str]:
+    return family.serves, family.layout, "on no device" if family.everywhere else "on CPUs", family.why
 
 
 def _back_end(family: Family) -> str:
@@ -203,9 +176,7 @@ def _back_end(family: Family) -> str:
 
 
 def _equal_to(family: Family) -> str:
-    if family.like_hugging_face:
-        return "Hugging Face"
-    return "SGLang with full KV" if family.layout == WINDOWS and family.full_kv else "SGLang again"
+    return "Hugging Face" if family.like_hugging_face else "SGLang by itself"
 
 
 def _tested(family: Family) -> str:

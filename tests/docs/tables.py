@@ -7,7 +7,8 @@ from collections.abc import Iterable, Sequence
 
 
 def paragraph(text: str) -> str:
-    return textwrap.fill(" ".join(text.split()), 120)
+    """One for each part that an empty line ends."""
+    return "\n\n".join(textwrap.fill(" ".join(part.split()), 120) for part in text.strip().split("\n\n"))
 
 
 def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:

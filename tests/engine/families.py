@@ -15,6 +15,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
+from prism.config.forecast import obstacles
+from prism.core.specs import DeviceKind
+
 TOKENIZER: Final = ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json")
 SMALL: Final[dict[str, Any]] = {
     "hidden_size": 128,
@@ -101,7 +104,7 @@ class Family:
     scaled: dict[str, float] = field(default_factory=dict)
     """Factors of parameters, by a part of their names: with random weights some models say one token only."""
     like_hugging_face: bool = True
-    """False: SGLang itself answers otherwise on a CPU; answers are compared with its own first one."""
+    """False: SGLang itself answers otherwise on a CPU; answers are compared with those of SGLang without Prism."""
     full_kv: bool = True
     """False: SGLang's Triton back end cannot do without the pool of windows (``disable_hybrid_swa_memory``)."""
     key: str = ""
@@ -296,3 +299,9 @@ def make_model(family: Family, folder: Path, like: Path, *, wide: bool = False) 
         if (like / name).exists():
             shutil.copy(like / name, folder)
     return folder
+
+
+def foretold(path: Path, family: Family) -> list[str]:
+    """Why `prism config check` says that a machine without a GPU does not serve the model in ``path``."""
+    config = json.loads((path / "config.json").read_text())
+    return [str(found) for found in obstacles(config, family.engine, None, False, (DeviceKind.HOST,))]

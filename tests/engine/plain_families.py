@@ -16,6 +16,13 @@ _QUIET: Final = {"embed_tokens": 0.15, "o_proj": 6.0, "down_proj": 6.0}
 
 
 _GPT: Final[dict[str, Any]] = {"n_positions": 1024, "n_embd": 128, "n_layer": 2, "n_head": 4, "n_inner": 256}
+_ROPE: Final = {"rope_type": "default", "rope_theta": 10000.0}
+_YARN: Final = {
+    "rope_type": "yarn",
+    "rope_theta": 10000.0,
+    "factor": 4.0,
+    "original_max_position_embeddings": 256,
+}
 _LIVELY: Final = {"bias": 0.1, "wte": 0.15, "c_proj": 6.0}
 """With large biases and embeddings these say one token always."""
 
@@ -54,12 +61,7 @@ EVERYDAY: Final = (
     plain(
         "Qwen3",
         "Qwen3, with YaRN",
-        rope_parameters={
-            "rope_type": "yarn",
-            "rope_theta": 10000.0,
-            "factor": 4.0,
-            "original_max_position_embeddings": 256,
-        },
+        rope_parameters=_YARN,
         **_WIDE,
     ),
     plain("Qwen3Moe", "Qwen3-MoE", norm_topk_prob=True, decoder_sparse_step=1, mlp_only_layers=[], **EXPERTS, **_WIDE),
@@ -196,5 +198,51 @@ EVERYDAY: Final = (
             **_WIDE,
         )
     ),
+    replace(
+        plain("MiniMaxM2", "MiniMax-M2", num_local_experts=4, num_experts_per_tok=2, **_WIDE),
+        stored={"use_qk_norm": True, "scoring_func": "sigmoid", "use_routing_bias": True, "rotary_dim": 32},
+    ),
+    plain(
+        "Ernie4_5_Moe",
+        "ERNIE-4.5 MoE",
+        moe_num_experts=4,
+        moe_k=2,
+        moe_intermediate_size=64,
+        moe_num_shared_experts=1,
+        **_WIDE,
+    ),
+    plain("Helium", "Helium", **_WIDE),
+    plain("Jais2", "Jais-2", **_WIDE),
+    plain("Cwm", "CWM", layer_types=["full_attention"] * 2, rope_parameters=_ROPE, **_WIDE),
+    plain(
+        "Dots1",
+        "dots.llm1",
+        n_routed_experts=4,
+        n_shared_experts=1,
+        num_experts_per_tok=2,
+        moe_intermediate_size=64,
+        first_k_dense_replace=1,
+        n_group=1,
+        topk_group=1,
+        **_WIDE,
+    ),
+    plain(
+        "SolarOpen",
+        "Solar-Open",
+        n_routed_experts=4,
+        n_shared_experts=1,
+        num_experts_per_tok=2,
+        moe_intermediate_size=64,
+        **_WIDE,
+    ),
+    plain("HyperCLOVAX", "HyperCLOVA X", **_WIDE),
+    plain(
+        "GraniteMoeShared",
+        "Granite-MoE, with shared experts",
+        num_local_experts=4,
+        num_experts_per_tok=2,
+        shared_intermediate_size=64,
+    ),
+    plain("BitNet", "BitNet"),
 )
 EVERY_PLAIN: Final = (*EVERYDAY, *(family for family in FAMILIES if family not in INTERPRETED))

@@ -22,6 +22,8 @@ QWEN_MARKS: Final = {
     "image_token": "<|image_pad|>",
     "video_token": "<|video_pad|>",
 }
+MROPE: Final[dict[str, Any]] = {"rope_type": "default", "rope_theta": 10000.0, "mrope_section": [4, 6, 6]}
+ENCODER: Final = {"depth": 2, "hidden_size": 32, "num_heads": 2, "intermediate_size": 64, "out_hidden_size": 128}
 PIXTRAL_MARKS: Final = {"image_token": "[IMG]", "break_token": "[IMG_BREAK]", "end_token": "[IMG_END]"}
 ASKED: Final = (("what is this", picture(1)), ("compare", picture(2), picture(3, 60, 120)), ("no picture",))
 
@@ -49,24 +51,38 @@ def tokenizer_with(marks: dict[str, str], like: Path) -> tuple[Any, dict[str, in
 
 def make_qwen2_vl(folder: Path, like: Path) -> None:
     """M-RoPE, images of any size."""
+    vision = {"depth": 2, "embed_dim": 32, "num_heads": 2, "mlp_ratio": 2, "hidden_size": 128, "in_chans": 3}
+    make_qwen_vl("Qwen2VL", "Qwen2VL", vision, {}, folder, like)
+
+
+def make_qwen2_5_vl(folder: Path, like: Path) -> None:
+    """Windows in the encoder, but for one layer."""
+    vision = {**ENCODER, "window_size": 56, "fullatt_block_indexes": [1]}
+    make_qwen_vl("Qwen2_5_VL", "Qwen2VL", vision, {}, folder, like)
+
+
+def make_qwen_vl(
+    name: str, videos: str, vision: dict[str, Any], text: dict[str, Any], folder: Path, like: Path
+) -> None:
+    """``name``, ``videos``: of Transformers' classes of the model and of its processor of videos."""
     import transformers
 
     tokenizer, ids = tokenizer_with(QWEN_MARKS, like)
-    rope = {"rope_type": "default", "rope_theta": 10000.0, "mrope_section": [4, 6, 6]}
-    config = transformers.Qwen2VLConfig(
-        text_config={**SMALL, "vocab_size": len(tokenizer), "rope_parameters": rope},
-        vision_config={"depth": 2, "embed_dim": 32, "num_heads": 2, "mlp_ratio": 2, "hidden_size": 128, "in_chans": 3},
+    config = getattr(transformers, f"{name}Config")(
+        text_config={**SMALL, "rope_parameters": MROPE, **text, "vocab_size": len(tokenizer)},
+        vision_config=vision,
         image_token_id=ids["image_token"],
         video_token_id=ids["video_token"],
         vision_start_token_id=ids["vision_bos_token"],
         vision_end_token_id=ids["vision_eos_token"],
         dtype="float32",
     )
-    save(transformers.Qwen2VLForConditionalGeneration, config, folder)
-    transformers.Qwen2VLProcessor(
-        transformers.Qwen2VLImageProcessor(size={"shortest_edge": 56 * 56, "longest_edge": 112 * 112}),
+    save(getattr(transformers, f"{name}ForConditionalGeneration"), config, folder)
+    sizes = {"size": {"shortest_edge": 56 * 56, "longest_edge": 112 * 112}, "patch_size": 14}
+    getattr(transformers, f"{name}Processor")(
+        transformers.Qwen2VLImageProcessor(**sizes),
         tokenizer,
-        transformers.Qwen2VLVideoProcessor(),
+        getattr(transformers, f"{videos}VideoProcessor")(),
         chat_template=template("<|vision_start|><|image_pad|><|vision_end|>"),
     ).save_pretrained(folder)
 
@@ -139,7 +155,7 @@ def reference(path: Path, text: str, *images: Image.Image) -> list[int]:
 
 
 @pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")  # transformers, of Qwen-VL
-@pytest.mark.parametrize("make", [make_qwen2_vl, make_llava])
+@pytest.mark.parametrize("make", [make_qwen2_vl, make_qwen2_5_vl, make_llava])
 async def test_answers_to_images_are_those_of_hugging_face(
     rig: Rig, tmp_path: Path, make: Callable[[Path, Path], None]
 ) -> None:
