@@ -227,6 +227,10 @@ def _catalog(path: Path) -> Iterator[Finding]:
         yield Finding("catalog", "missing", f"{len(error.problems)} problems", f"see `prism config check {path}`")
         return
     yield Finding("catalog", "ok", f"{len(catalog.models)} models")
+    for device in () if isinstance(catalog.devices, str) else catalog.devices:
+        if device.pace is not None:
+            remedy = "its times are what the catalog declares, not this machine's: no measurements"
+            yield Finding(f"device {device.id}", "warn", f"paced: {device.pace.declared().words}", remedy)
     for model in catalog.models:
         try:
             catalog.spec(model.name)

@@ -54,8 +54,12 @@ def command(client: AdminClient, as_json: bool) -> None:
 
 
 def echo_faults(client: AdminClient) -> None:
-    """One line for each device that no engine starts on."""
-    for device in client.get("devices")["devices"]:
+    """One line for each device that no engine starts on, and for each whose speed is declared."""
+    devices = client.get("devices")["devices"]
+    for device in devices:
+        if device.get("pace"):
+            click.echo(f"{device['id']} plays a device, its times are declared: {device['pace']}")
+    for device in devices:
         if device.get("fault"):
             click.echo(f"{device['id']} is out of service: {device['fault']}")
 

@@ -47,6 +47,9 @@ def _devices(document: CatalogFile, source: YamlSource) -> Problems:
             yield source.problem(("devices", i), device.id, "needs `memory`, its hard cap: {id: host:0, memory: 1GiB}")
         if device.memory_bytes is not None and device.memory_bytes < MIN_DEVICE_BYTES:
             yield source.problem(("devices", i, "memory"), int(device.memory_bytes), "must be at least 4MiB")
+        if device.pace is not None and device.kind != "host":
+            why = "is for virtual devices (host:N): a GPU has a speed of its own"
+            yield source.problem(("devices", i, "pace"), device.pace.declared().words, why)
 
 
 def _names(document: CatalogFile, source: YamlSource) -> Problems:

@@ -127,4 +127,5 @@ def _spec(
             raise InvalidValue(f"devices[{device.id}].memory", int(memory), f"is more than the GPU has ({total})")
         memory = memory if memory is not None else int(total * catalog.gpu_memory_fraction)  # type: ignore[assignment]
     assert memory is not None  # the loader refuses host devices without memory
-    return DeviceSpec(device_id(node, kind, device.index), node, kind, int(memory), device.domain)
+    pace = None if device.pace is None else device.pace.declared()
+    return DeviceSpec(device_id(node, kind, device.index), node, kind, int(memory), device.domain, pace=pace)

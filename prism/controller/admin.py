@@ -294,6 +294,7 @@ class Admin:
         view["held"] = self._held()
         view["deaths"] = self._deaths()
         view["faults"] = {id: why for node in self._c.nodes.all() for id, why in node.faults.items()}
+        view["paces"] = {d.id: d.pace.words for node in self._c.nodes.all() for d in node.devices if d.pace is not None}
         view["arriving"] = [
             {"node": node.id, **msgspec.to_builtins(a)} for node in self._c.nodes.all() for a in node.arriving
         ]

@@ -197,6 +197,7 @@ class FleetNodes:
                 d.weight_page_bytes,
                 d.max_engines,
                 d.engine_bytes,
+                d.pace,
             )
             for d in report.devices
         )

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 
 from prism.core.ids import DeviceId, ModelName, NodeId
+from prism.core.pace import DevicePace
 
 
 class LatePolicy(StrEnum):
@@ -230,3 +231,5 @@ class DeviceSpec:
     """Most instances with a part on it at a time, in whatever state: each is an engine process. 0: no bound."""
     engine_bytes: int = 0
     """What the process of an instance takes of its memory beside weights and KV (context, graphs, workspaces)."""
+    pace: DevicePace | None = None
+    """The compute speed that a virtual device plays; None: it computes as fast as it can."""

@@ -94,6 +94,10 @@ class EngineCounters(EngineEvent, frozen=True, kw_only=True):
     """LoRA adapters in device memory, by name."""
     remote: RemoteState | None = None
     """None: it was never told anything about layers in other engines."""
+    paced_s: float = 0.0
+    """Declared of the layers that its worker ran since it started, on a device that plays another's speed."""
+    overrun_s: float = 0.0
+    """By how much their real compute went beyond that: times are this machine's as far."""
 
 
 class Died(EngineEvent, frozen=True, kw_only=True):

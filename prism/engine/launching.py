@@ -7,6 +7,7 @@ import contextlib
 import itertools
 import os
 from collections.abc import Callable
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Final
 
@@ -125,6 +126,7 @@ class Launcher:
             "worker": name,
             "channel": str(self._channel_path()),
             "device": local_name(device.id),
+            "pace": None if device.pace is None else asdict(device.pace),
             "capacity_bytes": device.memory_bytes,
             "account_dir": str(self._options.account_dir),
             "store_dir": None if self._options.store_dir is None else str(self._options.store_dir),

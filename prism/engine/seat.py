@@ -26,6 +26,7 @@ from prism.engine.commands import (
     encode,
 )
 from prism.engine.delivery import Delivery
+from prism.engine.device_clock import DeviceClock
 from prism.engine.events import EngineCounters
 from prism.engine.frames import FrameSocket
 from prism.engine.sglang_codec import decode_request
@@ -80,6 +81,8 @@ class WorkerSeat:
         self.long_tiers: LongTiers | None = None
         """Likewise."""
         self.fair = command.fair
+        self.pace: DeviceClock | None = None
+        """Likewise: where the device plays another's speed."""
 
     def close_pools(self) -> None:
         """Give all memory of the model's attention state back, at its end."""
@@ -230,6 +233,7 @@ class WorkerSeat:
 def measure_load(scheduler: Any, weight_bytes: int, world: int, adapters: list[str]) -> EngineCounters:
     """Where ``scheduler`` stands. Byte counts are over all ranks, which are alike."""
     lease = scheduler.token_to_kv_pool_allocator.lease
+    pace: DeviceClock | None = scheduler.server_args.prism_seat.pace
     kv, remote = scheduler.server_args.prism_seat.kv, getattr(scheduler, "prism_remote", None)
     cached = int(scheduler.tree_cache.evictable_size())
     long: LongPrompts | None = getattr(scheduler, "prism_long", None)
@@ -256,6 +260,8 @@ def measure_load(scheduler: Any, weight_bytes: int, world: int, adapters: list[s
         long_window_tokens=0 if long is None else long.window_bytes // lease.token_bytes,
         adapters=adapters,
         remote=None if remote is None else remote.state,
+        paced_s=0.0 if pace is None else round(pace.paced_s, 3),
+        overrun_s=0.0 if pace is None else round(pace.overrun_s, 3),
     )
 
 

@@ -22,6 +22,7 @@ import msgspec
 
 from prism import memory
 from prism.core.ids import kind_and_index
+from prism.core.pace import DevicePace
 from prism.engine.building import ActiveModel, EngineBuilder, Phases
 from prism.engine.commands import (
     Activated,
@@ -34,6 +35,7 @@ from prism.engine.commands import (
     encode,
 )
 from prism.engine.delivery import Delivery
+from prism.engine.device_clock import DeviceClock, clock_file
 from prism.engine.diagnosis import diagnose
 from prism.engine.frames import FrameSocket, pack
 from prism.engine.gpu_faults import fatal_code
@@ -68,6 +70,7 @@ from prism.weights.store.weight_store import WeightStore
 from prism.wire.secret import read_secret
 from sglang_patches.kv_move import keep_all
 from sglang_patches.long_prompts import close_long, open_long
+from sglang_patches.pace import pace_layers
 from sglang_patches.remote_steps import close_remote
 
 log = logging.getLogger(__name__)
@@ -97,6 +100,8 @@ class WorkerArgs(msgspec.Struct, frozen=True):
     log_dir: str | None = None
     secret_file: str | None = None
     """The fleet's secret; None: all front doors are on this machine."""
+    pace: DevicePace | None = None
+    """The compute speed that a virtual device plays."""
 
 
 class Worker:
@@ -110,6 +115,7 @@ class Worker:
         self._owner = self._device.register(args.worker)
         self._outside = OutsideMemory(self._owner, args.parked_bytes, args.active_bytes)
         self._outside.park()
+        self._pace = _device_clock(args)
         self._skeletons = Skeletons(args.kept_models)
         sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         sock.connect(args.channel)
@@ -215,6 +221,7 @@ class Worker:
             active = self._builder.build(command, mark, clock, links)
         else:
             active = self._wake(skeleton, command, mark, clock, links)
+        self._pace_layers(active)
         active.seat.apply_limit(command.limit_bytes)
         active.seat.kv, active.seat.fair = self._keeper(active.weights, command), command.fair
         self._open_long(active)
@@ -226,6 +233,17 @@ class Worker:
         phases = {**clock.phases, **{f"weights.{k}": v for k, v in weights.phases.items()}}
         self._channel.send(encode(Activated(phases=phases, info=info, helped_bytes=weights.helped_bytes)))
         return active
+
+    def _pace_layers(self, active: ActiveModel) -> None:
+        """Where the device plays another's speed."""
+        if self._pace is not None:
+            log.warning(
+                "%s plays a device, its times are declared and no measurements: %s",
+                self._args.device,
+                self._pace.pace.words,
+            )
+            pace_layers(active.scheduler, self._pace, active.command.world)
+        active.seat.pace = self._pace
 
     def _declared(self) -> DeclaredLinks:
         return read_kv_settings(Path(self._args.account_dir)).links.get(self._args.device, DeclaredLinks())
@@ -344,6 +362,10 @@ class Worker:
 
 def worded(error: Exception) -> str:
     return f"{type(error).__name__}: {error}"[:500]
+
+
+def _device_clock(args: WorkerArgs) -> DeviceClock | None:
+    return None if args.pace is None else DeviceClock(args.pace, clock_file(Path(args.account_dir), args.device))
 
 
 def say_why_not(settings: WorkerArgs, error: Exception) -> None:

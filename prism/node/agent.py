@@ -347,6 +347,7 @@ class NodeAgent:
                     engine_bytes=d.engine_bytes,
                     memory_short_s=short_s[d.id],
                     fault=faults.get(d.id, ""),
+                    pace=d.pace,
                 )
                 for d in self.devices
             ],

@@ -183,6 +183,7 @@ def _device(device: dict[str, Any], cluster: dict[str, Any]) -> dict[str, Any]:
         "kv_bytes": kv_bytes,
         "draining": device["draining"],
         "fault": cluster.get("faults", {}).get(device["id"], ""),
+        "pace": cluster.get("paces", {}).get(device["id"], ""),
         "engines": {
             "active": states.count(InstanceState.READY),
             "starting": states.count(InstanceState.LOADING),

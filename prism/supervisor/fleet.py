@@ -4,13 +4,18 @@ it."""
 from __future__ import annotations
 
 import os
+from collections.abc import Iterable
+from dataclasses import replace
 from typing import Final
 
 import msgspec
 
 from prism.config.catalog import Catalog
 from prism.config.sections.machine import LinkConfig
+from prism.core.ids import local_name
+from prism.core.pace import DevicePace
 from prism.core.settings import GpuSettings, LiveMode, LongPromptPlace
+from prism.core.specs import DeviceKind, DeviceSpec
 from prism.kv.settings import DeclaredLinks, KvSettings
 from prism.node.main import EngineSettings
 from prism.weights.store.budget import Budget, share_of_memory
@@ -70,8 +75,16 @@ class FleetSettings(msgspec.Struct, frozen=True, kw_only=True):
     weights: WeightSettings
     kv: KvShare
     gpu: GpuSettings
+    paces: dict[str, DevicePace] = {}
+    """The compute speed that virtual devices play, by the device's name on its machine."""
     layers_keep_fraction: float | None = None
     """Devices lend for layers of other engines what is free beyond this part of them; None: no layers run elsewhere."""
+
+    def paced(self, devices: Iterable[DeviceSpec]) -> tuple[DeviceSpec, ...]:
+        """A machine's devices with the speeds that the catalog declares of virtual ones by these names."""
+        return tuple(
+            replace(d, pace=self.paces.get(local_name(d.id))) if d.kind is DeviceKind.HOST else d for d in devices
+        )
 
 
 class FleetDocument(msgspec.Struct, frozen=True, kw_only=True):
@@ -123,6 +136,7 @@ def settings_of(catalog: Catalog) -> FleetSettings:
         weights=weights,
         kv=kv,
         gpu=settings.gpu,
+        paces={d.id: d.pace.declared() for d in listed if d.pace is not None},
         layers_keep_fraction=catalog.kv.lend_keep_fraction if live else None,
     )
 

@@ -69,6 +69,7 @@ class NodeMachine(Supervisor):
                 raise CannotStart(f"--metrics-port {self.options.metrics_port}: {error.strerror}") from error
         self._say(f"asking {without_password(self._redis_url)}")
         fleet = await self._join()
+        self.devices = fleet.paced(self.devices)
         self._say("warming up SGLang (imports, about 20 s on two cores)")
         self._add("zygote", self._start_zygote(fleet.standby))
         await self._warm()

@@ -9,6 +9,7 @@ import msgspec
 
 from prism.core.ids import DeviceId, NodeId, node_of
 from prism.core.instances import InstanceKey, Parts, devices_of
+from prism.core.pace import DevicePace
 from prism.core.views import InstanceState
 
 
@@ -87,6 +88,8 @@ class DeviceStatus(msgspec.Struct, frozen=True, kw_only=True):
     """See :class:`prism.core.events.DeviceReport`."""
     fault: str = ""
     """Why no engine can run there; "": engines can."""
+    pace: DevicePace | None = None
+    """See :class:`prism.core.specs.DeviceSpec`."""
 
 
 class PackReport(msgspec.Struct, frozen=True, kw_only=True):

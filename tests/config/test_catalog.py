@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -13,8 +14,10 @@ from prism.config.errors import CatalogError
 from prism.config.sections.policy import PolicyConfig, catalog_key
 from prism.core.errors import InvalidValue
 from prism.core.ids import NodeId
+from prism.core.pace import DevicePace
 from prism.core.settings import ClusterSettings, GpuSettings, KvprMode, PolicySettings
 from prism.core.specs import DeviceKind, LatePolicy, Scheduling
+from prism.supervisor.fleet import settings_of
 
 FULL = """
 devices: [host:0, {id: host:1, memory: 64MiB, domain: x}]
@@ -108,6 +111,21 @@ def test_devices(catalog: Catalog) -> None:
     assert [device.id for device in listed] == ["n/host:0", "n/host:1"]
     assert listed[1].memory_bytes == 64 << 20
     assert listed[1].domain == "x"
+
+
+def test_virtual_devices_may_play_a_speed_and_gpus_may_not(tmp_path: Path) -> None:
+    file = tmp_path / "catalog.yaml"
+    text = (
+        "models: [{name: a, path: b}]\ndevices: [{id: ID, memory: 1GiB, pace: {layer: 2ms, decode_kv_token: 0.01us}}]"
+    )
+    file.write_text(text.replace("ID", "host:0"))
+    (device,) = resolve_devices(load_catalog(file), NodeId("n"), {})
+    assert device.pace == DevicePace(layer_s=0.002, decode_kv_token_s=1e-8)
+    (joined,) = settings_of(load_catalog(file)).paced([replace(device, pace=None)])
+    assert joined == device, "a machine that joins plays the same"
+    file.write_text(text.replace("ID", "cuda:0"))
+    with pytest.raises(CatalogError, match=r"pace.*a GPU has a speed of its own"):
+        load_catalog(file)
 
 
 def auto(tmp_path: Path, more: str = "") -> Catalog:

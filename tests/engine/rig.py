@@ -15,6 +15,7 @@ from typing import Any
 
 from prism.core.ids import DeviceId, Generation, ModelName, NodeId
 from prism.core.instances import InstanceKey, whole_model
+from prism.core.pace import DevicePace
 from prism.core.specs import DeviceKind, DeviceSpec, ModelShape, ModelSpec
 from prism.engine import boot, cuda_stub
 from prism.engine.api import Work
@@ -111,11 +112,13 @@ def prompt(seed: int, length: int = 30) -> tuple[int, ...]:
 class Rig:
     """A pool, a front door's mailbox and what arrived in it."""
 
-    def __init__(self, folder: Path, models: Path, zygote: Path, **options: Any) -> None:
-        """``options``: further ones of the pool."""
+    def __init__(
+        self, folder: Path, models: Path, zygote: Path, pace: DevicePace | None = None, **options: Any
+    ) -> None:
+        """``pace``: of the devices; ``options``: further ones of the pool."""
         self.models, self.folder = models, folder
         self.devices = tuple(DeviceId(f"local/host:{i}") for i in range(2))
-        specs = [DeviceSpec(d, NodeId("local"), DeviceKind.HOST, DEVICE_BYTES) for d in self.devices]
+        specs = [DeviceSpec(d, NodeId("local"), DeviceKind.HOST, DEVICE_BYTES, pace=pace) for d in self.devices]
         settings = PoolOptions(
             run_dir=folder / "run",
             account_dir=folder / "accounts",

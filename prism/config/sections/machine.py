@@ -9,6 +9,7 @@ from msgspec import Meta, field
 from prism.config.sections.base import Fraction, Section
 from prism.config.units import Bytes, Seconds
 from prism.core.ids import kind_and_index
+from prism.core.pace import DevicePace
 from prism.core.settings import LongPromptPlace
 
 DEVICE_PATTERN = r"^(cuda|host):(0|[1-9][0-9]{0,3})$"
@@ -32,6 +33,31 @@ class LinkConfig(Section, frozen=True, kw_only=True):
     ] = field(name="memory", default_factory=lambda: Bytes(0))
 
 
+class PaceConfig(Section, frozen=True, kw_only=True):
+    """The compute speed that a virtual device plays: what one layer of a model takes on it, at least."""
+
+    layer_s: Annotated[Seconds, Meta(description="In every step, for reading its weights.")] = field(
+        name="layer", default_factory=lambda: Seconds(0.0)
+    )
+    prefill_token_s: Annotated[Seconds, Meta(description="More, for each token of a prefill.")] = field(
+        name="prefill_token", default_factory=lambda: Seconds(0.0)
+    )
+    decode_sequence_s: Annotated[Seconds, Meta(description="More, for each sequence that decodes.")] = field(
+        name="decode_sequence", default_factory=lambda: Seconds(0.0)
+    )
+    decode_kv_token_s: Annotated[Seconds, Meta(description="More, for each token of KV that those read.")] = field(
+        name="decode_kv_token", default_factory=lambda: Seconds(0.0)
+    )
+
+    def declared(self) -> DevicePace:
+        return DevicePace(
+            layer_s=float(self.layer_s),
+            prefill_token_s=float(self.prefill_token_s),
+            decode_sequence_s=float(self.decode_sequence_s),
+            decode_kv_token_s=float(self.decode_kv_token_s),
+        )
+
+
 class DeviceConfig(Section, frozen=True, kw_only=True):
     """One device: a GPU (`cuda:N`) or host memory with a hard cap that stands in for one (`host:N`)."""
 
@@ -49,6 +75,13 @@ class DeviceConfig(Section, frozen=True, kw_only=True):
     links: Annotated[LinkConfig, Meta(description="What its links reach, for `host:N` that play a GPU's.")] = field(
         default_factory=LinkConfig
     )
+    pace: Annotated[
+        PaceConfig | None,
+        Meta(
+            description="The compute speed that `host:N` plays; its engines sleep for the rest of the time. Default: "
+            "it computes as fast as it can."
+        ),
+    ] = None
 
     @property
     def kind(self) -> str:
