@@ -132,13 +132,6 @@ UNSERVED: Final = (
         back_end="triton",
     ),
     Unserved(
-        serves="OLMo-3",
-        architectures=("Olmo3ForCausalLM",),
-        layout=PLAIN,
-        why="`'NoneType' object is not subscriptable` (`rope_parameters` of `Olmo3Config`, with Transformers 5)",
-        everywhere=True,
-    ),
-    Unserved(
         serves="Solar",
         architectures=("SolarForCausalLM",),
         layout=PLAIN,

@@ -38,8 +38,11 @@ Families with states beside KV (Qwen3-Next, Nemotron-H, Granite-4-H, Falcon-H1, 
 only, so that no answer of theirs has been compared yet; their pools, allocator, leases and prefix cache are tested
 without kernels, and `scripts/gpu` compares Qwen3-Next's answers with those of SGLang by itself.
 
-SGLang by itself serves MiniMax-M2 and the experts of ERNIE-4.5 on GPUs only: Prism has operators for CPUs for both
-(`sglang_patches/host_operators.py`). Classes of Transformers that SGLang has no model for (SmolLM3,
+SGLang by itself serves OLMo-3 on no device, since its configuration was written for Transformers 4, and MiniMax-M2 and
+the experts of ERNIE-4.5 on GPUs only: Prism mends the one (`sglang_patches/olmo3.py`) and has operators for CPUs for
+the others (`sglang_patches/host_operators.py`). Of OLMo-3 with YaRN SGLang scales the layers without a window and
+Transformers all of them, so that its answers have not been compared.
+Classes of Transformers that SGLang has no model for (SmolLM3,
 Seed-OSS, ERNIE-4.5, Helium, Jais-2, CWM, dots.llm1, Solar-Open, HyperCLOVA X, BitNet) are run by it with its own
 attention.
 """

@@ -244,5 +244,6 @@ EVERYDAY: Final = (
         shared_intermediate_size=64,
     ),
     plain("BitNet", "BitNet"),
+    plain("Olmo3", "OLMo-3", num_hidden_layers=4, layer_types=THREE_OF_FOUR, sliding_window=32),
 )
 EVERY_PLAIN: Final = (*EVERYDAY, *(family for family in FAMILIES if family not in INTERPRETED))
