@@ -44,13 +44,14 @@ def choose_piece(
     different nodes to different places."""
     offers = list(offers)
     holders = Counter(piece for offer in offers if offer.node not in slow for piece in offer.pieces)
+    passed_on = {piece for offer in offers if offer.node not in slow and not offer.source for piece in offer.pieces}
     best: tuple[tuple[int, int, int, str], int] | None = None
     count = max(len(wanted), 1)
     for offer in offers:
         for place, piece in enumerate(wanted):
             if piece not in offer.pieces:
                 continue
-            spared = offer.source and (holders[piece] > 1 or slow_myself)
+            spared = offer.source and (piece in passed_on or slow_myself)
             cost = max(offer.waiting - (QUEUED if offer.source else 0), 0)
             cost -= PLANNED_BONUS * (planned.get(piece) == offer.node)
             cost += SOURCE_PENALTY * spared + SLOW_PENALTY * (offer.node in slow)

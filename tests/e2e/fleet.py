@@ -118,14 +118,14 @@ class Fleet:
 
     def kill(self, name: str) -> None:
         """kill -9 of the machine: all of its processes."""
-        for process in self._family(name):
+        for process in self.family(name):
             with suppress(psutil.NoSuchProcess):
                 process.kill()
         self.processes.pop(name).wait(PATIENCE_S)
 
     def leave(self, name: str) -> None:
         """SIGTERM, and its end; no process is left of it."""
-        family = self._family(name)
+        family = self.family(name)
         os.kill(self._leader(name), signal.SIGTERM)
         assert self.processes.pop(name).wait(PATIENCE_S) == 0
         _, alive = psutil.wait_procs(family, timeout=PATIENCE_S)
@@ -135,7 +135,7 @@ class Fleet:
         for name in [n for n in self.processes if n != "local"] + ["local"] * ("local" in self.processes):
             self.leave(name)
 
-    def _family(self, name: str) -> list[psutil.Process]:
+    def family(self, name: str) -> list[psutil.Process]:
         root = psutil.Process(self.processes[name].pid)
         return [root, *root.children(recursive=True)]
 

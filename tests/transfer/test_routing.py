@@ -139,6 +139,13 @@ def test_the_source_is_spared_and_slow_nodes_come_last() -> None:
     assert choose_piece([1], [offer("p", 1, waiting=9), source], 0) == ("s", 1), "busier than the source is worth"
 
 
+def test_several_sources_are_asked_for_what_nobody_else_has() -> None:
+    """Else receivers would take from each other what one of them has, and have all pieces between them late."""
+    sources = [offer("s", 0, 1, source=True), offer("t", 0, 1, source=True)]
+    assert choose_piece([0, 1], [*sources, offer("a", 0)], 0) == ("s", 1)
+    assert choose_piece([1], [*sources, offer("a", 1)], 0) == ("a", 1), "their links are spared"
+
+
 def test_rare_pieces_first_but_not_for_the_slow_and_each_node_begins_elsewhere() -> None:
     source, peer = offer("s", 1, 2, 3, source=True), offer("p", 3)
     assert choose_piece([3, 2], [source, peer], 0) == ("s", 2)
