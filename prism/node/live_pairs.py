@@ -136,8 +136,10 @@ class LivePairs:
 
     async def _route(self, leader: LocalInstance, handle: Handle) -> bool:
         """Whether its requests follow a (new) route now."""
-        routes = await self._routes.over(leader, handle, held_pieces(leader))
-        if not routes:
+        held = held_pieces(leader)
+        if len(held) == piece_count(leader):
+            return False  # it goes on alone at its next step, and no request has to begin again for that
+        if not (routes := await self._routes.over(leader, handle, held)):
             return False
         try:
             async with asyncio.timeout(ORDER_S):

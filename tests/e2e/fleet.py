@@ -58,12 +58,20 @@ class Fleet:
         until(self.secret_file.exists, "the secret")
         until((self.folder / "local" / "run" / "valkey.sock").exists, "the store")
 
-    def begin_joining(self, name: str, host: int, *, hide: Path | None = None, secret: Path | None = None) -> None:
+    def begin_joining(
+        self,
+        name: str,
+        host: int,
+        *,
+        hide: Path | None = None,
+        secret: Path | None = None,
+        memory: str = "32MiB",
+    ) -> None:
         """``hide``: this folder does not exist on that machine (needs root)."""
         command = [
             *[*PRISM, "node", "--redis-url", f"redis://{self.hosts[0].ip}:{self.store_port}"],
             *["--secret-file", str(secret or self.secret_file), "--listen", self.hosts[host].ip, "--name", name],
-            *["--device", "host:0=32MiB", "--state-dir", str(self.folder / name)],
+            *["--device", f"host:0={memory}", "--state-dir", str(self.folder / name)],
         ]
         if hide is not None:
             covered = f'mount -t tmpfs none {hide} && exec "$@"'

@@ -168,6 +168,17 @@ async def test_an_engine_whose_peer_is_gone_gets_another_one(pairs: Pairs) -> No
     assert third.remote.routes[1] == (over(second),) and third.remote.grows
 
 
+async def test_an_engine_that_has_everything_is_not_made_to_begin_again(pairs: Pairs) -> None:
+    """Its peer is gone, and it has not gone on alone yet: a route would cost its requests what they have."""
+    await pairs.activate(FIRST, LiveMode.WHOLE)
+    leader = await pairs.activate(SECOND, LiveMode.PAIR)
+    assert leader.remote.state is not None
+    all_here = list(range(HEAD + 1))
+    leader.remote.state = msgspec.structs.replace(leader.remote.state, pieces=all_here, alone=False, peers=[])
+    await asyncio.sleep(0.3)
+    assert len(leader.remote.routes) == 1
+
+
 async def test_one_that_loads_itself_runs_no_layers_for_others(pairs: Pairs) -> None:
     first = await pairs.activate(FIRST, LiveMode.PAIR)
     second = await pairs.activate(SECOND, LiveMode.PAIR)
