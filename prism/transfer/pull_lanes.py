@@ -223,8 +223,8 @@ class PullLanes:
             wanted = self.reception.await_orphans(timeout_s=0.2)
             if not wanted:
                 continue
-            needed = [piece for piece in wanted if piece in self.plan.first]
-            chosen = (self._choose(peers, needed) if needed else None) or self._choose(peers, wanted)
+            soon = self._wanted_soon(wanted)
+            chosen = (self._choose(peers, soon) if soon else None) or self._choose(peers, wanted)
             if chosen is None:
                 now_s = time.monotonic()
                 nobody_since_s = nobody_since_s or now_s
@@ -236,6 +236,13 @@ class PullLanes:
             source, piece, sole = chosen
             if self.reception.claim_piece(piece) and self._ask(peers, source, piece, scheduled=False):
                 self._receive(peers, source, piece, lambda: None, repair=True, sole=sole)
+
+    def _wanted_soon(self, wanted: list[int]) -> list[int]:
+        """Where whoever receives is used before it has everything: what is needed first, and then what would have come
+        next, since a layer of which parts are missing is of no use. Elsewhere the order of pieces means nothing."""
+        if not self.plan.first:
+            return []
+        return [piece for piece in wanted if piece in self.plan.first] or wanted[:1]
 
     def _choose(self, peers: PeerPool, wanted: list[int]) -> tuple[str, int, bool] | None:
         """As :meth:`HolderChoice.choose`: who is trusted first, then the others."""
