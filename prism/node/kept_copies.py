@@ -6,7 +6,6 @@ reports. Files are touched in threads, and the loop of the agent owns the rest.
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import os
 import time
@@ -14,6 +13,7 @@ import uuid
 from collections.abc import Awaitable, Callable, Coroutine
 from typing import Final
 
+from prism.node.threads import in_own_thread
 from prism.transfer.errors import TransferError
 from prism.transfer.session import NodePlan
 from prism.weights.errors import WeightsError
@@ -76,7 +76,7 @@ class KeptCopies:
         key = PackKey(order.mark, order.layout)
         try:
             if not order.source:
-                await asyncio.to_thread(self._read, key)
+                await in_own_thread(self._read, key)
             else:
                 await self._fetch(order.model, self._plan(key, order, address))
         except (WeightsError, TransferError, OSError, KeyError) as error:

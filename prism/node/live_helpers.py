@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,6 +10,7 @@ from prism.core.instances import InstanceKey
 from prism.core.views import InstanceState
 from prism.node.layers_network import HeldElsewhere, HeldPieces, LayersNetwork, LayersWanted
 from prism.node.local_instance import LocalInstance
+from prism.node.threads import in_own_thread
 from prism.policy.live.routes import Company, LayerHelper
 from prism.remote.state import RemoteState
 
@@ -85,7 +85,7 @@ class LiveHelpers:
         rest = {} if begins.pipelined else {n: at for n, at in leader.addresses.items() if n not in near}
         wanted = LayersWanted(leader.key.model, leader.part.lead)
         for addresses in (near, rest):
-            if addresses and (found := await asyncio.to_thread(network.holders, addresses, wanted)):
+            if addresses and (found := await in_own_thread(network.holders, addresses, wanted)):
                 return [Helper(self._facts(leader, x.held, far=True), there=x) for x in found]
         return []
 

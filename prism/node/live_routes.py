@@ -18,6 +18,7 @@ from prism.engine.errors import EngineGone, OrderRefused
 from prism.node.layers_network import FAILURES, HeldElsewhere, LayersWanted
 from prism.node.live_helpers import Helper, LiveHelpers, piece_count
 from prism.node.local_instance import LocalInstance
+from prism.node.threads import in_own_thread
 from prism.policy.live.routes import Company, Hop, layer_order, next_turn, plan_routes
 from prism.remote.handing import PREFIX, hand_over
 from prism.remote.orders import RouteStop
@@ -118,9 +119,9 @@ class LiveRoutes:
             async with asyncio.timeout(ORDER_S):
                 await handle.remote.serve_layers(mine)  # there it takes the connection, too
             wanted = LayersWanted(leader.key.model, leader.part.lead)
-            device, sock = await asyncio.to_thread(network.connect, there, wanted)
+            device, sock = await in_own_thread(network.connect, there, wanted)
             with sock:
-                await asyncio.to_thread(hand_over, mine, sock, device, token)
+                await in_own_thread(hand_over, mine, sock, device, token)
         except (OrderRefused, *FAILURES) as error:
             log.warning("%s has no connection to %s: %s", leader.key, there.held.key, error or "no answer")
             return None
@@ -133,7 +134,7 @@ class LiveRoutes:
             if wanted.key not in (None, instance.key) or (path := await self.ask(instance, wanted.device)) is None:
                 continue
             try:
-                await asyncio.to_thread(hand_over, path, sock, wanted.device)
+                await in_own_thread(hand_over, path, sock, wanted.device)
             except OSError as error:
                 raise OrderRefused(f"the engine of {instance.key} did not take the connection: {error}") from error
             return instance.part.lead

@@ -21,6 +21,7 @@ from prism.kv.exchange import KvOffers, fetch_kv
 from prism.kv.host_pool import HostPool
 from prism.node.held_packs import HeldPacks
 from prism.node.kept_copies import KeptCopies
+from prism.node.threads import in_own_thread
 from prism.transfer.errors import SourceLost, TransferError
 from prism.transfer.link_rates import LinkRates
 from prism.transfer.one_sided_networks import find_networks
@@ -241,7 +242,7 @@ class NodeWeights:
     async def _receive(self, arriving: _Arriving) -> None:
         key, session = arriving.fetch.key, arriving.plan.session
         try:
-            await asyncio.to_thread(arriving.fetch.wait)
+            await in_own_thread(arriving.fetch.wait)
         except FAILURES as error:
             arriving.error = str(error)
             log.error("%s did not arrive: %s", arriving.model, error)
