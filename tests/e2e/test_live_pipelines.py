@@ -191,9 +191,5 @@ def test_what_two_machines_send_in_shifted_order_is_led_over_before_it_is_there(
         for machine in ("local", "b"):
             fleet.prism("drain", f"{machine}/host:0")
         told = fleet.prism("load", MODEL, "--to", "2")
-        assert "local (" in told.stderr and "b (" in told.stderr, "both sent something"
-        logs = "\n".join(
-            log.read_text() for name in "cd" for log in (fleet.folder / name / "logs").glob("agent-*.jsonl")
-        )
-        assert logs.count(" leads over demo-llama#") >= 1, f"{told.stderr}\n{logs}"
+        assert any(f"of {LAYERS} layers, over {machine}/host:0" in told.stderr for machine in "cd"), told.stderr
         assert fleet.ask(MODEL, "hello there", TOKENS) == greedy(str(path), "hello there", TOKENS)
