@@ -11,8 +11,9 @@ import socket
 import sys
 from pathlib import Path
 
-from prism.core.ids import DeviceId
-from prism.node.layers_network import LayersNetwork, LayersOffer, LayersWanted
+from prism.core.ids import DeviceId, Generation, ModelName
+from prism.core.instances import InstanceKey
+from prism.node.layers_network import HeldPieces, LayersNetwork, LayersOffer, LayersWanted
 from prism.remote.handing import hand_over
 from prism.transfer.server import TransferServer
 from prism.transfer.windows import WindowSources
@@ -27,7 +28,11 @@ async def take(ip: str, path: Path) -> None:
         await asyncio.to_thread(hand_over, path, sock, wanted.device)
         return DeviceId("peer/host:0")
 
-    LayersNetwork(server).offer(LayersOffer(lambda wanted: 0, give))
+    def held(wanted: LayersWanted) -> list[HeldPieces]:
+        key = InstanceKey(ModelName(wanted.model), Generation(1))
+        return [HeldPieces(key=key, device="peer/host:0", pieces=list(range(6)), led_pieces=0, requests=0)]
+
+    LayersNetwork(server).offer(LayersOffer(held, give))
     print(server.address, flush=True)
     await asyncio.Event().wait()
 
@@ -36,7 +41,9 @@ def lead(address: str, path: Path, token: str) -> None:
     server = TransferServer(WindowSources(), "127.0.0.1:0", SECRET, "leader")
     try:
         wanted = LayersWanted("m", "leader/host:0")
-        device, sock = LayersNetwork(server).connect("peer", address, wanted)
+        network = LayersNetwork(server)
+        (there,) = network.holders({"peer": address}, wanted)
+        device, sock = network.connect(there, wanted)
         with sock:
             hand_over(path, sock, device, token)
     finally:
