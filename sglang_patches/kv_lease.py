@@ -104,6 +104,7 @@ class KvLease:
         for part in self.parts:
             part.returns.settle(wait=True)
         self.withdraw_wish()
+        self.lacks_bytes = 0
         wanted, excess = self._agree_on_pressure(scheduler)
         if wanted > 0:
             self._give_back(scheduler, wanted, excess, [0] * len(self.parts))

@@ -90,6 +90,9 @@ class EngineCounters(EngineEvent, frozen=True, kw_only=True):
     """Such requests that began since activation; again, if their KV was lost."""
     long_window_tokens: int = 0
     """Slots for which the window of one has memory now."""
+    lacks_bytes: int = 0
+    """KV that the first request that waits, or what runs, lacks on a rank beyond what the engine can evict. It may be
+    more than neighbours' KV would be enough for, and is no wish in the account then."""
     adapters: list[str] = []
     """LoRA adapters in device memory, by name."""
     remote: RemoteState | None = None

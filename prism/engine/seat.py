@@ -258,6 +258,7 @@ def measure_load(scheduler: Any, weight_bytes: int, world: int, adapters: list[s
         long_brought_bytes=0 if tiers is None else tiers.brought_bytes * world,
         long_prompts=0 if long is None else long.begun,
         long_window_tokens=0 if long is None else long.window_bytes // lease.token_bytes,
+        lacks_bytes=lease.lacks_bytes,
         adapters=adapters,
         remote=None if remote is None else remote.state,
         paced_s=0.0 if pace is None else round(pace.paced_s, 3),

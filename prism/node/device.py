@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Final
 
 from prism.core.events import EngineDown, EngineDraining, EngineLoad, EngineUp, GpuEvent, MemoryReport, Tick
@@ -141,6 +142,12 @@ class DeviceShell:
 
     def _report_memory(self) -> None:
         memory = self._memory()
+        if not memory.wanted_bytes:  # what neighbours' KV would not be enough for is no wish in the account
+            memory = replace(memory, wanted_bytes=max(map(_lacks_bytes, self.desk.handles.values()), default=0))
         if memory != self._last_memory:
             self._last_memory = memory
             self.feed(memory)
+
+
+def _lacks_bytes(handle: Handle) -> int:
+    return 0 if handle.load is None else handle.load.lacks_bytes

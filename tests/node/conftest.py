@@ -40,7 +40,7 @@ class Engine:
     aborted: list[str] = field(default_factory=list)
     queue: asyncio.Queue = field(default_factory=asyncio.Queue)
     alive: bool = True
-    load = None
+    load: object = None
 
     def submit(self, work: Work) -> None:
         if not self.alive:

@@ -206,6 +206,19 @@ def test_a_wish_goes_when_the_model_does_or_its_queue_is_empty(device: memory.De
         assert device.wanted_bytes() == 0
 
 
+def test_what_neighbours_kv_is_not_enough_for_is_no_wish_and_is_told(device: memory.Device) -> None:
+    """Only a model that leaves would help."""
+    idle = device.register("idle")
+    idle.reserve((PAGES - 4) * PAGE, "weights")
+    busy = Engine(device, "busy")
+    busy.waiting_queue = [request(6 * BLOCK, BLOCK)]
+    busy.step()
+    assert device.wanted_bytes() == 0 and busy.lease.lacks_bytes >= 3 * PAGE
+    busy.waiting_queue = []
+    busy.lease.rest(busy)
+    assert busy.lease.lacks_bytes == 0
+
+
 def eventually(condition: Callable[[], bool]) -> None:
     """The helper thread maps and unmaps in its own time."""
     for _ in range(2000):
