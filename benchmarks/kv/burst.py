@@ -26,7 +26,7 @@ import statistics
 import tempfile
 import time
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Final
@@ -36,6 +36,7 @@ import numpy as np
 from benchmarks.demo_models import given_models, pool_spec
 from prism.core.ids import DeviceId, Generation, NodeId
 from prism.core.instances import InstanceKey, whole_model
+from prism.core.pace import DevicePace
 from prism.core.specs import DeviceKind, DeviceSpec, ModelSpec, Scheduling
 from prism.engine.api import Work
 from prism.engine.handle import EngineHandle
@@ -81,16 +82,16 @@ class BurstRequest:
 
 
 class BurstBed:
-    """Two devices, one engine at a time on the first."""
+    """Devices, by default two of which the first has one engine at a time, and what was asked."""
 
-    def __init__(self, folder: Path, models: Path) -> None:
+    def __init__(self, folder: Path, spec: ModelSpec, devices: list[DeviceId], pace: DevicePace | None) -> None:
         self.accounts = folder / "accounts"
-        self.devices = [DeviceId(f"local/host:{i}") for i in range(2)]
+        self.devices = devices
         options = PoolOptions(run_dir=folder / "run", account_dir=self.accounts, store_dir=folder / "store")
-        specs = [DeviceSpec(d, NodeId("local"), DeviceKind.HOST, DEVICE_BYTES) for d in self.devices]
+        specs = [DeviceSpec(d, NodeId("local"), DeviceKind.HOST, DEVICE_BYTES, pace=pace) for d in self.devices]
         self.pool = EnginePool(specs, options)
         self.inbox = Inbox(f"ipc://{folder}/front")
-        self.spec = pool_spec(models / NAME)
+        self.spec = spec
         self.number = 0
         self.asked: dict[str, BurstRequest] = {}
 
@@ -150,10 +151,10 @@ class BurstBed:
 
 
 @asynccontextmanager
-async def burst_bed(models: Path) -> AsyncIterator[BurstBed]:
+async def open_bed(spec: ModelSpec, devices: list[DeviceId], pace: DevicePace | None = None) -> AsyncIterator[BurstBed]:
     """A bed in a folder of its own that reads what its engines say; at the end all of it is gone."""
     with tempfile.TemporaryDirectory(prefix="prism-b-") as folder:
-        bed = BurstBed(Path(folder), models)
+        bed = BurstBed(Path(folder), spec, devices, pace)
         await bed.pool.start()
         reader = asyncio.create_task(bed.read())
         try:
@@ -163,6 +164,11 @@ async def burst_bed(models: Path) -> AsyncIterator[BurstBed]:
             await bed.pool.close()
             bed.inbox.close()
             drop_host_pool(bed.accounts)
+
+
+def burst_bed(models: Path) -> AbstractAsyncContextManager[BurstBed]:
+    """Two devices, for one engine of the demo model."""
+    return open_bed(pool_spec(models / NAME), [DeviceId(f"local/host:{i}") for i in range(2)])
 
 
 async def stable_rate(bed: BurstBed, seconds: float) -> float:
