@@ -4,6 +4,7 @@
 //   packed        | row 3 | row 1 | row 2 | ...     in the order of `rows`, no gaps
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <cstring>
 
@@ -13,34 +14,78 @@ namespace kvcached {
 
 namespace detail {
 
-constexpr std::int64_t kStreamed = 512;  // shorter copies are not worth past-the-caches stores
 constexpr std::int64_t kLine = 64;
 constexpr std::int64_t kPage = 4096;
-constexpr std::int64_t kTurn = 512;  // bytes that are copied between two looks ahead
+constexpr std::int64_t kTurn = 256;  // bytes that are copied of one lane before the next one has its turn
+constexpr int kLanes = 4;
+constexpr std::int64_t kLong = 64 << 10;  // a run of rows that is worth lanes of its own
 
-// Without a fence: one for each row would wait for the stores of each row.
-inline void copy_bytes(std::uint8_t* to, const std::uint8_t* from, std::int64_t bytes, bool streamed) {
-  if (streamed && bytes >= kStreamed) {
-    stream_bytes(to, from, static_cast<std::size_t>(bytes));
-  } else {
-    std::memcpy(to, from, static_cast<std::size_t>(bytes));
+// Bytes up to the next line, so that whole lines are stored from there on: a line that is written in two ways, past the
+// caches and through them, costs many times as much.
+inline std::int64_t to_line(const std::uint8_t* at) {
+  return static_cast<std::int64_t>(-reinterpret_cast<std::uintptr_t>(at) % kLine);
+}
+
+struct Lane {
+  std::uint8_t* to;
+  const std::uint8_t* from;
+};
+
+// Copies `bytes` of each lane, a few lines of one after the other. In one stream the copy waits at every row's beginning
+// for memory and for its page's translation, and between pages for the processor to see where it goes. `soon`: where the
+// lanes that follow read, or write (`asks` says how much of it is asked for: lines, or only pages' translations); may be
+// fewer than lanes.
+inline void copy_lanes(const Lane* lanes, std::int64_t bytes, bool streamed, const std::uint8_t* const* soon, int soon_count,
+                       std::int64_t asks) {
+  const std::int64_t head = std::min(bytes, to_line(lanes[0].to));
+  for (std::int64_t done = 0; done < bytes;) {
+    const std::int64_t next = std::min(bytes, done == 0 ? head + kTurn : done + kTurn);
+    for (int k = 0; k < kLanes; ++k) {
+      if (k < soon_count) {
+        for (std::int64_t at = (done + asks - 1) / asks * asks; at < next; at += asks) __builtin_prefetch(soon[k] + at, 0, 2);
+      }
+      if (streamed) {
+        stream_bytes(lanes[k].to + done, lanes[k].from + done, static_cast<std::size_t>(next - done));
+      } else {
+        std::memcpy(lanes[k].to + done, lanes[k].from + done, static_cast<std::size_t>(next - done));
+      }
+    }
+    done = next;
   }
 }
 
-// Asks for a line in every `step` bytes. The processor follows a row by itself until its page ends; where a row in no
-// order begins only we know, and without asking the copy waits there for memory and for the page's translation.
-inline void ask_for(const std::uint8_t* from, std::int64_t bytes, std::int64_t step) {
-  for (std::int64_t at = 0; at < bytes; at += step) __builtin_prefetch(from + at, 0, 2);
+// One long copy as lanes beside each other.
+inline void copy_long(std::uint8_t* to, const std::uint8_t* from, std::int64_t bytes, bool streamed) {
+  const std::int64_t each = bytes / kLanes / kLine * kLine;
+  Lane lanes[kLanes];
+  for (int k = 0; k < kLanes; ++k) lanes[k] = {to + k * each, from + k * each};
+  copy_lanes(lanes, each, streamed, nullptr, 0, kLine);
+  std::memcpy(to + kLanes * each, from + kLanes * each, static_cast<std::size_t>(bytes - kLanes * each));
 }
 
-// Calls copy(first row, how many rows follow each other in memory, their place in the packed bytes, the row that is
-// next, or -1).
-template <typename Copy>
-void each_run(const std::int64_t* rows, std::int64_t count, bool dense, Copy copy) {
+// Copies rows i, which lie at lane_of(i), and what follows them where rows follow each other (`dense`).
+template <typename LaneOf, typename SoonOf>
+void copy_rows(const std::int64_t* rows, std::int64_t count, std::int64_t width, bool dense, bool streamed, LaneOf lane_of,
+               SoonOf soon_of, std::int64_t asks) {
   for (std::int64_t i = 0; i < count;) {
     std::int64_t run = 1;
     while (dense && i + run < count && rows[i + run] == rows[i] + run) ++run;
-    copy(rows[i], run, i, i + run < count ? rows[i + run] : -1);
+    const Lane first = lane_of(i);
+    if (run == 1 && width >= kTurn && i + kLanes <= count) {
+      Lane lanes[kLanes];
+      const std::uint8_t* soon[kLanes];
+      const int ahead = static_cast<int>(std::min<std::int64_t>(kLanes, count - i - kLanes));
+      for (int k = 0; k < kLanes; ++k) lanes[k] = lane_of(i + k);
+      for (int k = 0; k < ahead; ++k) soon[k] = soon_of(i + kLanes + k);
+      copy_lanes(lanes, width, streamed, soon, ahead, asks);
+      run = kLanes;
+    } else if (run * width >= kLong) {
+      copy_long(first.to, first.from, run * width, streamed);
+    } else if (streamed) {
+      stream_bytes(first.to, first.from, static_cast<std::size_t>(run * width));
+    } else {
+      std::memcpy(first.to, first.from, static_cast<std::size_t>(run * width));
+    }
     i += run;
   }
 }
@@ -51,28 +96,21 @@ void each_run(const std::int64_t* rows, std::int64_t count, bool dense, Copy cop
 inline void gather_rows(std::uint8_t* packed, const std::uint8_t* base, std::int64_t stride, std::int64_t width,
                         const std::int64_t* rows, std::int64_t count, bool streamed) {
   using namespace detail;
-  each_run(rows, count, stride == width, [&](std::int64_t row, std::int64_t run, std::int64_t at, std::int64_t next) {
-    std::uint8_t* to = packed + at * width;
-    const std::uint8_t* from = base + row * stride;
-    std::int64_t done = 0;
-    // In turns: all of the next row asked for at once is more than a core keeps in flight.
-    for (; next >= 0 && done + kTurn <= width; done += kTurn) {
-      ask_for(base + next * stride + done, kTurn, kLine);
-      copy_bytes(to + done, from + done, kTurn, streamed);
-    }
-    copy_bytes(to + done, from + done, run * width - done, streamed);
-  });
+  copy_rows(
+      rows, count, width, stride == width, streamed,
+      [&](std::int64_t i) { return Lane{packed + i * width, base + rows[i] * stride}; },
+      [&](std::int64_t i) { return base + rows[i] * stride; }, kLine);
   if (streamed) stream_fence();
 }
 
-// Whole lines are written without being read, so that of the next row only its pages' translations are asked for.
+// Whole lines are written without being read, so that of the next rows only their pages' translations are asked for.
 inline void scatter_rows(std::uint8_t* base, std::int64_t stride, std::int64_t width, const std::int64_t* rows,
                          std::int64_t count, const std::uint8_t* packed) {
   using namespace detail;
-  each_run(rows, count, stride == width, [&](std::int64_t row, std::int64_t run, std::int64_t at, std::int64_t next) {
-    if (next >= 0) ask_for(base + next * stride, width, kPage);
-    copy_bytes(base + row * stride, packed + at * width, run * width, true);
-  });
+  copy_rows(
+      rows, count, width, stride == width, true,
+      [&](std::int64_t i) { return Lane{base + rows[i] * stride, packed + i * width}; },
+      [&](std::int64_t i) { return base + rows[i] * stride; }, kPage);
   stream_fence();
 }
 
