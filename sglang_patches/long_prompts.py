@@ -9,7 +9,8 @@
 A long request is in none of SGLang's queues and batches: between steps of the others it has one of its own, as often as
 its share of the time allows (:mod:`prism.policy.long_turns`), a batch of one whose slots are all the padding slot and
 whose attention back end knows where its KV is. Sampling, grammars, log-probabilities and streaming are SGLang's. Where
-others wait for memory it gives them its window's between two steps, and goes on when they were let in.
+others wait for memory, of its model or of another one of the device, it gives them its window's between two steps, and
+goes on when they were let in.
 
 Each rank of a tensor-parallel engine has the KV of its heads, a window and units of its own. They take every step
 alike: what may differ between them is asked by :meth:`LongPrompts.all_say`, at the same point of a step.
@@ -28,7 +29,7 @@ import torch
 
 from prism.memory.errors import OutOfMemory
 from prism.policy.long_prompts import TierVerdict, goes_long, long_tokens, most_long_tokens
-from prism.policy.long_turns import LongTurns, WindowTurns
+from prism.policy.long_turns import LongTurns, NeighbourTurns, WindowTurns
 from sglang_patches.kv_lease import evict
 from sglang_patches.long_run import LongRun, layout_of
 from sglang_patches.long_window import LongWindow
@@ -59,7 +60,7 @@ class LongPrompts:
         self.run: LongRun | None = None
         self.begun = 0
         """Long requests that began so far."""
-        self.turns, self.windows = LongTurns(), WindowTurns()
+        self.turns, self.windows, self.neighbours = LongTurns(), WindowTurns(), NeighbourTurns()
         page = self._seat.owner.page_bytes
         self._window_bytes = -(-plan.nbytes // page) * page
         self._lacks_since_ns = 0
@@ -133,10 +134,12 @@ class LongPrompts:
         """The step that was planned last is over."""
         if self._step is not None:
             since_s, ours = self._step
-            self.turns.took(time.perf_counter() - since_s, ours)
+            took_s = time.perf_counter() - since_s
+            self.turns.took(took_s, ours)
             self._step = None
             if ours:
                 self.windows.stepped(self._who_lacks_memory())
+                self.neighbours.stepped(took_s)
 
     def planned(self, batch: Any) -> None:
         """``batch`` is the next step; None: there is nothing to do."""
@@ -155,8 +158,12 @@ class LongPrompts:
         return self.run.next_batch()
 
     def _may_have_window(self) -> bool:
-        """It has, or nobody who waits goes before."""
-        return self.window_bytes > 0 or self.windows.may_take([req.rid for req in self._scheduler.waiting_queue])
+        """It has, or nobody who waits goes before, here or in another engine."""
+        if self.window_bytes > 0:
+            return True
+        wished = not self.all_say(self._seat.owner.owed_bytes == 0)
+        may_take = self.all_say(self.neighbours.may_take(wished, time.perf_counter()))
+        return may_take and self.windows.may_take([req.rid for req in self._scheduler.waiting_queue])
 
     def _who_lacks_memory(self) -> list[str]:
         """Requests that wait for memory, on any rank."""
@@ -178,7 +185,7 @@ class LongPrompts:
             self._begin_again(run)
         else:
             run.store.answer()
-            if run.window is not None and self.windows.gives_way:
+            if run.window is not None and (self.windows.gives_way or self._neighbours_wish()):
                 self._give_way(run)
 
     def _end_run(self) -> None:
@@ -188,9 +195,15 @@ class LongPrompts:
     def _give_way(self, run: LongRun) -> None:
         if not self.all_say(run.backend.put_tails_away()):
             self.windows.stays()
+            self.neighbours.stays()
             return
         run.give_window()
+        self.neighbours.gave_way(time.perf_counter())
         self.windows.gave_way([req.rid for req in self._scheduler.waiting_queue])
+
+    def _neighbours_wish(self) -> bool:
+        """They get the window's memory: the lease has given what it can by now, and there is pressure still."""
+        return self.neighbours.gives_way(not self.all_say(self._seat.owner.pressure() == 0))
 
     def _go_on(self) -> bool:
         """The request that runs has its window; False: there is no memory for it now, or its tails are lost."""
@@ -260,16 +273,18 @@ class LongPrompts:
             backend.lost = backend.lost or "another device of the model lost a part of it"
 
     def _window(self) -> LongWindow | None:
+        # The lease withdraws the wish before every step, and its age says who goes first: it has to stand already when
+        # the memory is taken.
+        self._lacks_since_ns = self._lacks_since_ns or self._least(time.monotonic_ns())
+        self._seat.owner.wish(self._window_bytes, self._window_bytes, self._lacks_since_ns)
         if (window := self._try_window()) is None:
             self._make_room()
             window = self._try_window()  # at once: before the next step the lease grows again for whoever waits
         self.wants_window = window is None
-        if window is None:
-            # The lease withdraws the wish before every step, and its age says who goes first.
-            self._lacks_since_ns = self._lacks_since_ns or self._least(time.monotonic_ns())
-            self._seat.owner.wish(self._window_bytes, self._window_bytes, self._lacks_since_ns)
-        else:
+        if window is not None:
             self._lacks_since_ns = 0
+            self._seat.owner.wish(0, 0)
+            self.neighbours.took()
         return window
 
     def _try_window(self) -> LongWindow | None:

@@ -103,7 +103,8 @@ class EngineLoad:
     """The part of ``free_kv_tokens`` that is prefix cache; its bytes are in :class:`MemoryReport` too."""
     window_tokens: int = 0
     """Slots for which the window of a request that is larger than the device has memory: others of the engine that
-    wait get it (:class:`prism.policy.long_turns.WindowTurns`). 0: there is no window now."""
+    wait get it (:class:`prism.policy.long_turns.WindowTurns`), and other models of the device; its bytes are in
+    :class:`MemoryReport`, too. 0: there is no window now."""
 
 
 @dataclass(frozen=True, slots=True)

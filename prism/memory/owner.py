@@ -78,6 +78,11 @@ class Owner:
         """The wish that stands."""
         return self._core.wished_bytes
 
+    @property
+    def owed_bytes(self) -> int:
+        """What others wish for that go before this owner: all of them, if it has no wish itself."""
+        return self._core.owed_bytes
+
     def release(self, nbytes: int, klass: Klass) -> None:
         """Take off the books and wake those who wait; ``OverRelease`` for more than is held."""
         self._core.release(nbytes, klass)
@@ -127,12 +132,12 @@ class Owner:
 
     def staging_region(self, nbytes: int, page_bytes: int) -> WeightRegion:
         """Reserve address space for bytes on their way to another device, charged as *staging*: for ``export_pages()``,
-        one page of ``page_bytes`` (whole granules) after the other. ``commit()`` as of any region."""
+        one page of ``page_bytes`` (whole granules) after the other. ``commit()`` as of :meth:`window_region`."""
         return WeightRegion(_kvcached.CoreWeightRegion(self._core, nbytes, page_bytes, True, "staging"))
 
     def window_region(self, nbytes: int) -> WeightRegion:
-        """Reserve address space for buffers through which data passes, charged as *staging*; ``commit()`` as for
-        weights."""
+        """Reserve address space for buffers through which data passes, charged as *staging*. ``commit()`` never waits
+        and takes only what no wish that goes before this owner's needs; others wish for staging as for KV."""
         core = _kvcached.CoreWeightRegion(self._core, nbytes, min(self.page_bytes, nbytes), False, "staging")
         return WeightRegion(core)
 

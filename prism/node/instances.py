@@ -135,7 +135,7 @@ class Instances:
         return keepalive.due_in_s((self._idle_s(x), x.spec.keep_alive_s) for x in active)
 
     def idle_bytes(self, device: DeviceId) -> int:
-        """Prefix caches on ``device``, which engines give back when somebody needs the memory."""
+        """On ``device`` what engines give back when somebody needs the memory."""
         return sum(_idle_bytes(x) for x in self.all() if device in x.part.devices)
 
     # --- activation ---
@@ -341,11 +341,11 @@ def _engine_up(instance: LocalInstance, handle: Handle, shell: DeviceShell) -> E
 
 
 def _idle_bytes(instance: LocalInstance) -> int:
-    """On each of its devices."""
+    """On each of its devices: its prefix cache, and the window of a request that is larger than them."""
     load = instance.handle.load if instance.handle else None
     if load is None:
         return 0
-    return load.cached_kv_tokens * instance.spec.shape.kv_bytes_per_rank(instance.spec.tp)
+    return (load.cached_kv_tokens + load.long_window_tokens) * instance.spec.shape.kv_bytes_per_rank(instance.spec.tp)
 
 
 def _why(error: Exception, key: InstanceKey) -> tuple[ActivationError, str]:

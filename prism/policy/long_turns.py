@@ -12,6 +12,11 @@ The memory of its window by steps, since others may need that memory to begin at
 ::
 
     | WINDOW_STEPS long steps, others wait | those others are let in | window back, WINDOW_STEPS | ...
+
+Other models of the device get it sooner, as they get any memory that is not needed to go on::
+
+    | a long step, neighbours wish | away, until they have it | window back ...
+                                   | away, as long as WINDOW_STEPS take | window back, WINDOW_STEPS |  they still wish
 """
 
 from __future__ import annotations
@@ -87,3 +92,42 @@ class WindowTurns:
         """Whether the window may be taken; ``waiting``: requests that are not let in yet."""
         self._before &= set(waiting)
         return not self._before
+
+
+class NeighbourTurns:
+    """Of one engine's window and the other models of its device. A wish of theirs is met within a step; one that is not
+    met by the window's memory does not keep the long request from going on."""
+
+    def __init__(self, steps: int = WINDOW_STEPS) -> None:
+        self._most = steps
+        self._steps = 0
+        """With the window there."""
+        self._step_s = self._back_s = 0.0
+        self._again = False
+        """They have had its memory and wish for more still."""
+
+    def took(self) -> None:
+        """The window is there from now on."""
+        self._steps = 0
+
+    def stepped(self, took_s: float) -> None:
+        """A step of the long request is over, and took so long."""
+        self._steps, self._step_s = self._steps + 1, took_s
+
+    def gives_way(self, wished: bool) -> bool:
+        """Whether the window's memory is for neighbours now, who wish (``wished``) for what nobody else can give."""
+        self._again = self._again and wished
+        return wished and self._steps >= (self._most if self._again else 1)
+
+    def gave_way(self, now_s: float) -> None:
+        """Its memory is free for them."""
+        self._back_s, self._again = now_s + self._most * self._step_s, True
+
+    def stays(self) -> None:
+        """It cannot give way now: it is asked again after the most steps."""
+        self._steps, self._again = 0, True
+
+    def may_take(self, wished: bool, now_s: float) -> bool:
+        """Whether the window may be wished for and taken."""
+        self._again = self._again and wished
+        return not self._again or now_s >= self._back_s

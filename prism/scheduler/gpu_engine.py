@@ -118,7 +118,9 @@ class EngineState:
         taken where requests take turns: others make room."""
         if self.up.fair:
             return 0
-        missing = tokens - max(0, self.spare_tokens() + self.window_tokens)
+        # Of an elastic engine the window's memory is in the device's free memory already, like what it caches.
+        window_tokens = 0 if self.up.elastic else self.window_tokens
+        missing = tokens - max(0, self.spare_tokens() + window_tokens)
         if missing <= 0:
             return 0
         if self.up.elastic:

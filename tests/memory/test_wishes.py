@@ -109,6 +109,23 @@ def test_a_wish_that_nobody_can_meet_does_not_stand(tmp_path: Path) -> None:
     assert hungry.wish(24 * PAGE, 30 * PAGE) == 30 * PAGE
 
 
+def test_staging_gives_way_to_wishes_and_takes_nothing_that_they_need(tmp_path: Path) -> None:
+    """The window of a request that is larger than its device is asked for like any KV."""
+    device = open_device(tmp_path)
+    long, hungry = device.register("long"), device.register("hungry")
+    window = long.window_region(40 * PAGE)
+    window.commit()
+    assert hungry.wish(30 * PAGE, 30 * PAGE) == 30 * PAGE and long.pressure() == 6 * PAGE
+    assert long.owed_bytes == 30 * PAGE and hungry.owed_bytes == 0
+    window.decommit()
+    with pytest.raises(errors.OutOfMemory):
+        window.commit()
+    assert long.held("staging") == 0
+    hungry.wish(0, 0)
+    window.commit()
+    assert long.held("staging") == 40 * PAGE
+
+
 def test_bad_wishes_are_refused(device: memory.Device) -> None:
     owner = device.register("a")
     for least, most in ((-1, 0), (2, 1)):

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from prism.policy.long_turns import WINDOW_STEPS, LongTurns, WindowTurns
+from prism.policy.long_turns import WINDOW_STEPS, LongTurns, NeighbourTurns, WindowTurns
 
 
 def play(turns: LongTurns, long_s: list[float], other_s: float, steps: int) -> list[tuple[bool, float]]:
@@ -100,3 +100,58 @@ def test_with_the_memory_of_one_both_go_on(arrivals: list[int], steps: int, ends
             window = turns.may_take(waiting) and not inside
         assert without <= ends
         assert all(now - since <= steps + ends for since in waiting.values())
+
+
+def test_neighbours_get_the_windows_memory_behind_a_step_and_it_comes_back_when_they_have_it() -> None:
+    turns = NeighbourTurns()
+    turns.took()
+    assert not turns.gives_way(wished=True), "a step at least"
+    turns.stepped(2.0)
+    assert not turns.gives_way(wished=False)
+    assert turns.gives_way(wished=True)
+    turns.gave_way(12.0)
+    assert not turns.may_take(wished=True, now_s=13.0)
+    assert turns.may_take(wished=False, now_s=13.0)
+    turns.took()
+    turns.stepped(2.0)
+    assert turns.gives_way(wished=True), "another wish"
+
+
+def test_a_wish_that_the_window_does_not_meet_leaves_it_some_steps() -> None:
+    turns = NeighbourTurns()
+    turns.took()
+    turns.stepped(0.5)
+    turns.gave_way(12.0)
+    assert not turns.may_take(wished=True, now_s=12.0 + 0.5 * WINDOW_STEPS - 0.1)
+    assert turns.may_take(wished=True, now_s=12.0 + 0.5 * WINDOW_STEPS), "away for as long as it comes back for"
+    turns.took()
+    for step in range(WINDOW_STEPS):
+        assert not turns.gives_way(wished=True), step
+        turns.stepped(0.5)
+    assert turns.gives_way(wished=True)
+    turns.stays()
+    assert not turns.gives_way(wished=True)
+
+
+@given(st.lists(st.booleans(), min_size=200, max_size=200), st.integers(1, 20))
+def test_neighbours_and_the_long_request_both_go_on(wishes: list[bool], steps: int) -> None:
+    """In rounds of a second. Whoever wishes newly gets the memory in the next round; the long request gets a step in
+    every so many rounds, whatever is wished."""
+    turns, there, rested, before = NeighbourTurns(steps), True, 0, False
+    turns.took()
+    for now, wished in enumerate(wishes):
+        if there:
+            turns.stepped(1.0)
+            rested = 0
+            gives_way = turns.gives_way(wished)
+            assert gives_way or not wished or before, "a new wish waits for a step"
+            if gives_way:
+                turns.gave_way(now)
+                there = False
+        else:
+            rested += 1
+            if turns.may_take(wished, now):
+                turns.took()
+                there = True
+        before = wished
+        assert rested <= steps

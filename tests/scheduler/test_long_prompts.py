@@ -56,7 +56,7 @@ def test_others_are_handed_over_for_the_memory_of_its_window_long_before_its_fir
         found = scheduler.on_event(RequestArrived(request(name, 3000)), 0.0)
         assert [type(effect) for effect in found] == [Dispatch]
     scheduler.on_event(EngineLoad(UP.key, 1, 1, 0, window_tokens=250), 0.1)
-    scheduler.on_event(MemoryReport(600_000, 0), 0.1)
+    scheduler.on_event(MemoryReport(850_000, 0), 0.1)  # with the window's, which the engine gives back
     found = scheduler.on_event(RequestArrived(request("short", 700)), 0.2)
     assert [type(effect) for effect in found] == [Dispatch]
     found = scheduler.on_event(RequestArrived(request("more", 700)), 0.2)
@@ -72,3 +72,16 @@ def test_memory_that_the_window_has_given_away_is_not_promised_again() -> None:
     scheduler.on_event(EngineLoad(UP.key, 1, 0, 0, window_tokens=0), 0.2)
     scheduler.on_event(MemoryReport(600_000, 0), 0.2)
     assert scheduler.on_event(RequestArrived(request("short", 700)), 0.2) == []
+
+
+def test_other_models_are_handed_over_for_the_memory_of_its_window() -> None:
+    other = replace(UP, key=InstanceKey(ModelName("other"), Generation(1)), device_tokens=0)
+    scheduler = GpuScheduler(DeviceId("n/host:0"), GpuSettings(decode_reserve_tokens=0))
+    for up in (UP, other):
+        scheduler.on_event(up, 0.0)
+    scheduler.on_event(MemoryReport(850_000, 0), 0.0)
+    scheduler.on_event(RequestArrived(request("long", 3000)), 0.0)
+    scheduler.on_event(EngineLoad(UP.key, 1, 0, 0, window_tokens=250), 0.1)
+    scheduler.on_event(MemoryReport(850_000, 0), 0.1)
+    found = scheduler.on_event(RequestArrived(replace(request("short", 700), model=other.key.model)), 0.2)
+    assert [type(effect) for effect in found] == [Dispatch]

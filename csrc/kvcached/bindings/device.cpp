@@ -108,6 +108,7 @@ void bind_owner(nb::module_& m) {
       .def("reserve", &reserve, "bytes"_a, "klass"_a, "timeout_s"_a, "yielding"_a = false)
       .def("wish", &wish, "least_bytes"_a, "most_bytes"_a, "since_ns"_a = 0)
       .def_prop_ro("wished_bytes", [](const Owner& o) { return o.account().wished(o.id()); })
+      .def_prop_ro("owed_bytes", [](const Owner& o) { return o.account().owed_to_others(o.id()); })
       .def("release", &release_bytes, "bytes"_a, "klass"_a)
       .def("held", [](const Owner& o, const char* klass) { return o.account().held(o.id(), klass_of(klass)); }, "klass"_a)
       .def_prop_ro("held_bytes", [](const Owner& o) { return o.account().held(o.id()); })

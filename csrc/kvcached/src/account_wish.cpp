@@ -30,13 +30,15 @@ std::int64_t Account::owed(const OwnerSlot& s) const {
 }
 
 // How much more KV the owner could hold if all others gave back what they can: of its KV each keeps a page (the first block
-// of a pool), of what is lent to it nothing, and its weights, its floor and what is outside its pages stay.
+// of a pool), of what is lent to it nothing, nor of staging (what passes through it waits), and its weights, its floor and
+// what is outside its pages stay.
 std::int64_t Account::attainable_locked(const OwnerSlot& s) const {
   std::int64_t rest = capacity_bytes() - foreign_bytes() - s.outside();
   for (int i = 0; i < kMaxOwners; ++i) {
     const OwnerSlot& other = slots_[i];
     if (&other == &s || !other.live.load(std::memory_order_relaxed)) continue;
-    const std::int64_t least = other.held() - other.kv() - other.lent() + std::min(other.kv(), page_bytes());
+    const std::int64_t stays = other.held() - other.kv() - other.lent() - other.held_as(Klass::Staging);
+    const std::int64_t least = stays + std::min(other.kv(), page_bytes());
     rest -= std::max(least, other.floor_bytes.load(std::memory_order_relaxed)) + other.outside();
   }
   return std::min(rest, s.limit_bytes.load(std::memory_order_relaxed)) - s.held();
@@ -69,6 +71,8 @@ void Account::fulfil_locked(OwnerSlot& s, std::int64_t bytes) {
   s.wish_bytes.store(stands - less, std::memory_order_relaxed);
   header_->wish_bytes.fetch_sub(less, std::memory_order_relaxed);
 }
+
+std::int64_t Account::owed_to_others(OwnerId owner) const { return owed(live_slot(owner)); }
 
 std::int64_t Account::wished(OwnerId owner) const { return live_slot(owner).wish_bytes.load(std::memory_order_relaxed); }
 

@@ -80,7 +80,11 @@ std::int64_t WeightRegion::commit_locked(std::int64_t offset, std::int64_t bytes
   }
   const std::int64_t added = static_cast<std::int64_t>(missing.size()) * page_bytes_;
   if (added == 0) return 0;
-  owner_->lease(added, klass_, timeout_s);
+  if (klass_ == Klass::Staging) {
+    owner_->lease_yielding(added, klass_);
+  } else {
+    owner_->lease(added, klass_, timeout_s);
+  }
   std::size_t taken = 0, mapped = 0;
   const auto undo = [&] {
     try {

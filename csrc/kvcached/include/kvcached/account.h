@@ -77,6 +77,7 @@ class Account {
   // its age (now_ns()); 0: since there has been a wish.
   std::int64_t wish(OwnerId owner, std::int64_t least_bytes, std::int64_t most_bytes, std::int64_t since_ns);
   std::int64_t wished(OwnerId owner) const;
+  std::int64_t owed_to_others(OwnerId owner) const;  // the wishes of others that go before its own
 
   // From now on the device lends what is free beyond `keep_bytes` and wanted by nobody (class Lent); kLendsNothing: nothing,
   // and what is lent is asked back. Any process.
