@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
+from typing import Any, Final
 
 import torch
 from sglang.srt.layers.attention.base_attn_backend import AttentionBackend
@@ -21,10 +21,15 @@ from sglang_patches.seat import UnitStore
 
 log = logging.getLogger(__name__)
 
+NAME: Final = "prism_long"
+"""By which SGLang's latent attention asks how it is to compute (:func:`work_on_latents`)."""
+
 
 class LongAttention(AttentionBackend):  # type: ignore[misc]
     """Of one request, from its first chunk to its end. A step is :meth:`begin`, the forward pass, :meth:`end`. Between
     two steps its window may go, behind :meth:`put_tails_away`, and another one come (:meth:`bring_tails`)."""
+
+    prefill_attention_backend_str = decode_attention_backend_str = NAME
 
     def __init__(self, runner: Any, plan: WindowPlan, layers: int, window: LongWindow, store: UnitStore) -> None:
         super().__init__()
@@ -62,7 +67,7 @@ class LongAttention(AttentionBackend):  # type: ignore[misc]
         """Store every layer's tail as its next unit. False: there is no room outside, and the window has to stay."""
         try:
             for layer in range(self._layers if self._tail_tokens else 0):
-                self._storing.put((layer, self._pieces), *self._window.tail(layer))
+                self._put((layer, self._pieces), *self._window.tail(layer))
             self._storing.finish()
         except (PrismError, OSError) as error:
             log.info("the window of a long prompt stays: %s", error)
@@ -128,8 +133,19 @@ class LongAttention(AttentionBackend):  # type: ignore[misc]
         full = self._plan.pieces(len(keys))
         for i in range(full):
             part = slice(i * piece, (i + 1) * piece)
-            self._storing.put((layer, self._pieces + i), keys[part], values[part])
+            self._put((layer, self._pieces + i), keys[part], values[part])
         rest = len(keys) - full * piece
         tail_keys, tail_values = self._window.tail(layer)
         tail_keys[:rest] = keys[full * piece :]
         tail_values[:rest] = values[full * piece :]
+
+    def _put(self, unit: tuple[int, int], keys: torch.Tensor, values: torch.Tensor) -> None:
+        self._storing.put(unit, self._window.rows.packed(keys, values))
+
+
+def work_on_latents() -> None:
+    """SGLang's latent attention (MLA) hands this back end rows as they are stored, in every step: for a prompt's first
+    chunk it would otherwise compute the K and V of all heads, and store the rows by itself."""
+    from sglang.srt.models.deepseek_common import attention_backend_handler as handlers
+
+    handlers.AttentionBackendRegistry.register(NAME, lambda attention, batch: handlers.AttnForwardMethod.MLA)

@@ -10,7 +10,8 @@ import torch
 
 from prism.policy.long_prompts import WINDOW_SHARE, LongShape, WindowPlan, plan_window
 from sglang_patches.kv_allocator import Unplaced
-from sglang_patches.long_backend import LongAttention
+from sglang_patches.long_backend import LongAttention, work_on_latents
+from sglang_patches.long_rows import TokenRows
 from sglang_patches.long_window import LongWindow
 from sglang_patches.seat import UnitStore
 
@@ -157,7 +158,7 @@ def layout_of(scheduler: Any, capacity_bytes: int) -> tuple[LongShape, WindowPla
     parts here (docs/memory.md), or whose device has no room for the smallest window. ``capacity_bytes``: of KV memory
     that every rank can ever have."""
     from sglang.srt.layers.radix_attention import AttentionType, RadixAttention
-    from sglang.srt.mem_cache.memory_pool import MHATokenToKVPool
+    from sglang.srt.mem_cache.memory_pool import MHATokenToKVPool, MLATokenToKVPool
     from sglang.srt.mem_cache.radix_cache import RadixCache
 
     seat, tree = scheduler.server_args.prism_seat, scheduler.tree_cache
@@ -165,9 +166,13 @@ def layout_of(scheduler: Any, capacity_bytes: int) -> tuple[LongShape, WindowPla
     plain = scheduler.is_generation and not scheduler.enable_lora and not seat.first_pieces
     plain = plain and scheduler.spec_algorithm.is_none()
     plain = plain and type(tree) is RadixCache and not tree.disable and not tree.is_eagle and tree.page_size == 1
-    if not plain or type(pool) is not MHATokenToKVPool or pool.dtype != pool.store_dtype:
+    if not plain or type(pool) not in (MHATokenToKVPool, MLATokenToKVPool) or pool.dtype != pool.store_dtype:
         return None
+    rows = TokenRows.of(pool)
     layers = [m for m in scheduler.tp_worker.model_runner.model.modules() if isinstance(m, RadixAttention)]
+    if rows.latent:
+        work_on_latents()
+        layers = [m for m in layers if (m.tp_k_head_num, m.qk_head_dim, m.v_head_dim) == _latent_shape(rows)]
     known = all(
         m.attn_type is AttentionType.DECODER
         and m.sliding_window_size <= 0
@@ -179,7 +184,11 @@ def layout_of(scheduler: Any, capacity_bytes: int) -> tuple[LongShape, WindowPla
     )
     if not known or sorted(m.layer_id for m in layers) != list(range(pool.start_layer, pool.start_layer + len(layers))):
         return None
-    token_bytes = pool.head_num * (pool.head_dim + pool.v_head_dim) * pool.store_dtype.itemsize
-    shape = LongShape(len(layers), token_bytes)
+    shape = LongShape(len(layers), rows.token_bytes)
     plan = plan_window(shape, capacity_bytes // WINDOW_SHARE)
     return None if plan is None else (shape, plan)
+
+
+def _latent_shape(rows: TokenRows) -> tuple[int, int, int]:
+    """Of the module that attends on latents; beside it each layer has one that attends with the K and V of heads."""
+    return rows.heads, rows.key_dim, rows.value_dim

@@ -21,6 +21,7 @@ import torch
 
 from prism import memory
 from prism.policy.long_prompts import SLOTS, WindowPlan
+from sglang_patches.long_rows import TokenRows
 from sglang_patches.seat import UnitStore
 
 Unit = tuple[int, int]
@@ -40,8 +41,7 @@ class LongWindow:
             self._region.close()
             raise
         self._bytes = torch.from_dlpack(self._region.memory())
-        self._shapes = (pool.head_num, pool.head_dim), (pool.head_num, pool.v_head_dim)
-        self._dtype = pool.dtype
+        self.rows = TokenRows.of(pool)
 
     def tail(self, layer: int) -> tuple[torch.Tensor, torch.Tensor]:
         """K and V of ``piece_tokens`` tokens, those that are not the tail's yet without meaning."""
@@ -72,10 +72,7 @@ class LongWindow:
         return self._bytes[number * self._plan.unit_bytes : (number + 1) * self._plan.unit_bytes]
 
     def _parts(self, unit: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        flat, tokens = unit.view(self._dtype), self._plan.piece_tokens
-        (heads, k_dim), (_, v_dim) = self._shapes
-        cut = tokens * heads * k_dim
-        return flat[:cut].view(tokens, heads, k_dim), flat[cut:].view(tokens, heads, v_dim)
+        return self.rows.parts(unit, self._plan.piece_tokens)
 
     @property
     def held_bytes(self) -> int:
@@ -136,11 +133,11 @@ class Storing:
         self._store, self._thread = store, thread
         self._going: deque[Future[None]] = deque()
 
-    def put(self, unit: Unit, keys: torch.Tensor, values: torch.Tensor) -> None:
-        """Raises what went wrong with an earlier unit."""
+    def put(self, unit: Unit, data: torch.Tensor) -> None:
+        """``data``: the unit's bytes. Raises what went wrong with an earlier unit."""
         while len(self._going) >= SLOTS:
             self._going.popleft().result()
-        packed = torch.cat([keys.reshape(-1), values.reshape(-1)]).view(torch.uint8).cpu().numpy()
+        packed = data.cpu().numpy()
         self._going.append(self._thread.submit(self._store.put, unit, np.ascontiguousarray(packed)))
 
     def finish(self) -> None:

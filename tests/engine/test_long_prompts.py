@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,7 @@ import pytest
 from prism.core.settings import LongPromptPlace
 from prism.kv.host_pool import HostPool, drop_host_pool, host_pool_directory
 from prism.kv.settings import KvSettings, write_kv_settings
+from tests.engine.families import FAMILIES, make_model
 from tests.engine.rig import DEVICE_BYTES, Rig, prompt, reference, tokenized
 from tests.patience import happens
 
@@ -98,6 +100,58 @@ async def test_what_needs_the_memory_of_the_window_is_let_in_between_long_prompt
         handle.abort(leaves)
         await rig.answer(leaves)
         assert await rig.answer(takes_all) == reference(wide_model, prompt(21, 30), 150)
+    finally:
+        await handle.deactivate()
+    assert rig.free_bytes() == DEVICE_BYTES
+    assert claimed(tiers) == 0
+
+
+async def test_a_neighbour_gets_the_memory_of_the_window_and_the_long_prompt_goes_on_behind_it(
+    rig: Rig, tiers: HostPool, wide_model: Path
+) -> None:
+    """Nothing else is left on the device: before, the neighbour waited until the long prompt had ended."""
+    device = rig.pool.memory[rig.devices[0]]
+    handle = await rig.activate(rig.spec_at(wide_model), [rig.devices[0]], kv_limit_bytes=PAGES * device.page_bytes)
+    neighbour = await rig.activate(rig.spec_at(wide_model), [rig.devices[0]])
+    holder = device.register("holder")
+    try:
+        long = rig.submit(handle, tokenized("", prompt(3, LONG), 300))
+        assert await rig.wait_tokens(long, 1)
+        holder.reserve(device.free_bytes() // device.page_bytes * device.page_bytes, "weights")
+        for number in range(3):
+            asked = prompt(40 + number, 40)
+            assert await rig.ask(neighbour, tokenized("", asked, 12)) == reference(wide_model, asked, 12)
+            assert long not in rig.finish, "the neighbour did not wait for its end"
+            before = len(rig.tokens[long])
+            await rig.wait_tokens(long, before + 1)
+        assert await rig.answer(long) == reference(wide_model, prompt(3, LONG), 300)
+    finally:
+        holder.close()
+        await neighbour.deactivate()
+        await handle.deactivate()
+    assert rig.free_bytes() == DEVICE_BYTES
+    assert claimed(tiers) == 0
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("config", ["Glm4MoeLite", "DeepseekV3"])
+async def test_latent_rows_are_brought_like_any_others(rig: Rig, tiers: HostPool, tmp_path: Path, config: str) -> None:
+    """MLA: a token is one row per layer, 227 of them a page; the model attends on rows in every step of a long one."""
+    family = next(family for family in FAMILIES if family.name == config)
+    family = replace(family, options={**family.options, "num_hidden_layers": 8})
+    path = make_model(family, tmp_path / "latent", rig.models / "demo-llama")
+    limit = 2 * rig.pool.memory[rig.devices[0]].page_bytes
+    handle = await rig.activate(rig.spec_at(path, **family.engine), [rig.devices[0]], kv_limit_bytes=limit)
+    try:
+        asked = prompt(3, 700)
+        long = rig.submit(handle, tokenized("", asked, 8))
+        beside = rig.submit(handle, tokenized("", prompt(4, 40), 8))
+        assert await rig.answer(long) == reference(path, asked, 8)
+        assert await rig.answer(beside) == reference(path, prompt(4, 40), 8)
+        await happens(lambda: handle.load is not None and handle.load.long_prompts == 1, "what was long is told")
+        too_long = rig.submit(handle, tokenized("", prompt(3, 1500), 5))
+        await rig.answer(too_long)
+        assert rig.finish[too_long]["type"] == "abort", "longer than the model's context"
     finally:
         await handle.deactivate()
     assert rig.free_bytes() == DEVICE_BYTES

@@ -102,6 +102,39 @@ def test_attention_over_units_is_attention_over_everything(device: memory.Device
     owner.close()
 
 
+def test_latent_rows_are_stored_once_and_attended_as_keys_and_values(device: memory.Device, pool: HostPool) -> None:
+    """MLA: one row for all heads, whose values are a part of its key."""
+    latent = SimpleNamespace(kv_cache_dim=DIM, kv_lora_rank=V_DIM, dtype=torch.float32, start_layer=0)
+    shape = LongShape(LAYERS, DIM * 4)
+    plan = plan_window(shape, shape.token_bytes * 16 * (LAYERS + 2))
+    assert plan is not None
+    owner = device.register("engine")
+    window = LongWindow(owner, plan, LAYERS, latent)
+    store = LongTiers(pool, None, 0.0).begin(shape, plan, sum(STEPS))
+    assert isinstance(store, LongStore)
+    runner = SimpleNamespace(device="cpu", token_to_kv_pool=latent, req_to_token_pool=None)
+    backend = LongAttention(runner, plan, LAYERS, window, store)
+    attends = [SimpleNamespace(**{**vars(layer(i)), "tp_k_head_num": 1, "tp_v_head_num": 1}) for i in range(LAYERS)]
+    past = [torch.empty(0, 1, DIM) for _ in range(LAYERS)]
+    torch.manual_seed(1)
+    for tokens in STEPS:
+        backend.begin()
+        for number in range(LAYERS):
+            q, rows = torch.randn(tokens, HEADS, DIM), torch.randn(tokens, 1, DIM)
+            before = len(past[number])
+            past[number] = torch.cat([past[number], rows])
+            found = backend.forward_extend(q.view(tokens, -1), rows, rows[..., :V_DIM], attends[number], None)
+            wanted = whole(q, past[number], past[number][..., :V_DIM], before, 0.25)
+            assert torch.allclose(found, wanted, atol=1e-5)
+        backend.end()
+    assert not backend.lost
+    assert store.host_bytes == shape.bytes_of(sum(STEPS) // 16 * 16), "keys alone"
+    backend.close()
+    store.close()
+    window.close()
+    owner.close()
+
+
 def test_a_unit_that_is_not_what_was_stored_costs_the_step(device: memory.Device, pool: HostPool) -> None:
     owner = device.register("engine")
     window = LongWindow(owner, small_plan(), LAYERS, POOL)
