@@ -1,9 +1,10 @@
 """KV that leaves the engine and comes back: prefixes that are evicted, requests that are retracted, models that leave.
 
-The radix tree stays SGLang's. Before it drops tokens, and before a retracted request gives its slots back, what is
-worth it is stored by content (``Seat.kv``); before waiting requests are admitted, what is stored of their tokens is
-brought into new slots and put into the tree, where admission finds it like any cached prefix. While other requests run
-that is done beside their steps by a thread, and the request it is for waits for it in its place of the queue::
+The trees stay SGLang's (:mod:`sglang_patches.kv_move_trees`). Before one drops tokens, and before a retracted request
+gives its slots back, what is worth it is stored by content (``Seat.kv``); before waiting requests are admitted, what is
+stored of their tokens is brought into new slots and put into the tree, where admission finds it like any cached prefix.
+While other requests run that is done beside their steps by a thread, and the request it is for waits for it in its
+place of the queue::
 
     step n:    slots taken, thread begins            step n+k:  verified, in the tree, request admitted
                running requests decode  ...  decode
@@ -18,13 +19,11 @@ import time
 from collections.abc import Callable
 from typing import Any, Final
 
-from sglang.srt.mem_cache.radix_cache import RadixCache
-
-from prism.memory.rows import pool_rows
 from sglang_patches.fair import fair_rounds
 from sglang_patches.hooks import Hook, HookKind
 from sglang_patches.kv_move_in import KvMoves, without
 from sglang_patches.kv_move_paths import evicted_paths, nodes_below, path_of, request_path
+from sglang_patches.kv_move_trees import attach, has_windows, why_stays
 from sglang_patches.seat import KvStore
 
 log = logging.getLogger(__name__)
@@ -35,34 +34,15 @@ _TIMED_TOKENS: Final = 32
 """Shorter prefills tell more about a step than about tokens."""
 
 
-def why_stays(tree: Any) -> str:
-    """Why the KV of ``tree`` stays in its engine; "" when it can move: SGLang's plain radix tree over one pool of
-    Prism's, a token to a slot. What moves is named by its tokens alone, and these trees cannot be told of it."""
-    name = type(tree).__name__
-    if "SWA" in name:
-        return f"layers that see a window ({name}): a token of theirs is of no use without the window before it"
-    if "Mamba" in name:
-        return f"states of linear attention ({name}): they are those of one point of a sequence, not of its tokens"
-    if "ChunkCache" in name or getattr(tree, "disable", False):
-        return "disable_radix_cache: there is no tree in which a request would find what is brought"
-    if type(tree) is not RadixCache:
-        return f"a tree of another kind ({name})"
-    if tree.is_eagle:
-        return "speculative decoding: its tree names pairs of tokens"
-    if tree.page_size != 1:
-        return f"page_size {tree.page_size}: a slot is a page of tokens"
-    return ""
-
-
 def store_of(tree: Any) -> KvStore | None:
-    """The seat's store when KV of ``tree`` can move (:func:`why_stays`)."""
+    """The seat's store when KV of ``tree`` can move (:func:`~sglang_patches.kv_move_trees.why_stays`)."""
     if why_stays(tree):
         return None
     kvcache = tree.token_to_kv_pool_allocator.get_kvcache()
     seat = getattr(kvcache, "prism_seat", None)
     store: KvStore | None = getattr(seat, "kv", None)
     if seat is not None and store is not None and not store.attached:
-        store.attach(pool_rows(kvcache.prism_pool, seat.owner.device))
+        attach(store, tree, seat)
     return store
 
 
@@ -79,6 +59,37 @@ def keep_evicted(tree: Any, params: Any) -> None:
             store.keep_soon(tokens, slots, adapter or "", first)
 
 
+def begin_evicting(original: Callable[..., Any], tree: Any, params: Any) -> Any:
+    """Around ``UnifiedRadixCache.evict``, which drops nodes one by one, and windows alone."""
+    tree.prism_evicting = time.perf_counter() + _EVICT_S
+    try:
+        return original(tree, params)
+    finally:
+        tree.prism_evicting = 0.0
+
+
+def keep_leaf(tree: Any, node: Any, tracker: Any) -> None:
+    """Before ``UnifiedRadixCache._evict_device_leaf``: ``node`` is about to be dropped, all that there is of it."""
+    store = store_of(tree)
+    if store is None or time.perf_counter() > getattr(tree, "prism_evicting", 0.0):
+        return
+    tokens, slots = path_of(node)
+    if store.keep_is_worth(len(node.key)):
+        store.keep_soon(tokens, slots, node.key.extra_key or "", len(tokens) - len(node.key))
+
+
+def keep_window(component: Any, node: Any, target: Any = None) -> None:
+    """Before ``SWAComponent.evict_component``: of ``node`` the windows alone are dropped, if it is no leaf."""
+    tree = component.cache
+    store = store_of(tree)
+    alone = node.component_data[component.component_type].value is not None and node not in tree.evictable_device_leaves
+    if store is None or not alone or time.perf_counter() > getattr(tree, "prism_evicting", 0.0):
+        return
+    tokens, slots = path_of(node)
+    if store.keep_is_worth(len(tokens)):
+        store.keep_point(tokens, slots, node.key.extra_key or "")
+
+
 def keep_retracted(*, req: Any, req_to_token_pool: Any, tree_cache: Any, **_: Any) -> None:
     """Before ``release_req``: a request that is taken out of the batch pages its KV out, where that is faster than
     computing it again."""
@@ -88,7 +99,8 @@ def keep_retracted(*, req: Any, req_to_token_pool: Any, tree_cache: Any, **_: An
     if getattr(req, "skip_radix_cache_insert", False):  # a long one, whose slots are not its KV's
         return
     tokens, slots = request_path(req, req_to_token_pool)
-    first = int(req.cache_protected_len)  # the tree has what is before it, and stores it when it drops it
+    # The tree has what is before it, and stores it when it drops it; but finds none of it again without its window.
+    first = 0 if has_windows(tree_cache) else int(req.cache_protected_len)
     if store.keep_is_worth(len(tokens) - first):
         store.keep_soon(tokens, slots, req.extra_key or "", first)
 
@@ -112,8 +124,17 @@ def keep_all(scheduler: Any) -> None:
         tokens, slots = path_of(node)
         if len(tokens) and store.keep_is_worth(len(tokens)):
             store.keep(tokens, slots, node.key.extra_key or "", 0, end_s - time.perf_counter())
+    _keep_branches(tree, store, end_s)
     store.close()
     scheduler.prism_kv_moves = scheduler.prism_fair = None
+
+
+def _keep_branches(tree: Any, store: KvStore, end_s: float) -> None:
+    """Where sequences go apart others may do so, too: what belongs to these points alone, where there is such."""
+    for node in nodes_below(tree.root_node) if has_windows(tree) else ():
+        if len(node.children) > 1 and time.perf_counter() < end_s:
+            tokens, slots = path_of(node)
+            store.keep_point(tokens, slots, node.key.extra_key or "")
 
 
 def _chunked(scheduler: Any) -> list[Any]:
@@ -182,6 +203,27 @@ HOOKS = (
         keep_evicted,
         ("self", "params"),
         "prefixes survive their eviction in host memory",
+    ),
+    Hook(
+        "sglang.srt.mem_cache.unified_radix_cache.UnifiedRadixCache.evict",
+        HookKind.AROUND,
+        begin_evicting,
+        ("self", "params"),
+        "how long storing may hold an eviction up",
+    ),
+    Hook(
+        "sglang.srt.mem_cache.unified_radix_cache.UnifiedRadixCache._evict_device_leaf",
+        HookKind.BEFORE,
+        keep_leaf,
+        ("self", "node", "tracker"),
+        "prefixes with windows survive their eviction in host memory",
+    ),
+    Hook(
+        "sglang.srt.mem_cache.unified_cache_components.swa_component.SWAComponent.evict_component",
+        HookKind.BEFORE,
+        keep_window,
+        ("self", "node", "target"),
+        "and so do windows that go alone",
     ),
     Hook(
         "sglang.srt.managers.schedule_batch.release_req",

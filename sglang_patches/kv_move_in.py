@@ -9,15 +9,15 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 import torch
-from sglang.srt.mem_cache.base_prefix_cache import InsertParams, MatchPrefixParams
-from sglang.srt.mem_cache.radix_cache import RadixKey
 
 from sglang_patches.kv_demand import demand_tokens
-from sglang_patches.kv_lease import evict
+from sglang_patches.kv_move_trees import moved_tree
 from sglang_patches.seat import KvStore
 
 _BESIDE_BYTES: Final = 1 << 20
 """What is smaller is brought in at once, also beside running requests: a thread costs more."""
+_ASKED_AGAIN: Final = 4
+"""Ranks that have lost different points of a sequence agree on one that all have, or compute it."""
 
 
 @dataclass
@@ -31,6 +31,8 @@ class _Coming:
     prefix: torch.Tensor
     slots: torch.Tensor
     node: Any
+    lock: Any
+    point_tokens: int
     result: Future[int]
 
 
@@ -39,7 +41,7 @@ class KvMoves:
 
     def __init__(self, scheduler: Any, store: KvStore) -> None:
         self._scheduler, self._store = scheduler, store
-        self._tree, self._allocator = scheduler.tree_cache, scheduler.token_to_kv_pool_allocator
+        self._tree, self._allocator = moved_tree(scheduler), scheduler.token_to_kv_pool_allocator
         self._seat = self._allocator.get_kvcache().prism_seat
         self._thread: ThreadPoolExecutor | None = None
         self.coming: dict[str, _Coming] = {}
@@ -60,7 +62,7 @@ class KvMoves:
             self._look_at(self._scheduler.waiting_queue, running)
             return
         lease = self._allocator.lease
-        room = lease.available_tokens() + int(self._tree.evictable_size())
+        room = lease.available_tokens() + int(self._scheduler.tree_cache.evictable_size())
         demand = demand_tokens(self._scheduler, 1)
         fitting = sum(demand.running + needed <= room for needed in demand.admissions)
         self._look_at(self._scheduler.waiting_queue[:fitting], running)
@@ -79,18 +81,17 @@ class KvMoves:
     def _look_for(self, req: Any, tokens: array[int], running: bool) -> bool:
         """``tokens``: all but the last, which is always computed. False: there are no slots now for what is stored."""
         adapter = req.extra_key
-        match = self._tree.match_prefix(MatchPrefixParams(key=RadixKey(token_ids=tokens, extra_key=adapter)))
-        have = len(match.device_indices)
-        end = self.agree(self._store.reach(tokens, adapter or "", have))
+        prefix, node = self._tree.match(tokens, adapter)
+        have = len(prefix)
+        end = self._agreed_end(tokens, adapter or "", have)
         if end <= have:
             return True
-        node = match.last_device_node
-        self._tree.inc_lock_ref(node)
-        slots = self._take(end - have)
+        lock, needed = self._tree.lock(node), self._store.point_tokens(have, end)
+        slots = self._tree.take(end - have, needed)
         if slots is None:
-            self._tree.dec_lock_ref(node)
+            self._tree.unlock(node, lock)
             return False
-        coming = _Coming(tokens, adapter, have, end, match.device_indices, slots, node, Future())
+        coming = _Coming(tokens, adapter, have, end, prefix, slots, node, lock, needed, Future())
         if running and self._seat.world == 1 and len(slots) * self._allocator.lease.token_bytes > _BESIDE_BYTES:
             coming.result = self._beside().submit(self._fetch, coming)
             self.coming[req.rid] = coming
@@ -98,30 +99,29 @@ class KvMoves:
             self._land(coming, self.agree(self._fetch(coming)))
         return True
 
-    def _take(self, count: int) -> torch.Tensor | None:
-        missing = count - self._allocator.available_size()
-        if missing > 0:
-            evict(self._scheduler, missing)
-        slots: torch.Tensor | None = self._allocator.alloc(count)
-        return slots
+    def _agreed_end(self, tokens: array[int], adapter: str, have: int) -> int:
+        """How far ``tokens`` are brought: as far as every rank has them."""
+        end = len(tokens)
+        for _ in range(_ASKED_AGAIN):
+            mine = self._store.reach(tokens[:end], adapter, have)
+            end = self.agree(mine)
+            if end <= have or self.agree(int(mine == end)):
+                return max(end, have)
+        return have
 
     def _fetch(self, coming: _Coming) -> int:
         rows = coming.slots.cpu().numpy()
         return self._store.fetch(coming.tokens, coming.adapter or "", coming.have, coming.end, rows)
 
     def _land(self, coming: _Coming, reached: int) -> None:
-        """Tokens up to ``reached`` are verified and in their slots: put them into the tree. Slots of tokens that
-        another request has computed meanwhile are free again."""
+        """Tokens up to ``reached`` are verified and in their slots: put them into the tree."""
         count = reached - coming.have
         if count < len(coming.slots):
             self._allocator.free(coming.slots[count:])
         if count > 0:
-            key = RadixKey(token_ids=coming.tokens[:reached], extra_key=coming.adapter)
-            value = torch.cat([coming.prefix, coming.slots[:count]])
-            known = self._tree.insert(InsertParams(key=key, value=value)).prefix_len - coming.have
-            if known > 0:
-                self._allocator.free(coming.slots[:known])
-        self._tree.dec_lock_ref(coming.node)
+            tokens, slots = coming.tokens[:reached], coming.slots[:count]
+            self._tree.insert(tokens, coming.adapter, coming.prefix, slots, coming.point_tokens)
+        self._tree.unlock(coming.node, coming.lock)
 
     def agree(self, count: int) -> int:
         """The least of what tensor-parallel ranks have: all of them must schedule alike."""

@@ -7,40 +7,23 @@ weights in the same way finds it by the tokens. Moving and computing again are c
 
 from __future__ import annotations
 
-import logging
-import threading
 import time
-from collections.abc import Sequence
-from concurrent.futures import Future, ThreadPoolExecutor, wait
+from collections.abc import Callable, Sequence
 from typing import Any, Final
 
-import numpy as np
 import numpy.typing as npt
 
 from prism.kv.host_pool import HostPool, SpaceNote
-from prism.kv.lent_shelf import Key, LentShelf
-from prism.kv.naming import PIECE_TOKENS, PieceChain, PieceName, as_tokens, space_of
-from prism.kv.pacing import LinkPace
-from prism.kv.piece_file import (
-    BadPiece,
-    FileBytes,
-    MemoryBytes,
-    PieceBytes,
-    PieceStaging,
-    piece_bytes,
-    read_piece,
-    write_piece,
-)
-from prism.memory.rows import CopiedRows, Packed, PoolRows, RowNumbers
+from prism.kv.lent_shelf import LentShelf
+from prism.kv.naming import PIECE_TOKENS, PieceChain, as_tokens, space_of
+from prism.kv.piece_store import Piece, PieceStore
+from prism.kv.points import PointShelf
+from prism.memory.rows import PoolRows, RowNumbers
 from prism.policy.moving import Leg, Way, WayChoice, choose_way
-
-log = logging.getLogger(__name__)
 
 _FIRST_GUESS_BYTES_S: Final = 2e9
 _PIECE_S: Final = 1e-4
 """What a piece costs whatever its size: a file is opened, summed, renamed."""
-_MOST_SOON_BYTES: Final = 256 << 20
-"""Of copies that wait to be stored; what is beyond is lost."""
 _NEWEST: Final = 0.25
 """Weight of the newest measurement of a rate."""
 
@@ -77,32 +60,42 @@ class KvKeeper:
         ``link_bytes_per_s`` is the declared rate of the link to host memory, 0: none; ``lent`` takes what it can before
         host memory does; ``leave_s`` is the most that storing everything may take when the model leaves."""
         self.leave_s = leave_s
-        self._pool, self._weights, self._lent = pool, weights, lent
+        self._weights = weights
+        self._store = PieceStore(pool, lent, link_bytes_per_s)
         self._rows: PoolRows | None = None
-        self._widths: tuple[int, ...] = ()
-        self._staging = PieceStaging(), PieceStaging()
-        self._thread: ThreadPoolExecutor | None = None
-        self._soon: dict[Key, Future[None]] = {}
-        """Pieces whose copies the thread has not stored yet."""
-        self._soon_bytes = 0
-        self._guard = threading.Lock()
-        """Of the line above."""
-        self._pace = LinkPace(link_bytes_per_s)
+        self._width = 0
+        self._points: PointShelf | None = None
         guess = (0.0 if lent is None else lent.bytes_per_s) or link_bytes_per_s or _FIRST_GUESS_BYTES_S
         self.out_bytes, self.in_bytes = RateEstimate(guess), RateEstimate(guess)
         self.prefill_tokens = RateEstimate(prefill_tokens_per_s)
         self._spaces: set[str] = set()
         """In which something was stored."""
-        self.stored_pieces = self.fetched_tokens = self.corrupt_pieces = 0
+        self.stored_pieces = self.fetched_tokens = 0
 
     def attach(self, rows: PoolRows) -> None:
         """The rows that are moved from now on."""
         self._rows = rows
-        self._widths = tuple(column.width for column in rows.columns)
+        self._width = sum(column.width for column in rows.columns)
+
+    def attach_points(
+        self, kind: str, rows: PoolRows, most_rows: int, rows_of: Callable[[RowNumbers], RowNumbers]
+    ) -> None:
+        """From now on rows of another pool that belong to one point of a sequence move, too (:mod:`prism.kv.points`),
+        at most ``most_rows`` for a point. ``rows_of`` says which they are by the rows of :meth:`attach`, 0 for a token
+        without one. ``kind`` is what such points are called."""
+
+        def space(adapter: str, part: int) -> str:
+            return space_of(kind, part, PIECE_TOKENS, most_rows, self._weights, _widths(rows), adapter)
+
+        self._points = PointShelf(self._store, rows, most_rows, rows_of, space, self._count)
 
     @property
     def attached(self) -> bool:
         return self._rows is not None
+
+    @property
+    def corrupt_pieces(self) -> int:
+        return self._store.corrupt_pieces
 
     def note_prefill(self, tokens: int, took_s: float) -> None:
         """A prefill of so many tokens took so long."""
@@ -111,6 +104,10 @@ class KvKeeper:
     def keep_is_worth(self, tokens: int) -> bool:
         """Whether storing ``tokens`` and bringing them back takes less than computing them again."""
         return self._choose((self._leg(tokens, self.out_bytes), self._leg(tokens, self.in_bytes)), tokens)
+
+    def bringing_is_worth(self, tokens: int) -> bool:
+        """Whether ``tokens`` that are stored are brought sooner than computed."""
+        return self._choose((self._leg(tokens, self.in_bytes),), tokens)
 
     def trip_s(self, tokens: int) -> float:
         """What paging ``tokens`` out and in again takes, or computing them again where that is faster."""
@@ -128,17 +125,19 @@ class KvKeeper:
         there = kept = copied_bytes = 0
         space = self._space(adapter)
         chain = PieceChain(space, as_tokens(tokens))
-        for piece in chain.pieces(first):
-            if not self._has(space, piece):
+        for name in chain.pieces(first):
+            if not self._store.has(space, name):
                 late = time.perf_counter() - start_s > limit_s
-                if late or not self._keep_one(space, piece, rows, self._rows, self._staging[0]):
+                if late or not self._store.put(Piece(space, name, rows[name.first : name.end]), self._rows):
                     break
                 kept += 1
-                copied_bytes += piece_bytes(self._widths, piece.end - piece.first)
+                copied_bytes += self._width * (name.end - name.first)
             there += 1
         self._count(space, kept)
+        if self._points is not None and time.perf_counter() - start_s <= limit_s:
+            copied_bytes += self._points.keep(tokens, rows, adapter)
         self.out_bytes.note(copied_bytes, time.perf_counter() - start_s)
-        self._pool.touch(space, chain.pieces())
+        self._store.pool.touch(space, chain.pieces())
         return there
 
     def keep_soon(self, tokens: Sequence[int] | npt.NDArray[Any], rows: RowNumbers, adapter: str, first: int) -> None:
@@ -147,34 +146,22 @@ class KvKeeper:
         assert self._rows is not None
         space = self._space(adapter)
         chain = PieceChain(space, as_tokens(tokens))
-        pieces = [p for p in chain.pieces(first) if not self._has(space, p)]
-        count = sum(p.end - p.first for p in pieces)
-        if not pieces or self._soon_bytes + count * sum(self._widths) > _MOST_SOON_BYTES:
-            return
-        start_s = time.perf_counter()
-        copied = CopiedRows(self._rows, np.concatenate([rows[p.first : p.end] for p in pieces]))
-        self.out_bytes.note(count * sum(self._widths), time.perf_counter() - start_s)
-        with self._guard:
-            self._soon_bytes += count * sum(self._widths)
-        if self._thread is None:
-            self._thread = ThreadPoolExecutor(1, thread_name_prefix="kv-out")
-        done = self._thread.submit(self._keep_copy, space, chain, pieces, rows, copied)
-        self._soon.update({(space, piece.file): done for piece in pieces})
+        names = [name for name in chain.pieces(first) if not self._store.has(space, name)]
 
-    def _keep_copy(
-        self, space: str, chain: PieceChain, pieces: Sequence[PieceName], rows: RowNumbers, copied: CopiedRows
-    ) -> None:
-        kept = 0
-        try:
-            for piece in pieces:
-                kept += self._keep_one(space, piece, rows, copied, self._staging[1])
-        finally:
-            with self._guard:
-                self._soon_bytes -= sum(p.end - p.first for p in pieces) * sum(self._widths)
+        def done(kept: int) -> None:
             self._count(space, kept)
-            self._pool.touch(space, chain.pieces())
-            for piece in pieces:
-                self._soon.pop((space, piece.file), None)
+            self._store.pool.touch(space, chain.pieces())
+
+        if names:
+            pieces = [Piece(space, name, rows[name.first : name.end]) for name in names]
+            took_s = self._store.put_soon(pieces, self._rows, done)
+            self.out_bytes.note(sum(len(piece.rows) for piece in pieces) * self._width, took_s)
+        self.keep_point(tokens, rows, adapter)
+
+    def keep_point(self, tokens: Sequence[int] | npt.NDArray[Any], rows: RowNumbers, adapter: str) -> None:
+        """As :meth:`keep_soon` for what belongs to the point behind ``tokens`` alone, if there is such."""
+        if self._points is not None:
+            self._points.keep(tokens, rows, adapter, soon=True)
 
     def _count(self, space: str, kept: int) -> None:
         self.stored_pieces += kept
@@ -182,142 +169,89 @@ class KvKeeper:
             self._spaces.add(space)
             self._note(space)
 
-    def _keep_one(self, space: str, piece: PieceName, rows: RowNumbers, pool: PoolRows, staging: PieceStaging) -> bool:
-        where = np.ascontiguousarray(rows[piece.first : piece.end])
-        nbytes = piece_bytes(self._widths, piece.end - piece.first)
-
-        def write(fd: int) -> None:
-            write_piece(FileBytes(fd), pool, where, staging, self._pace)
-
-        def write_lent(place: MemoryBytes, pace: LinkPace) -> None:
-            write_piece(place, pool, where, staging, pace)
-
-        try:
-            if self._lent is not None and self._lent.put((space, piece.file), nbytes, write_lent):
-                return True
-            return self._pool.put(space, piece, nbytes, write)
-        except (BadPiece, OSError) as error:
-            log.warning("KV is not kept: %s", error)
-            return False
-
     def reach(self, tokens: Sequence[int] | npt.NDArray[Any], adapter: str, have: int) -> int:
-        """How many of ``tokens`` from the first on are in the pool or among the ``have`` that the engine has; ``have``
-        if the others would sooner be computed than brought."""
-        chain, space = PieceChain(self._space(adapter), as_tokens(tokens)), self._space(adapter)
+        """How many of ``tokens`` from the first on are in the pool or among the ``have`` that the engine has, up to a
+        point that is stored, too; ``have`` if the others would sooner be computed than brought."""
+        space = self._space(adapter)
+        chain = PieceChain(space, as_tokens(tokens))
         start = have // PIECE_TOKENS * PIECE_TOKENS
         end = have
-        while start + PIECE_TOKENS <= len(tokens) and self._has(space, chain.piece(start, start + PIECE_TOKENS)):
+        while start + PIECE_TOKENS <= len(tokens) and self._store.has(space, chain.piece(start, start + PIECE_TOKENS)):
             start += PIECE_TOKENS
             end = start
         for piece in chain.shorter(start):
             if piece.end <= end:
                 break
-            if self._has(space, piece):
+            if self._store.has(space, piece):
                 end = piece.end
                 break
-        more = end - have
-        return end if more > 0 and self._choose((self._leg(more, self.in_bytes),), more) else have
+        if self._points is not None:
+            end = self._points.last(tokens, adapter, have, end)
+        return end if end > have and self.bringing_is_worth(end - have) else have
+
+    def point_tokens(self, have: int, end: int) -> int:
+        """Of tokens ``have .. end`` so many of the last need a row of the point ``end``."""
+        return 0 if self._points is None else end - max(have, self._points.first(end))
 
     def fetch(
         self, tokens: Sequence[int] | npt.NDArray[Any], adapter: str, have: int, end: int, rows: RowNumbers
     ) -> int:
         """Bring tokens ``have .. end``, an answer of :meth:`reach`, to ``rows``. Returns how far it came: what is gone
-        meanwhile or corrupt is computed again, and so is what follows it."""
+        meanwhile or corrupt is computed again, and so is what follows it; all of it, where a point is needed."""
         assert self._rows is not None
         start_s = time.perf_counter()
         space = self._space(adapter)
         reached = have
         chain = PieceChain(space, as_tokens(tokens[:end]))
-        for piece in chain.pieces(have):
-            if not self._fetch_one(space, piece, have, rows):
+        for name in chain.pieces(have):
+            begin = max(name.first, have)
+            piece = Piece(space, name, rows[begin - have : name.end - have])
+            if not self._store.bring(piece, self._rows, begin - name.first):
                 break
-            reached = piece.end
-        self._pool.touch(space, chain.pieces())
+            reached = name.end
+        if self._points is not None:
+            needed = self.point_tokens(have, end)
+            come = reached == end and self._points.fetch(tokens, adapter, end, rows[end - have - needed :])
+            reached = end if come else have
+        self._store.pool.touch(space, chain.pieces())
         self.fetched_tokens += reached - have
-        self.in_bytes.note(sum(self._widths) * (reached - have), time.perf_counter() - start_s)
+        self.in_bytes.note(self._width * (reached - have), time.perf_counter() - start_s)
         return reached
-
-    def _fetch_one(self, space: str, piece: PieceName, have: int, rows: RowNumbers) -> bool:
-        begin = max(piece.first, have)
-        where = np.ascontiguousarray(rows[begin - have : piece.end - have])
-        soon = self._soon.get((space, piece.file))
-        if soon is not None:
-            wait([soon])
-        if self._lent is not None:
-            with self._lent.opened((space, piece.file)) as lent:
-                if lent is not None and self._read(*lent, where, begin - piece.first):
-                    return True
-            self._lent.drop((space, piece.file))
-        with self._pool.opened(space, piece) as fd:
-            if fd is None:
-                return False
-            come = self._read(FileBytes(fd), self._pace, where, begin - piece.first)
-        if not come:
-            self._pool.drop(space, piece)
-        return come
-
-    def _read(self, place: PieceBytes, pace: LinkPace, where: RowNumbers, skip: int) -> bool:
-        assert self._rows is not None
-        try:
-            read_piece(place, self._rows, where, skip, pace)
-        except OSError as error:
-            log.warning("KV is computed again: %s", error)
-            return False
-        except BadPiece as error:
-            log.warning("KV is computed again: %s", error)
-            self.corrupt_pieces += 1
-            return False
-        return True
-
-    def _has(self, space: str, piece: PieceName) -> bool:
-        if (space, piece.file) in self._soon:
-            return True
-        return (self._lent is not None and self._lent.has((space, piece.file))) or self._pool.has(space, piece)
 
     def close(self) -> None:
         """The model leaves; what others lent goes to host memory, as far as the time for that allows."""
-        end_s = time.perf_counter() + self.leave_s
-        if self._thread is not None:
-            self._thread.shutdown()
-            self._thread = None
-        if self._lent is not None:
-            self._lent.empty(lambda key, data: self._to_pool(key, data) if time.perf_counter() < end_s else None)
+        self._store.close(self.leave_s)
         for space in self._spaces:
             self._note(space)
-        self._rows = None
+        self._rows = self._points = None
 
     def step(self) -> None:
         """Between two steps of the engine: what lenders want back goes to host memory."""
-        if self._lent is not None:
-            self._lent.answer(self._to_pool)
-
-    def _to_pool(self, key: Key, memory: Packed) -> None:
-        space, file = key
-        piece = PieceName.of_file(int(file[:6], 16), file[7:])
-
-        def write(fd: int) -> None:
-            began_s = self._pace.begin()
-            FileBytes(fd).write(memory, 0)
-            self._pace.copied(len(memory), began_s)
-
-        try:
-            self._pool.put(space, piece, len(memory), write)
-        except OSError as error:
-            log.warning("KV that was lent is not kept: %s", error)
+        self._store.answer()
 
     def _note(self, space: str) -> None:
-        cost = 1.0 / max(self.prefill_tokens.per_s, 1e-9) / max(1, sum(self._widths))
-        self._pool.note_space(space, SpaceNote(weights=self._weights, recompute_s_per_byte=cost))
+        # Points are worth as much a byte as the tokens without which they are nothing.
+        cost = 1.0 / max(self.prefill_tokens.per_s, 1e-9) / max(1, self._width)
+        self._store.pool.note_space(space, SpaceNote(weights=self._weights, recompute_s_per_byte=cost))
 
     def _space(self, adapter: str) -> str:
-        return space_of("kv", PIECE_TOKENS, self._weights, self._widths, adapter)
+        assert self._rows is not None
+        return space_of("kv", PIECE_TOKENS, self._weights, _widths(self._rows), adapter)
 
     def _leg(self, tokens: int, rate: RateEstimate) -> Leg:
         pieces = -(-tokens // PIECE_TOKENS)
-        return Leg(tokens * sum(self._widths), rate.per_s, pieces * _PIECE_S)
+        nbytes = tokens * self._width
+        if self._points is not None:
+            nbytes += min(tokens, self._points.most_rows) * self._points.width
+            pieces += 1
+        return Leg(nbytes, rate.per_s, pieces * _PIECE_S)
 
     def _choose(self, trip: Sequence[Leg], tokens: int) -> bool:
         return self._way(trip, tokens).way is Way.MOVE
 
     def _way(self, trip: Sequence[Leg], tokens: int) -> WayChoice:
         return choose_way(trip, tokens, self.prefill_tokens.per_s)
+
+
+def _widths(rows: PoolRows) -> tuple[int, ...]:
+    return tuple(column.width for column in rows.columns)

@@ -142,8 +142,8 @@ def test_a_changed_byte_of_lent_memory_is_found(tmp_path: Path) -> None:
     lender = open_lender(tmp_path)
     kept, _ = keeper(tmp_path, lender)
     kept.keep(TOKENS, ROWS, "", 0, 60.0)
-    assert kept._lent is not None
-    (source,) = kept._lent._lenders
+    assert kept._store._lent is not None
+    (source,) = kept._store._lent._lenders
     third = list(source.pieces)[2]
     source.place(third).memory[-1] ^= 1
     assert kept.fetch(TOKENS, "", 0, 640, ROWS) == 128 == kept.reach(TOKENS, "", 0)
@@ -154,7 +154,7 @@ def test_a_piece_that_is_being_read_stays(tmp_path: Path) -> None:
     lender = open_lender(tmp_path)
     kept, _ = keeper(tmp_path, lender)
     kept.keep(TOKENS[:64], ROWS[:64], "", 0, 60.0)
-    shelf = kept._lent
+    shelf = kept._store._lent
     assert shelf is not None
     (key,) = shelf._lenders[0].pieces
     lender.offer(None)
@@ -203,7 +203,7 @@ def test_a_piece_that_goes_while_somebody_begins_to_read_it_stays_until_he_has(t
     lender = open_lender(tmp_path)
     kept, _ = keeper(tmp_path, lender)
     kept.keep(TOKENS[:64], ROWS[:64], "", 0, 60.0)
-    shelf = kept._lent
+    shelf = kept._store._lent
     assert shelf is not None
     (key,) = shelf._lenders[0].pieces
     with ExitStack() as reading:

@@ -22,8 +22,8 @@ def radix() -> Any:
     cuda_stub.load()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        from sglang.srt.mem_cache import base_prefix_cache, radix_cache
-    return SimpleNamespace(**{**vars(base_prefix_cache), **vars(radix_cache)})
+        from sglang.srt.mem_cache import base_prefix_cache, radix_cache, unified_radix_cache
+    return SimpleNamespace(**{**vars(base_prefix_cache), **vars(unified_radix_cache), **vars(radix_cache)})
 
 
 class Slots:
@@ -75,12 +75,16 @@ def test_what_is_about_to_be_evicted_is_known(grown: list[list[int]], count: int
 
 def test_what_cannot_move_says_why_once(caplog: pytest.LogCaptureFixture) -> None:
     sgl = radix()
-    from sglang_patches.kv_move import store_of, tell_stays, why_stays
+    from sglang_patches.kv_move import store_of, tell_stays
+    from sglang_patches.kv_move_trees import why_stays
 
     plain = sgl.RadixCache.create_simulated(mock_allocator=Slots())
     assert why_stays(plain) == ""
-    kinds = {"SWARadixCache": "window", "MambaRadixCache": "states", "ChunkCache": "disable_radix_cache"}
-    trees = [(type(name, (), {})(), words) for name, words in {**kinds, "HiRadixCache": "another kind"}.items()]
+    kinds = {"SWARadixCache": "another kind", "ChunkCache": "disable_radix_cache", "HiRadixCache": "another kind"}
+    trees = [(type(name, (), {})(), words) for name, words in kinds.items()]
+    states = object.__new__(sgl.UnifiedRadixCache)
+    states.disable, states.tree_components = False, (sgl.ComponentType.FULL, sgl.ComponentType.MAMBA)
+    trees.append((states, "states"))
     for change, words in (("disable", "no tree"), ("is_eagle", "pairs"), ("page_size", "page_size 16")):
         tree = sgl.RadixCache.create_simulated(mock_allocator=Slots())
         setattr(tree, change, 16 if change == "page_size" else True)
