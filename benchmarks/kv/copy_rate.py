@@ -27,7 +27,7 @@ import numpy.typing as npt
 
 from prism import memory
 from prism.kv.piece_file import FileBytes, PieceStaging, read_piece, write_piece
-from prism.memory.rows import HostPoolRows, Packed, RowNumbers
+from prism.memory.rows import HostPoolRows, Packed, RowNumbers, packed_bytes
 
 MIB = 1 << 20
 TOKENS = {"128 KiB tokens": (32, 8, 128, 2), "4 KiB tokens": (4, 2, 64, 4)}
@@ -50,7 +50,8 @@ class CopyBed:
         self.there, self.here = slots[:half].copy(), slots[half:].copy()
         self.width = layout.cell_bytes
         self.source: Packed = made.integers(0, 256, half * self.width, dtype=np.uint8)
-        self.packed: Packed = np.zeros_like(self.source)
+        self.packed = packed_bytes(len(self.source))  # as what leaves an engine is packed
+        self.packed.fill(0)
         self.rows.scatter(0, self.there, self.source)
         self.rows.scatter(0, self.here, self.source)
 

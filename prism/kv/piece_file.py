@@ -23,7 +23,7 @@ import xxhash
 
 from prism.core.errors import PrismError
 from prism.kv.pacing import LinkPace
-from prism.memory.rows import Packed, PoolRows, RowNumbers
+from prism.memory.rows import Packed, PoolRows, RowNumbers, packed_bytes
 
 MAGIC: Final = b"PRISMKV1"
 HEADER_BYTES: Final = 4096
@@ -116,11 +116,11 @@ class PieceStaging:
     """One buffer through which pieces go, for one thread."""
 
     def __init__(self) -> None:
-        self._buffer: Packed = np.empty(LEAF_BYTES, dtype=np.uint8)
+        self._buffer = packed_bytes(LEAF_BYTES)
 
     def take(self, nbytes: int) -> Packed:
         if nbytes > len(self._buffer):
-            self._buffer = np.empty(nbytes, dtype=np.uint8)
+            self._buffer = packed_bytes(nbytes)
         return self._buffer[:nbytes]
 
 

@@ -33,10 +33,10 @@ struct Lane {
 
 // Copies `bytes` of each lane, a few lines of one after the other. In one stream the copy waits at every row's beginning
 // for memory and for its page's translation, and between pages for the processor to see where it goes. `soon`: where the
-// lanes that follow read, or write (`asks` says how much of it is asked for: lines, or only pages' translations); may be
-// fewer than lanes.
-inline void copy_lanes(const Lane* lanes, std::int64_t bytes, bool streamed, const std::uint8_t* const* soon, int soon_count,
-                       std::int64_t asks) {
+// lanes that follow read, or write; may be fewer than lanes. Of these every `asks`th byte is asked for: lines, or only
+// pages' translations.
+template <std::int64_t asks>
+inline void copy_lanes(const Lane* lanes, std::int64_t bytes, bool streamed, const std::uint8_t* const* soon, int soon_count) {
   const std::int64_t head = std::min(bytes, to_line(lanes[0].to));
   for (std::int64_t done = 0; done < bytes;) {
     const std::int64_t next = std::min(bytes, done == 0 ? head + kTurn : done + kTurn);
@@ -59,14 +59,14 @@ inline void copy_long(std::uint8_t* to, const std::uint8_t* from, std::int64_t b
   const std::int64_t each = bytes / kLanes / kLine * kLine;
   Lane lanes[kLanes];
   for (int k = 0; k < kLanes; ++k) lanes[k] = {to + k * each, from + k * each};
-  copy_lanes(lanes, each, streamed, nullptr, 0, kLine);
+  copy_lanes<kLine>(lanes, each, streamed, nullptr, 0);
   std::memcpy(to + kLanes * each, from + kLanes * each, static_cast<std::size_t>(bytes - kLanes * each));
 }
 
 // Copies rows i, which lie at lane_of(i), and what follows them where rows follow each other (`dense`).
-template <typename LaneOf, typename SoonOf>
+template <std::int64_t asks, typename LaneOf, typename SoonOf>
 void copy_rows(const std::int64_t* rows, std::int64_t count, std::int64_t width, bool dense, bool streamed, LaneOf lane_of,
-               SoonOf soon_of, std::int64_t asks) {
+               SoonOf soon_of) {
   for (std::int64_t i = 0; i < count;) {
     std::int64_t run = 1;
     while (dense && i + run < count && rows[i + run] == rows[i] + run) ++run;
@@ -77,7 +77,7 @@ void copy_rows(const std::int64_t* rows, std::int64_t count, std::int64_t width,
       const int ahead = static_cast<int>(std::min<std::int64_t>(kLanes, count - i - kLanes));
       for (int k = 0; k < kLanes; ++k) lanes[k] = lane_of(i + k);
       for (int k = 0; k < ahead; ++k) soon[k] = soon_of(i + kLanes + k);
-      copy_lanes(lanes, width, streamed, soon, ahead, asks);
+      copy_lanes<asks>(lanes, width, streamed, soon, ahead);
       run = kLanes;
     } else if (run * width >= kLong) {
       copy_long(first.to, first.from, run * width, streamed);
@@ -96,10 +96,10 @@ void copy_rows(const std::int64_t* rows, std::int64_t count, std::int64_t width,
 inline void gather_rows(std::uint8_t* packed, const std::uint8_t* base, std::int64_t stride, std::int64_t width,
                         const std::int64_t* rows, std::int64_t count, bool streamed) {
   using namespace detail;
-  copy_rows(
+  copy_rows<kLine>(
       rows, count, width, stride == width, streamed,
       [&](std::int64_t i) { return Lane{packed + i * width, base + rows[i] * stride}; },
-      [&](std::int64_t i) { return base + rows[i] * stride; }, kLine);
+      [&](std::int64_t i) { return base + rows[i] * stride; });
   if (streamed) stream_fence();
 }
 
@@ -107,10 +107,10 @@ inline void gather_rows(std::uint8_t* packed, const std::uint8_t* base, std::int
 inline void scatter_rows(std::uint8_t* base, std::int64_t stride, std::int64_t width, const std::int64_t* rows,
                          std::int64_t count, const std::uint8_t* packed) {
   using namespace detail;
-  copy_rows(
+  copy_rows<kPage>(
       rows, count, width, stride == width, true,
       [&](std::int64_t i) { return Lane{base + rows[i] * stride, packed + i * width}; },
-      [&](std::int64_t i) { return base + rows[i] * stride; }, kPage);
+      [&](std::int64_t i) { return base + rows[i] * stride; });
   stream_fence();
 }
 
