@@ -15,7 +15,7 @@ from prism.core.pace import LayerWork
 from sglang_patches.kv_guard import UnsupportedModel
 
 
-class Pace(Protocol):
+class StepPace(Protocol):
     """A device's (:class:`prism.engine.device_clock.DeviceClock`)."""
 
     def begin(self, work: LayerWork, shards: int = 1) -> float: ...
@@ -25,7 +25,7 @@ class Pace(Protocol):
 class _PacedStack:
     """The hooks of one stack."""
 
-    def __init__(self, stack: Any, pace: Pace, shards: int) -> None:
+    def __init__(self, stack: Any, pace: StepPace, shards: int) -> None:
         self._stack, self._pace, self._shards = stack, pace, shards
         self._done_s = 0.0
 
@@ -51,7 +51,7 @@ def layer_work(batch: Any, layers: int) -> LayerWork:
     return LayerWork(layers=layers, sequences=int(batch.batch_size), kv_tokens=int(batch.seq_lens.sum()))
 
 
-def pace_layers(scheduler: Any, pace: Pace, shards: int) -> None:
+def pace_layers(scheduler: Any, pace: StepPace, shards: int) -> None:
     """From now on the layers of the scheduler's model take their time; once is enough for its life. Raises
     :class:`UnsupportedModel` for one whose layers are not found, or that another model guesses for."""
     if scheduler.draft_worker is not None:

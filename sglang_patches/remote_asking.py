@@ -24,7 +24,7 @@ from sglang_patches.remote_batches import BatchPart
 from sglang_patches.remote_peer import MEASURED_BYTES
 from sglang_patches.remote_pieces import State
 from sglang_patches.remote_questions import PeerLost, Pump, Question, Questions
-from sglang_patches.remote_ranks import Outcome, Ranks
+from sglang_patches.remote_ranks import Ranks, RanksOutcome
 from sglang_patches.remote_stops import KvRate, RoutePeer, Stop
 from sglang_patches.remote_tensors import pack_tensors, unpack_tensors
 
@@ -80,7 +80,7 @@ class PeerAsking:
             raise
         return self._ranks.own(k, 2), self._ranks.own(v, 2)
 
-    def _asked_kv(self, peer: RoutePeer, first_layer: int, end_layer: int, slots: list[int]) -> Outcome:
+    def _asked_kv(self, peer: RoutePeer, first_layer: int, end_layer: int, slots: list[int]) -> RanksOutcome:
         """Of all heads."""
         self._batch += 1
         wanted = FetchKv(batch=self._batch, first_layer=first_layer, end_layer=end_layer, slots=slots)
@@ -93,7 +93,7 @@ class PeerAsking:
         shape = (end_layer - first_layer, len(slots), heads)
         if not isinstance(received.message, KvRows) or [tuple(t.shape[:3]) for t in tensors] != 2 * [shape]:
             raise PeerLost("a peer sent something else than the KV it was asked for")
-        return Outcome(tensors=tensors)
+        return RanksOutcome(tensors=tensors)
 
     def _tensors(self, received: Received) -> list[Any]:
         try:
@@ -104,10 +104,10 @@ class PeerAsking:
     def state_behind(self, stop: Stop, part: BatchPart, state: State | None) -> State:
         """The state behind ``stop``, on every rank."""
 
-        def ask() -> Outcome:
+        def ask() -> RanksOutcome:
             question = self.send_part(stop, part, state)
             found = self.state(stop, part, self.questions.wait_for(question, self.answer_s))
-            return Outcome(tensors=[t for t in found if t is not None])
+            return RanksOutcome(tensors=[t for t in found if t is not None])
 
         return as_state(self._ranks.together(ask).tensors)
 

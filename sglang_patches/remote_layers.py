@@ -33,7 +33,7 @@ from sglang_patches.remote_growth import Growth
 from sglang_patches.remote_lead import RouteLeader
 from sglang_patches.remote_peer import ForeignWork
 from sglang_patches.remote_pieces import ModelPieces
-from sglang_patches.remote_ranks import Outcome, Ranks, RanksApart
+from sglang_patches.remote_ranks import Ranks, RanksApart, RanksOutcome
 from sglang_patches.remote_routes import Routes
 from sglang_patches.seat import Seat
 
@@ -114,16 +114,16 @@ class RemoteLayers:
         """The scheduler has nothing to run, or its route does not wait for others."""
         self._ranks.together(self._serve_all)
 
-    def _serve_all(self) -> Outcome:
+    def _serve_all(self) -> RanksOutcome:
         self._foreign.serve(self._foreign.waiting)
-        return Outcome()
+        return RanksOutcome()
 
     def _agree(self) -> int:
         """Which peers and leaders are lost, as rank 0 sees it; how much foreign work waits there."""
         foreign, peers = self._foreign, self._routes.peers
 
-        def seen() -> Outcome:
-            return Outcome([foreign.waiting, *(int(peer.closed) for peer in peers), *foreign.take_gone()])
+        def seen() -> RanksOutcome:
+            return RanksOutcome([foreign.waiting, *(int(peer.closed) for peer in peers), *foreign.take_gone()])
 
         waiting, *rest = self._ranks.together(seen).numbers
         for peer, lost in zip(peers, rest, strict=False):

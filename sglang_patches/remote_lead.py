@@ -20,7 +20,7 @@ from sglang_patches.remote_asking import PeerAsking, as_state
 from sglang_patches.remote_batches import BatchPart, forward_batch, whole_batch
 from sglang_patches.remote_pieces import ModelPieces, State
 from sglang_patches.remote_questions import PeerLost, Question
-from sglang_patches.remote_ranks import Outcome, Ranks
+from sglang_patches.remote_ranks import Ranks, RanksOutcome
 from sglang_patches.remote_stages import Stages, run_stages
 from sglang_patches.remote_stops import RoutePeer, Stop
 from sglang_patches.remote_tensors import Unpacked, pack_tensors, unpack_tensors
@@ -155,10 +155,10 @@ class RouteLeader:
             ranks.tell(PartCame(part=_index(parts, part)), pack_tensors(t for t in state if t is not None))
             return state
 
-        def do() -> Outcome:
+        def do() -> RanksOutcome:
             stages = Stages(lambda stop: stop.peer is None, run, asking.send_part, received, asking.nap)
             states.update(enumerate(run_stages(parts, stops, stages)))
-            return Outcome()
+            return RanksOutcome()
 
         def obey(note: Note, tensors: Unpacked) -> None:
             if isinstance(note, RunPart):

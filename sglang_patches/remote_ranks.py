@@ -29,7 +29,7 @@ class RanksApart(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class RanksOutcome:
     """Of what rank 0 did, as all ranks get it."""
 
     numbers: Sequence[int] = ()
@@ -55,7 +55,7 @@ class Ranks:
     def leads(self) -> bool:
         return self.rank == 0
 
-    def together(self, do: Callable[[], Outcome], obey: Obey | None = None) -> Outcome:
+    def together(self, do: Callable[[], RanksOutcome], obey: Obey | None = None) -> RanksOutcome:
         """Rank 0 does it; the others do what it tells them meanwhile, foreign work and what ``obey`` knows, until it is
         over. Raises :class:`PeerLost` on all ranks when ``do`` does; for anything else :class:`RanksApart`."""
         if self.world == 1:
@@ -72,14 +72,14 @@ class Ranks:
         self.tell(Over(numbers=list(found.numbers)), pack_tensors(found.tensors))
         return found
 
-    def _follow(self, obey: Obey | None) -> Outcome:
+    def _follow(self, obey: Obey | None) -> RanksOutcome:
         while True:
             envelope, tensors = self._hear()
             note = envelope.note
             if isinstance(note, Over):
                 if note.lost is not None:
                     raise PeerLost(note.lost)
-                return Outcome(note.numbers, unpack_tensors(tensors, self._device))
+                return RanksOutcome(note.numbers, unpack_tensors(tensors, self._device))
             (self.foreign if obey is None or isinstance(note, DoForeign | LeadersGone) else obey)(note, tensors)
 
     def tell(self, note: Note, tensors: Sequence[Packed] = ()) -> None:

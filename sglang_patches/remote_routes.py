@@ -23,7 +23,7 @@ from sglang_patches.remote_lead import RouteLeader
 from sglang_patches.remote_peer import ForeignWork
 from sglang_patches.remote_pieces import ModelPieces
 from sglang_patches.remote_questions import PeerLost
-from sglang_patches.remote_ranks import Outcome, Ranks
+from sglang_patches.remote_ranks import Ranks, RanksOutcome
 from sglang_patches.remote_stops import RoutePeer, Stop
 from sglang_patches.seat import Seat
 
@@ -108,7 +108,7 @@ class Routes:
         """Peers by path, or what is wrong with them, on all ranks."""
         known: dict[str, _Greeted] = {}
 
-        def greet() -> Outcome:
+        def greet() -> RanksOutcome:
             numbers: list[int] = []
             limit_s = _GREET_S
             for route in routes:
@@ -118,7 +118,7 @@ class Routes:
                     numbers += [1 + len(found.pieces) if found.peer else 0, *found.pieces]
                 if all(known[path].peer for path in paths):
                     limit_s = _GREET_MORE_S
-            return Outcome(numbers)
+            return RanksOutcome(numbers)
 
         numbers = iter(self._ranks.together(greet).numbers)
         for path in dict.fromkeys(stop.path for route in routes for stop in route if stop.path):

@@ -27,7 +27,7 @@ class LiveCompany:
 
 
 @dataclass(frozen=True, slots=True)
-class _Seat:
+class _PipelineTurn:
     pipeline: int
     turn: int
     turns: int
@@ -57,23 +57,23 @@ def company_of(
             for o in orders
             if o.key != order.key and o.live is not LiveMode.WHOLE
         ]
-        mine = seats.get(order.key, _Seat(0, 0, 1))
+        mine = seats.get(order.key, _PipelineTurn(0, 0, 1))
         found[order.key] = LiveCompany((*coming, *there), mine.pipeline, mine.turn, mine.turns)
     return found
 
 
-def _seats(orders: Sequence[Activate], planned: Sequence[ExecutionPipeline]) -> dict[InstanceKey, _Seat]:
+def _seats(orders: Sequence[Activate], planned: Sequence[ExecutionPipeline]) -> dict[InstanceKey, _PipelineTurn]:
     """The t-th instance of a machine has the machine's t-th seat."""
     copies: dict[NodeId, list[InstanceKey]] = {}
     for order in orders:
         copies.setdefault(_node(order), []).append(order.key)
     of_seat = {PipelineSeat(node, copy): key for node, keys in copies.items() for copy, key in enumerate(keys)}
-    seats: dict[InstanceKey, _Seat] = {}
+    seats: dict[InstanceKey, _PipelineTurn] = {}
     for number, pipeline in enumerate(planned):
         members = [of_seat[seat] for seat in pipeline.alone_s if seat in of_seat]
-        seats |= {key: _Seat(number, turn, len(members)) for turn, key in enumerate(members)}
+        seats |= {key: _PipelineTurn(number, turn, len(members)) for turn, key in enumerate(members)}
     warm = [order.key for order in orders if order.key not in seats]
-    return seats | {key: _Seat(len(planned), turn, len(warm)) for turn, key in enumerate(warm)}
+    return seats | {key: _PipelineTurn(len(planned), turn, len(warm)) for turn, key in enumerate(warm)}
 
 
 def _there(orders: Sequence[Activate], nodes: Iterable[Node]) -> list[Companion]:

@@ -16,7 +16,7 @@ from prism.remote.state import RemoteState
 
 
 @dataclass(frozen=True, slots=True)
-class Helper:
+class LayersAt:
     """One of this machine (``here``) or of another one (``there``)."""
 
     facts: LayerHelper
@@ -52,9 +52,11 @@ class LiveHelpers:
         ]
         return sorted(found, key=lambda x: (requests(x), x.key))
 
-    def here(self, leader: LocalInstance) -> list[Helper]:
+    def here(self, leader: LocalInstance) -> list[LayersAt]:
         """Of this machine."""
-        return [Helper(self._facts(leader, held_by(x, self._led_by(x, leader))), here=x) for x in self._others(leader)]
+        return [
+            LayersAt(self._facts(leader, held_by(x, self._led_by(x, leader))), here=x) for x in self._others(leader)
+        ]
 
     def _others(self, leader: LocalInstance) -> list[LocalInstance]:
         return self.serving(leader.key.model, leader)
@@ -76,7 +78,7 @@ class LiveHelpers:
 
     # --- of other machines ---
 
-    async def elsewhere(self, leader: LocalInstance) -> list[Helper]:
+    async def elsewhere(self, leader: LocalInstance) -> list[LayersAt]:
         """Of the machines that have its company; if none answers and it was not told of any, of all."""
         network, begins = self.network, leader.begins
         if network is None:
@@ -86,7 +88,7 @@ class LiveHelpers:
         wanted = LayersWanted(leader.key.model, leader.part.lead)
         for addresses in (near, rest):
             if addresses and (found := await in_own_thread(network.holders, addresses, wanted)):
-                return [Helper(self._facts(leader, x.held, far=True), there=x) for x in found]
+                return [LayersAt(self._facts(leader, x.held, far=True), there=x) for x in found]
         return []
 
     @staticmethod

@@ -16,7 +16,7 @@ from prism.core.views import InstanceState
 from prism.engine.api import Handle
 from prism.engine.errors import EngineGone, OrderRefused
 from prism.node.layers_network import FAILURES, HeldElsewhere, LayersWanted
-from prism.node.live_helpers import Helper, LiveHelpers, piece_count
+from prism.node.live_helpers import LayersAt, LiveHelpers, piece_count
 from prism.node.local_instance import LocalInstance
 from prism.node.threads import in_own_thread
 from prism.policy.live.routes import Company, Hop, layer_order, next_turn, plan_routes
@@ -82,7 +82,7 @@ class LiveRoutes:
         return [tuple(_stop(hop, reached) for hop in route) for route in routes]
 
     @staticmethod
-    def _plan(leader: LocalInstance, held: Set[int], helpers: Sequence[Helper]) -> tuple[tuple[Hop, ...], ...]:
+    def _plan(leader: LocalInstance, held: Set[int], helpers: Sequence[LayersAt]) -> tuple[tuple[Hop, ...], ...]:
         facts = [helper.facts for helper in helpers]
         if leader.state is InstanceState.LOADING and leader.begins.waits_for_company:
             facts = [one for one in facts if one.company is not Company.OTHER]
@@ -90,7 +90,7 @@ class LiveRoutes:
 
     # --- reached ---
 
-    async def _reach(self, leader: LocalInstance, handle: Handle, helper: Helper) -> str | None:
+    async def _reach(self, leader: LocalInstance, handle: Handle, helper: LayersAt) -> str | None:
         """The path of a stop there; None: it cannot be had, which is logged."""
         if helper.here is not None:
             path = await self.ask(helper.here, str(leader.key))
