@@ -17,6 +17,7 @@ from prism.engine.events import Died
 from prism.engine.handle import EngineHandle
 from prism.memory.outside import FOREIGN_WINDOW_S
 from scripts.gpu.bench_rig import OUTER, Bench, bench, model
+from scripts.gpu.route import route
 from scripts.gpu.run import Run
 from scripts.gpu.stage import ROOT, Item, Stage, run_stage
 from tests.engine.rig import tokenized
@@ -220,6 +221,7 @@ STAGE = Stage(
         Item("full", full, 150),
         Item("beside", beside, 150),
         Item("squeezed", squeezed, 120),
+        Item("route", route, 150),
     ),
 )
 

@@ -1,6 +1,6 @@
 """Kills while one instance leads its requests over another whose layers it lacks, under load.
 
-    python -m tests.e2e.live_kills [--newcomers 2] [--rounds 200] [--minutes 60] [--seed N]
+    python -m tests.e2e.live_kills [--newcomers 2] [--tp 2] [--overlap] [--rounds 200] [--minutes 60] [--seed N]
 
 Every round pairs new instances with the one that serves, kills one of them, the agent or the controller, lets the
 weights arrive, and waits until every client has got further answers; each answer must be the reference's. Afterwards
@@ -28,7 +28,7 @@ import psutil
 from prism.config.state import StateDir
 from prism.core.ids import local_name
 from prism.weights.store.weight_store import WeightStore
-from tests.engine.slow_image import SlowImage
+from tests.engine.slow_image import SlowImages
 
 from .server import REPO, Server, catalog, complete, greedy, prompts, start, until
 from .wellbeing import all_is_well_again
@@ -37,13 +37,14 @@ MODEL, TOKENS, CLIENTS = "demo-llama", 24, 6
 VICTIMS = ("peer", "leader", "agent", "controller")
 
 
-def pair_catalog(models: Path, devices: int = 2, tp: int = 1) -> dict[str, Any]:
-    """Engines of few requests at a time, so that others wait for them; each on ``tp`` devices."""
+def pair_catalog(models: Path, devices: int = 2, tp: int = 1, overlap: bool = False) -> dict[str, Any]:
+    """Engines of few requests at a time, so that others wait for them; each on ``tp`` devices. ``overlap``: they
+    prepare steps while those before are computed."""
     engine_args = {"dtype": "float32", "max_running_requests": 2}
     config = catalog(models, memory="64MiB", count=devices, engine_args=engine_args)
     for model in config["models"] if tp > 1 else ():
         model["tp"] = tp
-    return config | {"live_scaling": {"mode": "pair"}}
+    return config | {"live_scaling": {"mode": "pair"}, "engines": {"overlap": overlap}}
 
 
 class Load:
@@ -115,10 +116,10 @@ def _words(pid: int) -> list[str]:
 
 
 def kill(server: Server, victim: str, chance: random.Random) -> None:
-    first, *others = (replica["devices"][0] for replica in replicas(server))
+    first, *others = (replica["devices"] for replica in replicas(server))
     match victim:
         case "peer" | "leader":
-            pids = workers_on(server, first if victim == "peer" else chance.choice(others))
+            pids = workers_on(server, chance.choice(first if victim == "peer" else chance.choice(others)))
             assert pids
             for pid in pids:
                 server.kill(pid)
@@ -126,11 +127,13 @@ def kill(server: Server, victim: str, chance: random.Random) -> None:
             server.kill(server.named(victim))
 
 
-def one_round(server: Server, models: Path, victim: str, chance: random.Random, newcomers: int = 1) -> None:
+def one_round(
+    server: Server, models: Path, victim: str, chance: random.Random, newcomers: int = 1, tp: int = 1
+) -> None:
     """See the module. The server has a device for each."""
     complete(server.client, MODEL, "an image is left", 4)
     until(lambda: len(replicas(server)) == 1, "one instance")
-    image = SlowImage(WeightStore(StateDir(server.state).store), MODEL)
+    image = SlowImages(WeightStore(StateDir(server.state).store), MODEL, tp)
     image.arrive(0, 1, image.layers + 1)
     with closing(image), Load(server, models).running() as load, ThreadPoolExecutor(1) as pool:
         asked = pool.submit(load_instances, server, 1 + newcomers)
@@ -170,6 +173,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="Kill processes while engines run layers for each other.")
     parser.add_argument("--rounds", type=int, default=20)
     parser.add_argument("--newcomers", type=int, default=1, help="instances that load at once")
+    parser.add_argument("--tp", type=int, default=1, help="devices of an instance")
+    parser.add_argument("--overlap", action="store_true", help="engines prepare steps ahead")
     parser.add_argument("--minutes", type=float, default=float("inf"), help="begin no round after so many")
     parser.add_argument("--seed", type=int, default=random.SystemRandom().randrange(10**6))
     options = parser.parse_args()
@@ -178,13 +183,14 @@ def main() -> None:
     killed: Counter[str] = Counter()
     over_s = time.monotonic() + 60.0 * options.minutes
     with tempfile.TemporaryDirectory(prefix="prism-live-") as folder:
-        server = start(Path(folder), pair_catalog(models, 1 + options.newcomers))
+        devices = options.tp * (1 + options.newcomers)
+        server = start(Path(folder), pair_catalog(models, devices, options.tp, options.overlap))
         try:
             while sum(killed.values()) < options.rounds and time.monotonic() < over_s:
                 victim = chance.choice(VICTIMS)
                 print(f"round {sum(killed.values())}: {victim}", flush=True)
                 try:
-                    one_round(server, models, victim, chance, options.newcomers)
+                    one_round(server, models, victim, chance, options.newcomers, options.tp)
                 except BaseException:
                     print(_state(server), flush=True)
                     raise
