@@ -14,7 +14,7 @@ import torch
 from prism.remote.messages import FetchKv
 from prism.remote.notes import DoForeign, LeadersGone, Note, PartCame, RunPart
 from sglang_patches.remote_questions import PeerLost
-from sglang_patches.remote_ranks import Outcome, Ranks, RanksApart
+from sglang_patches.remote_ranks import Ranks, RanksApart, RanksOutcome
 from sglang_patches.remote_tensors import Unpacked, pack_tensors, unpack_tensors
 
 WORLD = 2
@@ -85,12 +85,12 @@ def test_others_do_what_rank_0_tells_them_in_its_order_and_get_what_it_got(group
         def hear(note: Note, tensors: Unpacked) -> None:
             heard.append((note, [t.tolist() for t in unpack_tensors(tensors, "cpu")]))
 
-        def work() -> Outcome:
+        def work() -> RanksOutcome:
             ranks.tell(RunPart(stop=1, part=0))
             ranks.tell(DoForeign(leader=3, slots=9, work=FETCH), pack_tensors([state, torch.empty(0, 3)]))
             ranks.tell(PartCame(part=0), pack_tensors([state.bfloat16()]))
             ranks.tell(LeadersGone(leaders=[3]))
-            return Outcome([1, 2], [state])
+            return RanksOutcome([1, 2], [state])
 
         ranks.foreign = hear
         found = ranks.together(work, hear)
@@ -109,7 +109,7 @@ def test_others_do_what_rank_0_tells_them_in_its_order_and_get_what_it_got(group
 
 def test_a_lost_peer_is_lost_on_all_ranks_and_anything_else_ends_the_engine(group: Group) -> None:
     def lose(ranks: Ranks) -> Any:
-        def work() -> Outcome:
+        def work() -> RanksOutcome:
             raise PeerLost("it is gone")
 
         return ranks.together(work)
@@ -118,7 +118,7 @@ def test_a_lost_peer_is_lost_on_all_ranks_and_anything_else_ends_the_engine(grou
         assert isinstance(found, PeerLost) and "it is gone" in str(found)
 
     def fail(ranks: Ranks) -> Any:
-        def work() -> Outcome:
+        def work() -> RanksOutcome:
             raise KeyError("what")
 
         return ranks.together(work) if ranks.leads else None
@@ -148,7 +148,7 @@ def test_each_rank_gets_the_heads_that_it_gave(group: Group, dtype: torch.dtype)
         mine = (torch.arange(2 * 3 * 2 * 4).view(2, 3, 2, 4) + 100 * ranks.rank).to(dtype)
         whole = ranks.collected(mine, 2)
         assert (whole is None) == (not ranks.leads)
-        got = ranks.together(lambda: Outcome(tensors=[whole])).tensors[0]
+        got = ranks.together(lambda: RanksOutcome(tensors=[whole])).tensors[0]
         return tuple(got.shape) == (2, 3, 4, 4) and torch.equal(ranks.own(got, 2), mine)
 
     assert on_both(group, deal) == [True, True]
