@@ -45,7 +45,7 @@ def chance_of_return(idle_s: float, within_s: float, own: IdleIntervals, pool: I
     if all_weight > 0.0:
         counted = min(_POOL_WEIGHT, all_weight)
         weight, soon = weight + counted, soon + counted * (1.0 - all_later / all_weight)
-    return soon / (weight + 1.0)
+    return max(0.0, soon) / (weight + 1.0)  # sums of fading weights may differ in their last digit
 
 
 def due_after_s(idle_s: float, within_s: float, own: IdleIntervals, pool: IdleIntervals) -> float:

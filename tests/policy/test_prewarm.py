@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from prism.policy.demand import IdleIntervals
@@ -55,6 +55,7 @@ lengths = st.lists(st.floats(0.6, 1e5), max_size=30)
 
 
 @given(lengths, lengths, st.floats(0.0, 1e5), st.floats(0.0, 1e4), st.floats(0.0, 1e4))
+@example([], [1.0, 18537.0, 13109.0, 26215.0], 3108.0, 10000.0, 0.0)
 def test_the_chance_grows_with_the_window(
     own_s: list[float], all_s: list[float], idle_s: float, within_s: float, more_s: float
 ) -> None:
