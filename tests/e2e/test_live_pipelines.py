@@ -140,8 +140,8 @@ def serve_together_and_kill(fleet: Fleet, demo_models: Path, victim: str) -> Non
         for name in MACHINES:
             others = [other for other in MACHINES if other != name]
             until(lambda n=name, o=others: sees(fleet, n, "ready", 2, *o), f"{name} leading over the others")  # type: ignore[misc]
-        table = fleet.prism("ps").stdout
-        assert "2/4 over c/host:0,d/host:0 for c/host:0,d/host:0" in table, table
+        shown = "2/4 over c/host:0,d/host:0 for c/host:0,d/host:0"
+        until(lambda: shown in fleet.prism("ps").stdout, "the pipeline in prism ps")
         answers = {text: pool.submit(fleet.ask, MODEL, text, TOKENS) for text in reference}
         assert {text: answer.result() for text, answer in answers.items()} == reference
 
