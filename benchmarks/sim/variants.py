@@ -5,7 +5,15 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Final
 
-from prism.core.settings import EvictionOrder, KvprMode, MigrationTest, Placement, PolicyName, PolicySettings
+from prism.core.settings import (
+    EvictionOrder,
+    KvprMode,
+    MigrationTest,
+    Overload,
+    Placement,
+    PolicyName,
+    PolicySettings,
+)
 from prism.core.specs import ModelSpec
 from prism.sim.cluster_sections import Cluster
 from prism.sim.expected import expect, expecting
@@ -17,6 +25,8 @@ ALONE: Final = "prism, one instance"
 """Prism as its paper has it in this: no model has more than one instance."""
 UNTOLD: Final = "prism, told nothing"
 """Prism that is not told the trace's mean rates and lengths, as it and the fixed maps are otherwise."""
+MOST: Final = "prism, most served"
+"""Prism with ``overload: most_served``."""
 RIVALS: Final = ("muxserve", "static", "serverlessllm", "qlm")
 POLICIES: Final = (PRISM, UNTOLD, *RIVALS)
 PAPER: Final[dict[str, dict[str, object]]] = {
@@ -45,6 +55,8 @@ def _settings(who: str) -> PolicySettings:
         return _changed(PolicySettings.named(PRISM), PAPER[who])
     if who == ALONE:
         return _changed(PolicySettings.named(PRISM), {"max_replicas": 1})
+    if who == MOST:
+        return _changed(PolicySettings.named(PRISM), {"overload": Overload.MOST_SERVED})
     return PolicySettings.named(PRISM if who == UNTOLD else who)
 
 

@@ -83,6 +83,15 @@ class EvictionOrder(StrEnum):
     """Least expected cost of having to bring the model back, by its own idle-interval distribution."""
 
 
+class Overload(StrEnum):
+    """Who is served where not everybody can be."""
+
+    TURNS = "turns"
+    """Everybody in turns: a model that starves drives others out."""
+    MOST_SERVED = "most_served"
+    """The models of which a device serves the most requests; the others have a tenth of the fleet's time in turns."""
+
+
 class MigrationTest(StrEnum):
     """When a move that Algorithm 1 asks for is made."""
 
@@ -132,6 +141,7 @@ class ClusterSettings:
     model or run too slowly."""
     standing_replicas: bool = True
     """A model keeps as many instances as its bursts have needed, where memory is free; they leave first."""
+    overload: Overload = Overload.TURNS
     prewarm: bool = True
     """A model that made room for others is loaded shortly before it is expected to be asked again."""
     rebalance_every_s: float = 5.0

@@ -9,6 +9,8 @@ from collections.abc import Mapping
 IDLE_GAP_S = 0.5
 """Shorter gaps between requests are part of being busy: the distributions of idle intervals do not hold them."""
 _BUCKETS = 12
+_LATELY = 2
+"""Buckets, before the one that has begun, that count as lately."""
 
 
 class SlidingRate:
@@ -35,6 +37,15 @@ class SlidingRate:
         if bucket > self._bucket:
             total -= sum(self._counts[old % _BUCKETS] for old in self._passed_until(bucket))
         return total / (self._width_s * _BUCKETS)
+
+    def lately(self, now_s: float) -> tuple[float, float]:
+        """Requests/s of the last moments (a sixth to a quarter of the window), and how many seconds that is."""
+        bucket, total = int(now_s // self._width_s), 0
+        if self._counts is not None:
+            for b in range(bucket - _LATELY, min(bucket, self._bucket) + 1):
+                total += self._counts[b % _BUCKETS] if b > self._bucket - _BUCKETS else 0
+        window_s = _LATELY * self._width_s + now_s % self._width_s
+        return total / window_s, window_s
 
     def _passed_until(self, bucket: int) -> range:
         """Buckets whose place in the ring belongs to a later time once ``bucket`` is the newest one."""
@@ -74,10 +85,11 @@ class ExpectedRates:
         """The first request has come."""
         return self._first_s is not None
 
-    def per_s(self, model: str, now_s: float) -> float:
-        """What is to be added to the model's measured rate; 0 for a model that is not named."""
+    def per_s(self, model: str, now_s: float, window_s: float | None = None) -> float:
+        """What is to be added to the model's measured rate, of ``window_s`` if that is another than usual; 0 for a
+        model that is not named."""
         seen_s = 0.0 if self._first_s is None else now_s - self._first_s
-        return self._rates.get(model, 0.0) * max(0.0, 1.0 - seen_s / self._window_s)
+        return self._rates.get(model, 0.0) * max(0.0, 1.0 - seen_s / (window_s or self._window_s))
 
 
 _SHORTEST_S = 0.05

@@ -26,6 +26,8 @@ class EvictionCandidate:
     """It has requests: leaves only for a model that reached its starvation bound."""
     requests: int = 0
     """Requests that it has."""
+    coming: float = 0.0
+    """Requests that will come for one in use until it could be back; 0: not looked at."""
     leaving: bool = False
     """It is on its way out already: counting on its memory costs nothing."""
     spare: bool = False
@@ -43,6 +45,8 @@ class EvictionCandidate:
         if self.costs_nothing:
             return 0.0
         harm = (self.activation_s / self.slo_ttft_s) * max(1, self.requests)
+        if self.coming:  # where not everybody can be served, every request counts alike
+            harm = self.requests + self.coming
         return harm / max(self.expected_remaining_s, 1e-3)
 
 

@@ -23,6 +23,7 @@ from prism.scheduler.prewarming import Prewarming
 from prism.scheduler.records import InstanceRecord, ModelRecord
 from prism.scheduler.scaling import Scaling
 from prism.scheduler.survey import Size, Survey
+from prism.scheduler.triage import Triage
 from prism.scheduler.victims import Pressing
 
 
@@ -39,17 +40,19 @@ class PrismPolicy(ClusterPolicy):
         self._scaling = Scaling(books, self._places)
         self._prewarming = Prewarming(books, self._places, self._evictions, self.prewarmed)
         self._kv_relief = KvRelief(books)
+        self._triage = Triage(books)
 
     # --- where a wanted model goes ---
 
     def find_room(self, model: ModelRecord, now_s: float, survey: Survey) -> Room | NoRoom:
         """Where ``model`` is activated.
 
-        1. A model of its size has just found no room: as 5.
+        1. A model of its size has just found no room: as 6.
         2. It does not fit on empty devices: refused for good.
-        3. Free room with the least KVPR (the next in turn without the global scheduler).
-        4. Room by the cheapest eviction, as far as its wait justifies (:func:`pressing_of`).
-        5. Nothing: it waits, for the devices that it has claimed if it has; beyond its bound it is refused.
+        3. It is turned away while the fleet cannot serve everybody: it waits for its turn.
+        4. Free room with the least KVPR (the next in turn without the global scheduler).
+        5. Room by the cheapest eviction, as far as its wait justifies (:func:`pressing_of`).
+        6. Nothing: it waits, for the devices that it has claimed if it has; beyond its bound it is refused.
         """
         pressing = pressing_of(model, self.books.activation_s(model), now_s)
         size = self._size(model, pressing)
@@ -57,13 +60,15 @@ class PrismPolicy(ClusterPolicy):
             return self._no_room(model, now_s)
         if (too_large := self._places.never_fits(model, now_s)) is not None:  # 2
             return NoRoom(too_large, None)
-        if (free := self._free_room(model, now_s)) is not None:  # 3
+        if self._triage.waits_its_turn(model, pressing):  # 3
+            return self._no_room(model, now_s)
+        if (free := self._free_room(model, now_s)) is not None:  # 4
             return free
-        if (cleared := self._room_by_eviction(model, pressing, now_s, survey)) is not None:  # 4
+        if (cleared := self._room_by_eviction(model, pressing, now_s, survey)) is not None:  # 5
             return cleared
         if size is not None:
             survey.full.add(size)
-        return self._no_room(model, now_s)  # 5
+        return self._no_room(model, now_s)  # 6
 
     def _free_room(self, model: ModelRecord, now_s: float) -> Room | None:
         places = self._places
@@ -107,6 +112,8 @@ class PrismPolicy(ClusterPolicy):
         """A starving model claims the devices that can be cleared for it. What drains there is carried over, whoever it
         was to leave for."""
         starves = now_s >= model.starves_at_s and self._claims.claim_of(model.name) is None
+        if self._triage.keeps_waiting(model):
+            return
         if not starves or not self._claims.begin_look(model, now_s):
             return
         devices = self._evictions.clearable_devices(model, now_s)
@@ -131,7 +138,7 @@ class PrismPolicy(ClusterPolicy):
         if due:
             self.books.times.refresh(now_s)
         moves = self._migration.on_time(now_s)
-        ahead = self._prewarming.on_time(now_s)
+        ahead: Iterable[Decision] = chain(self._triage.on_time(now_s), self._prewarming.on_time(now_s))
         if not due or self.books.settings.max_replicas == 1:
             return chain(moves, ahead)
         return chain(moves, ahead, self._scaling.on_time(now_s))

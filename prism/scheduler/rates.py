@@ -46,6 +46,11 @@ class DemandRates:
             rate_per_s += self._expected.per_s(model.spec.name, now_s)
         return rate_per_s / model.spec.slo_ttft_s
 
+    def lately(self, model: ModelRecord, now_s: float) -> float:
+        """Requests/s of the last moments, and what is told of the time before."""
+        rate_per_s, window_s = model.rate.lately(now_s)
+        return rate_per_s + (self._expected.per_s(model.spec.name, now_s, window_s) if self._expects else 0.0)
+
     def rate_for_room(self, model: ModelRecord, now_s: float) -> float:
         """``r / s`` for which a place is looked for: what the board has of a loaded model, else what it will have after
         :meth:`on_start`."""

@@ -7,6 +7,7 @@ from enum import IntEnum
 
 from prism.core.ids import DeviceId
 from prism.core.reasons import ReasonCode
+from prism.core.settings import Overload
 from prism.core.views import InstanceState
 from prism.policy.demand import idle_threshold_s
 from prism.policy.eviction import EvictionCandidate, ranked, recovered_trust
@@ -14,6 +15,8 @@ from prism.scheduler.books import Books
 from prism.scheduler.records import InstanceRecord, ModelRecord
 
 _READY = InstanceState.READY
+_BACK_S = 10.0
+"""A model in use that had to leave an overloaded fleet is back after about this long."""
 _SPARE_LASTS_S = 60.0
 """A replica is not missed for about this long: its model serves on."""
 
@@ -62,7 +65,9 @@ class Victims:
         found: list[EvictionCandidate] = []
         for instance in self._books.fleet.devices[device].instances.values():
             in_use = instance.idle_since_s is None and instance.state is not InstanceState.DRAINING
-            if in_use and pressing is not Pressing.STARVING and len(self._books.models[instance.model].instances) < 2:
+            away = instance.model in self._books.turned_away
+            alone = len(self._books.models[instance.model].instances) < 2
+            if in_use and not away and pressing is not Pressing.STARVING and alone:
                 continue  # as most are: no need to look closer
             candidate = self.candidate(device, instance, pressing, now_s)
             if candidate is not None:
@@ -75,7 +80,8 @@ class Victims:
         """The instance as one that may leave ``device``, or None if it may not.
 
         1. On its way out already: may be counted on, if nothing runs there or the search may go as far as that.
-        2. In use (and not a spare one of its model): only for a model that starves.
+        2. In use (and not a spare one of its model): only for a model that starves, or if its own is turned away
+           (:mod:`prism.scheduler.triage`) for one that would be late.
         3. Pinned, waited for, or not used yet: never (:meth:`_may_leave`); a spare one may all the same.
         4. Idle for less than its threshold: not for a model that can wait, unless it is a spare one.
         """
@@ -83,7 +89,8 @@ class Victims:
         leaving = instance.state is InstanceState.DRAINING
         spare = not leaving and len(model.instances) > 1 and instance.state is _READY and model.is_spare(instance)
         in_use = instance.busy if leaving else instance.idle_since_s is None and not spare
-        if in_use and pressing < Pressing.STARVING:  # 1, 2
+        away = instance.model in self._books.turned_away
+        if in_use and pressing < (Pressing.WOULD_BE_LATE if away else Pressing.STARVING):  # 1, 2
             return None
         if not leaving and not spare and not self._may_leave(model, instance, in_use, now_s):  # 3
             return None
@@ -103,9 +110,15 @@ class Victims:
             activation_s=self._books.activation_s(model),
             in_use=in_use,
             requests=instance.running + instance.waiting if in_use or spare else 0,
+            coming=self._coming(model, now_s) if in_use else 0.0,
             leaving=leaving,
             spare=spare,
         )
+
+    def _coming(self, model: ModelRecord, now_s: float) -> float:
+        if self._books.settings.overload is not Overload.MOST_SERVED:
+            return 0.0
+        return _BACK_S * self._books.rates.lately(model, now_s)
 
     def _remaining_s(self, model: ModelRecord, idle_s: float, now_s: float) -> float:
         """How much longer the model stays idle, on average, as far as that was right lately."""

@@ -20,6 +20,7 @@ from prism.core.settings import (
     GpuSettings,
     KvprMode,
     MigrationTest,
+    Overload,
     Placement,
     PolicyName,
     PolicySettings,
@@ -73,6 +74,13 @@ class PolicyConfig(Section, frozen=True, kw_only=True):
     standing_replicas: Annotated[
         Switch,
         Meta(description="Models keep the instances that bursts needed, where memory is free; they leave first."),
+    ] = UNSET
+    overload: Annotated[
+        Overload | UnsetType,
+        Meta(
+            description="Who is served where not everybody can be: everybody in turns, or the models of which a device "
+            "serves the most requests, while the others have a tenth of the fleet's time."
+        ),
     ] = UNSET
     prewarm: Annotated[
         Switch,

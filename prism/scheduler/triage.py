@@ -1,0 +1,160 @@
+"""Which models a fleet that cannot serve everybody does not serve for the time being (:mod:`prism.policy.triage`).
+
+Only with ``overload: most_served``. A model that is turned away gives way to any other that would be late without its
+room, and is loaded in turns: all of them together take a tenth of the fleet's time, so that none waits for ever.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from typing import Final
+
+from prism.core.ids import ModelName
+from prism.core.reasons import ReasonCode, because
+from prism.core.settings import Overload
+from prism.core.specs import DeviceSpec
+from prism.core.views import InstanceState
+from prism.policy.device_time import Batch, alone_s, bandwidth_share, room_within
+from prism.policy.profiles import rates_on
+from prism.policy.triage import Applicant, FleetRoom, turned_away
+from prism.scheduler.books import Books
+from prism.scheduler.decisions import StopInstance
+from prism.scheduler.records import InstanceRecord, ModelRecord
+from prism.scheduler.victims import Pressing
+
+_EVERY_S: Final = 1.0
+_TROUBLED: Final = 0.05
+"""Part of the requests whose models are in trouble from which on the fleet is overloaded."""
+_SLOWED: Final = 0.75
+"""Part of the objective of a token's time that neighbours may take a model's steps to."""
+_LINGERS_S: Final = 2.0
+"""A model is there for so long around each of its requests."""
+_USABLE: Final = 0.95
+"""Part of the memory that models can fill: it is dealt in whole models."""
+_TURN_S: Final = 10.0
+"""Longest turn of a model that is turned away, while its requests wait."""
+_TURNS_SHARE: Final = 0.1
+"""Part of the fleet's time that all these turns together may take."""
+_SAVED_UP_S: Final = 10.0
+"""So much of that share may be saved up."""
+_PROMPT_TOKENS: Final = 500.0
+_ANSWER_TOKENS: Final = 200.0
+"""Where nobody has told."""
+
+
+class Triage:
+    """Owns who is turned away (``books.turned_away``)."""
+
+    def __init__(self, books: Books) -> None:
+        self._books = books
+        self._prompts = dict(books.settings.expected_prompt_tokens)
+        self._answers = dict(books.settings.expected_output_tokens)
+        self._looked_s = float("-inf")
+        self._spent_s = 0.0
+        """Device time that turns have taken beyond their share; negative: saved up."""
+
+    def on_time(self, now_s: float) -> Iterator[StopInstance]:
+        """Looks once a second; turns that are over end, and what drains for them is carried over where others wait for
+        its memory."""
+        settings = self._books.settings
+        if settings.overload is not Overload.MOST_SERVED or not settings.global_scheduler:
+            return
+        if now_s < self._looked_s + _EVERY_S:
+            return
+        self._spend(now_s)
+        self._looked_s = now_s
+        self._books.turned_away = self._look(now_s)
+        for name in sorted(self._books.turned_away):
+            for instance in list(self._books.models[name].instances):
+                if self._turn_is_over(instance, now_s):
+                    yield StopInstance(instance, because(ReasonCode.KV_PRESSURE, turned_away=1))
+                elif self._is_in_the_way(instance):
+                    yield StopInstance(instance, because(ReasonCode.KV_PRESSURE, turned_away=1), carry=True)
+
+    def waits_its_turn(self, model: ModelRecord, pressing: Pressing) -> bool:
+        """The model is turned away, was not asked for by an operator, and it is not its turn: it does not starve yet,
+        or its like have had their share of the fleet's time."""
+        return self.keeps_waiting(model) or (
+            model.name in self._books.turned_away and model.want is None and pressing is not Pressing.STARVING
+        )
+
+    def keeps_waiting(self, model: ModelRecord) -> bool:
+        """It is turned away, and its like have had their share of the fleet's time."""
+        return model.name in self._books.turned_away and model.want is None and self._spent_s > 0.0
+
+    # --- turns ---
+
+    def _spend(self, now_s: float) -> None:
+        devices = len(self._books.fleet.devices)
+        passed_s = min(1.5 * _EVERY_S, now_s - self._looked_s)
+        used = sum(len(i.shards) for i in self._books.loaded.values() if i.model in self._books.turned_away)
+        spent_s = self._spent_s + passed_s * (used - _TURNS_SHARE * devices)
+        self._spent_s = max(-_SAVED_UP_S * _TURNS_SHARE * devices, spent_s)
+
+    def _turn_is_over(self, instance: InstanceRecord, now_s: float) -> bool:
+        if instance.state is not InstanceState.READY:
+            return False
+        there_s = now_s - instance.since_s
+        return there_s >= self._books.settings.min_residency_s and (not instance.waiting or there_s >= _TURN_S)
+
+    def _is_in_the_way(self, instance: InstanceRecord) -> bool:
+        """It drains, and more requests wait for memory beside it than it still runs."""
+        if instance.state is not InstanceState.DRAINING or instance.carried:
+            return False
+        devices = self._books.fleet.devices
+        there = [devices[d] for d in instance.shards if d in devices]
+        return sum(i.waiting for d in there if d.memory_short_s > 0.0 for i in d.instances.values()) > instance.running
+
+    # --- who ---
+
+    def _look(self, now_s: float) -> frozenset[ModelName]:
+        books, asked, troubled = self._books, 0.0, 0.0
+        usable = [d.spec for d in books.fleet.devices.values() if not d.draining]
+        applicants: list[Applicant] = []
+        for model in books.models.values():
+            rate_per_s = books.rates.lately(model, now_s)
+            if model.removed or model.pinned or (rate_per_s <= 0.0 and not model.waiting):
+                continue
+            asked += rate_per_s
+            troubled += rate_per_s * self._in_trouble(model, now_s)
+            applicants.append(self._applicant(model, rate_per_s, usable[0] if usable else None))
+        if not usable or troubled <= _TROUBLED * asked:
+            return frozenset()
+        room = FleetRoom(float(len(usable)), _USABLE * sum(spec.memory_bytes for spec in usable))
+        return turned_away(applicants, room)
+
+    def _in_trouble(self, model: ModelRecord, now_s: float) -> bool:
+        """Its requests wait for longer than their objective, or it is turned away."""
+        slo_s = model.spec.slo_ttft_s
+        late = model.waiting and now_s - model.waiting_since_s > slo_s
+        return bool(late or model.name in self._books.turned_away) or any(
+            i.waiting and i.waited_s > slo_s for i in model.instances
+        )
+
+    def _applicant(self, model: ModelRecord, rate_per_s: float, device: DeviceSpec | None) -> Applicant:
+        """What the model takes, by the model of step times: as many requests run at once as come in the time of an
+        answer, in as many instances as keep their tokens within the objective."""
+        spec, served = model.spec, model.name not in self._books.turned_away
+        if device is None:
+            return Applicant(spec.name, rate_per_s, 0.0, 0.0, served)
+        rates, shard_bytes = rates_on(spec, device.kind), spec.shard_weight_bytes
+        answer = self._answers.get(spec.name, _ANSWER_TOKENS)
+        kv_tokens = self._prompts.get(spec.name, _PROMPT_TOKENS) + answer / 2
+        kv_bytes = kv_tokens * spec.shape.kv_bytes_per_token / spec.tp
+        step_s = alone_s(rates, Batch(shard_bytes, 0, 1))
+        running = rate_per_s * answer * step_s * max(1.0, _SLOWED * spec.slo_tpot_s / step_s)
+        room = room_within(rates, shard_bytes, kv_bytes, spec.slo_tpot_s)
+        copies = max(1.0, running / room) if room >= 1.0 else 1.0
+        each = running / copies
+        batch = Batch(shard_bytes, int(kv_bytes * each), max(1, round(each)))
+        crowded = max(1.0, _SLOWED * spec.slo_tpot_s / alone_s(rates, batch))
+        busy = -math.expm1(-each)
+        there = -math.expm1(-each - rate_per_s / copies * _LINGERS_S)
+        return Applicant(
+            spec.name,
+            rate_per_s,
+            copies * busy * bandwidth_share(rates, batch) * spec.tp / crowded,
+            copies * there * spec.tp * (shard_bytes + device.engine_bytes) + running * kv_bytes * spec.tp,
+            served,
+        )

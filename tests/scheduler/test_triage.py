@@ -1,0 +1,47 @@
+"""A fleet that cannot serve everybody (``overload: most_served``): ten models on two devices that hold four of them."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import replace
+
+from prism.core.effects import Activate, Deactivate
+from prism.core.settings import Overload
+from tests.scheduler.paged_world import PagedWorld
+from tests.scheduler.test_starvation import MAX_WAIT_S, PROFILES, SETTINGS, ten_models
+
+
+def run(profile: str, overload: Overload, seconds: float = 300.0) -> PagedWorld:
+    world = PagedWorld(replace(SETTINGS, overload=overload), ten_models(), 400, 1)
+    world.run(PROFILES[profile], seconds)
+    return world
+
+
+def test_nobody_is_turned_away_who_could_be_served() -> None:
+    """Decision for decision as without it."""
+    usual, most = (run("the soak", overload, 120.0) for overload in Overload)
+    assert most.log == usual.log and not most.scheduler.books.turned_away
+
+
+def test_those_that_are_turned_away_have_turns_and_their_requests_end() -> None:
+    world = run("everybody always", Overload.MOST_SERVED)
+    left_s = [world.now - ask.waits_since_s for asks in world.inactive.values() for ask in asks]
+    assert max(world.waits_s + left_s) <= MAX_WAIT_S + 1.0, "longer waits are refused"
+    served = Counter(effect.model for _, effect in world.log if isinstance(effect, Activate))
+    assert len(served) == 10 and min(served.values()) >= 5, "every model has turns"
+    assert world.refused < world.answered / 10
+    assert world.failures <= sum(served.values()) / 100, "the books promised memory that is not there"
+    ended = [dict(e.reason.numbers) for _, e in world.log if isinstance(e, Deactivate)]
+    assert any("turned_away" in numbers for numbers in ended), "turns end"
+
+
+def test_an_operators_load_is_never_turned_away() -> None:
+    world = run("everybody always", Overload.MOST_SERVED, 60.0)
+    books, triage = world.scheduler.books, world.scheduler.policy._triage  # type: ignore[attr-defined]
+    away = next(iter(books.turned_away), None)
+    assert away is not None
+    model = books.models[away]
+    triage._spent_s = 1.0
+    assert triage.keeps_waiting(model)
+    model.want = next(e.reason for _, e in world.log if isinstance(e, Activate))
+    assert not triage.keeps_waiting(model)
