@@ -39,9 +39,9 @@ class KvRelief:
 
         1. What drains there is carried over, where that helps; nobody else leaves until it is gone.
         2. Else one leaves, so that the next report shows whether it was enough: a spare instance, whose model serves on
-           elsewhere, unless the requests that wait are its own: they would only wait elsewhere, or an idle model. Its
-           neighbours' KV takes its place at once, so that coming back is harder than going: a model goes only if it is
-           likely to stay idle for many activations,
+           elsewhere, or an idle model; never the one whose own requests are all that wait, which would only wait
+           elsewhere. Its neighbours' KV takes its place at once, so that coming back is harder than going: a model goes
+           only if it is likely to stay idle for many activations,
         3. unless nothing can run here at all: then any that is idle beyond its threshold, at once if it is not expected
            back within the time of two activations, else only if the requests have waited for longer than its way out
            and back would take.
