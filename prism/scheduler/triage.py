@@ -134,7 +134,7 @@ class Triage:
 
     def _applicant(self, model: ModelRecord, rate_per_s: float, device: DeviceSpec | None) -> Applicant:
         """What the model takes, by the model of step times: as many requests run at once as come in the time of an
-        answer, in as many instances as keep their tokens within the objective. ``device`` stands for all of the fleet."""
+        answer, in as many instances as keep their tokens within the objective. ``device`` stands for all others."""
         spec, served = model.spec, model.name not in self._books.turned_away
         if device is None:
             return Applicant(spec.name, rate_per_s, 0.0, 0.0, served)
