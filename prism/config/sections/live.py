@@ -20,8 +20,8 @@ class LiveScalingConfig(Section, frozen=True, kw_only=True):
             description="An instance that joins others of its model serves when all its weights are there (whole), or "
             "at once, with one that has everything running the layers that are still to come (pair); or so, and over "
             "others that come with it as soon as they have all layers between them (pipelines); or, when requests "
-            "wait, in whichever way is estimated to serve most within their objective, and later if that serves as "
-            "many (auto). Devices then lend memory for pairs, as `kv.lend_keep_fraction` says."
+            "wait, in whichever of these ways is estimated to serve most within their objective (auto). "
+            "Devices then lend memory for pairs, as `kv.lend_keep_fraction` says."
         ),
     ] = LiveMode.WHOLE
     hop_s: Annotated[
