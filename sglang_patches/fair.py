@@ -165,7 +165,7 @@ class FairRounds:
         pays = bool(self._moves.agree(int(paging_pays(switch))))
         if pays is not self.pays:
             self.pays = pays
-            log.info("fair scheduling %s: %s", "takes turns" if pays else "keeps the order of arrival", switch)
+            log.debug("fair scheduling %s: %s", "takes turns" if pays else "keeps the order of arrival", switch)
         return pays
 
     def _expected_left(self, req: Any) -> int:

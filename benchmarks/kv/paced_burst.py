@@ -1,13 +1,15 @@
 """Figure 8 with steps that cost what a GPU's do: what does taking turns do to a burst on paced devices?
 
-    python -m benchmarks.kv.paced_burst --rate 0.9 [--before 10] [--burst-s 60] [--rounds 1]
+    python -m benchmarks.kv.paced_burst [--rate 0.6] [--before 10] [--burst-s 60] [--rounds 1]
 
 As :mod:`benchmarks.kv.burst`, but devices play two H100s that run Llama-70B: a step takes what the simulator's model of
 them says (:func:`declared_pace`), 33 ms and little for each request, so that a minute's burst is a minute. **Times are
 declared, not measured**; the engine's real compute, which is small beside them, is in them where it exceeds its turn
 (``beyond``). The model has one layer with the KV bytes of demo-llama's four, so that a step of all that fit computes
 for less than a quarter of what is declared. All ways run at the same time on the same requests, each on a device of its
-own beside one that lends: none has a quieter machine than another. ``--rate`` is the stable rate; the rest as there.
+own beside one that lends: none has a quieter machine than another. ``--rate`` is the stable rate; without it, as in
+:mod:`benchmarks.kv.burst_model`, the largest of some (:data:`STEADY_REQUESTS` evenly spaced requests of each, at the
+same time on a device each) at which first come first served costs requests a second each; the rest as there.
 Prints how busy the machine was, too.
 
 Last result: docs/results/aqua.md.
@@ -19,6 +21,7 @@ import argparse
 import asyncio
 import os
 import shutil
+import statistics
 import tempfile
 import time
 from dataclasses import replace
@@ -51,6 +54,14 @@ from prism.sim.roofline import step_cost
 
 PLAYED: Final = "meta-llama/Llama-3.3-70B-Instruct"
 
+COLUMNS: Final = (
+    *("round", "way", "highest first token, s", "90%", "median", "per token, median ms", "mean", "tokens paged in"),
+    *("declared, s", "beyond, s"),
+)
+RATES: Final = (0.45, 0.55, 0.65, 0.75)
+STEADY_REQUESTS: Final = 100
+STABLE_WAIT_S: Final = 1.0
+
 
 def declared_pace() -> DevicePace:
     """A step of Llama-70B on two H100s, as one layer: what it takes for itself (weights, launches, reductions), and
@@ -75,6 +86,23 @@ def shallow_model(models: Path, path: Path) -> Path:
     torch.manual_seed(7)
     LlamaForCausalLM(config).to(torch.float32).save_pretrained(path)
     return path
+
+
+async def stable_rate(bed: BurstBed) -> float:
+    """Raises ValueError if the least of :data:`RATES` is too much."""
+    handles = [await activate(bed, "first come", i) for i in range(len(RATES))]
+    alone = [await bed.ask(handle, 9, 60, 2) for handle in handles]
+    alone_s = statistics.mean(asked.ttft_s for asked in alone)
+    steady = [[i / rate for i in range(STEADY_REQUESTS)] for rate in RATES]
+    played = await asyncio.gather(*(bed.play(*each, 3) for each in zip(handles, steady, strict=True)))
+    for handle in handles:
+        await handle.deactivate()
+    waits_s = [statistics.mean(asked.ttft_s for asked in found) - alone_s for found in played]
+    print("; ".join(f"{rate} requests/s: {wait_s:.2f} s" for rate, wait_s in zip(RATES, waits_s, strict=True)))
+    stable = [rate for rate, wait_s in zip(RATES, waits_s, strict=True) if wait_s < STABLE_WAIT_S]
+    if not stable:
+        raise ValueError(f"no rate is stable, {RATES[0]} requests/s cost {waits_s[0]:.1f} s each")
+    return max(stable)
 
 
 async def activate(bed: BurstBed, way: str, number: int) -> EngineHandle:
@@ -117,24 +145,22 @@ async def one_round(bed: BurstBed, times_s: list[float], number: int) -> None:
 
 async def run(models: Path, rate: float, before: int, burst_s: float, rounds: int) -> None:
     pace = declared_pace()
-    times_s = arrivals(rate, before, burst_s)
     print(f"devices play two H100s with {PLAYED}: {pace.words}")
-    print(f"{rate:.2f} requests/s, then {2 * rate:.2f} for {burst_s:.0f} s: {len(times_s)} requests", flush=True)
-    print(
-        "| round | way | highest first token, s | 90% | median | per token, median ms | mean | tokens paged in ", end=""
-    )
-    print("| declared, s | beyond, s |\n|---|---|---|---|---|---|---|---|---|---|")
     with tempfile.TemporaryDirectory(prefix="prism-m-") as folder:
         shallow = shallow_model(models, Path(folder) / "shallow-llama")
         devices = [DeviceId(f"local/host:{i}") for i in range(len(WAYS) + 1)]
         async with open_bed(pool_spec(shallow), devices, pace) as bed:
+            rate = rate or await stable_rate(bed)
+            times_s = arrivals(rate, before, burst_s)
+            print(f"{rate:.2f} requests/s, then {2 * rate:.2f} for {burst_s:.0f} s: {len(times_s)} requests")
+            print(f"| {' | '.join(COLUMNS)} |\n{'|---' * len(COLUMNS)}|", flush=True)
             for number in range(rounds):
                 await one_round(bed, times_s, number)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description="First tokens in a burst on paced devices, by scheduling and link.")
-    parser.add_argument("--rate", type=float, required=True)
+    parser.add_argument("--rate", type=float, default=0.0)
     parser.add_argument("--before", type=int, default=10)
     parser.add_argument("--burst-s", type=float, default=60.0)
     parser.add_argument("--rounds", type=int, default=1)

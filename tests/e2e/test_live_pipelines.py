@@ -23,6 +23,7 @@ from .server import catalog, greedy
 
 MODEL, TOKENS = "demo-llama", 64
 LAYERS = 12
+SLOW_MBIT, FAST_MBIT = 10.0, 1000.0
 MACHINES = ("b", "c", "d")
 
 
@@ -33,27 +34,32 @@ def pipeline_catalog(models: Path, memory: str) -> dict[str, Any]:
 
 
 @contextmanager
-def running(mbit: float, models: Path, folder: Path, memory: str = "32MiB") -> Iterator[Fleet]:
-    """The server on host 0, and three machines with one device each; with ``mbit`` on links of this rate, but for the
-    server's, over which all reports go."""
-    with ExitStack() as stack:
-        hosts = [Host()] * 4
-        if mbit:
-            if reason := why_not():
-                pytest.skip(reason)
-            there = stack.enter_context(Hosts(4, mbit, {0: 1000.0}))
-            hosts = [Host(tuple(there.command(i, [])), there.ip(i)) for i in range(4)]
-        started = Fleet(folder, hosts)
-        try:
-            started.begin_serving(pipeline_catalog(models, memory))
-            for host, name in enumerate(MACHINES, 1):
-                started.begin_joining(name, host, memory=memory)
-            started.ready("local", *MACHINES)
-            yield started
-            started.stop()
-        finally:
-            for name in list(started.processes):
-                started.kill(name)
+def running(links: Hosts | None, models: Path, folder: Path, memory: str = "32MiB") -> Iterator[Fleet]:
+    """The server on host 0, and three machines with one device each: on hosts of ``links``, or all on loopback."""
+    hosts = [Host()] * 4 if links is None else [Host(tuple(links.command(i, [])), links.ip(i)) for i in range(4)]
+    started = Fleet(folder, hosts)
+    try:
+        started.begin_serving(pipeline_catalog(models, memory))
+        for host, name in enumerate(MACHINES, 1):
+            started.begin_joining(name, host, memory=memory)
+        started.ready("local", *MACHINES)
+        yield started
+        started.stop()
+    finally:
+        for name in list(started.processes):
+            started.kill(name)
+
+
+@contextmanager
+def linked(mbit: float) -> Iterator[Hosts | None]:
+    """Four hosts on links of this rate, but for the server's, over which all reports go; 0: none."""
+    if not mbit:
+        yield None
+        return
+    if reason := why_not():
+        pytest.skip(reason)
+    with Hosts(4, mbit, {0: FAST_MBIT}) as links:
+        yield links
 
 
 def instances(fleet: Fleet) -> dict[str, dict[str, Any]]:
@@ -109,7 +115,7 @@ SLOW, NET = (pytest.mark.engine, pytest.mark.slow), (pytest.mark.engine, pytest.
         pytest.param(0.0, "machine", marks=SLOW),
         pytest.param(0.0, "engine", marks=SLOW),
         pytest.param(0.0, "controller", marks=SLOW),
-        pytest.param(1000.0, "machine", marks=NET),
+        pytest.param(FAST_MBIT, "machine", marks=NET),
     ],
 )
 def test_machines_serve_together_and_whoever_is_killed_every_answer_is_exact(
@@ -117,7 +123,7 @@ def test_machines_serve_together_and_whoever_is_killed_every_answer_is_exact(
 ) -> None:
     """Three machines, of which each gets other layers; one of their engines, all of the machine or the controller is
     killed in mid-answer, and they go on when their layers come; whoever is left has everything in the end."""
-    with running(mbit, demo_models, tmp_path) as fleet:
+    with linked(mbit) as links, running(links, demo_models, tmp_path) as fleet:
         serve_together_and_kill(fleet, demo_models, victim)
 
 
@@ -179,17 +185,41 @@ def deep_model(models: Path, folder: Path) -> Path:
     return folder
 
 
+def set_rates(links: Hosts, mbit: float) -> None:
+    for host, _ in enumerate(MACHINES, 1):
+        links.set_rate(host, mbit)
+
+
+def leads_over_another(fleet: Fleet, *machines: str) -> bool:
+    """Whether one of these serves over another of them, with some of the layers."""
+    shown = instances(fleet)
+    serving = [shown[m].get("remote") or {} for m in machines if shown.get(m, {}).get("state") == "ready"]
+    over = {peer.partition("/")[0] for remote in serving for peer in remote.get("peers", ())}
+    return any(0 < remote.get("held_layers", 0) < LAYERS for remote in serving) and bool(over & {*machines})
+
+
 @pytest.mark.net
 @pytest.mark.engine
 def test_what_two_machines_send_in_shifted_order_is_led_over_before_it_is_there(
     demo_models: Path, tmp_path: Path
 ) -> None:
-    """Sources that do not serve, slow links: the two receivers are a pipeline before either of them has everything."""
+    """Sources that do not serve, and links that are too slow for the weights to be there before an engine is, however
+    long it takes to begin: the two receivers are a pipeline before either of them has everything, and answer. Then the
+    links become fast, and both go on alone."""
     path = deep_model(demo_models, tmp_path / MODEL)
-    with running(48.0, tmp_path, tmp_path, memory="256MiB") as fleet:
+    reference = greedy(str(path), "hello there", TOKENS)
+    with linked(FAST_MBIT) as links, running(links, tmp_path, tmp_path, memory="256MiB") as fleet:
+        assert links is not None
         leave_an_image_on(fleet, "local", "b")
         for machine in ("local", "b"):
             fleet.prism("drain", f"{machine}/host:0")
-        told = fleet.prism("load", MODEL, "--to", "2")
-        assert any(f"of {LAYERS} layers, over {machine}/host:0" in told.stderr for machine in "cd"), told.stderr
-        assert fleet.ask(MODEL, "hello there", TOKENS) == greedy(str(path), "hello there", TOKENS)
+        set_rates(links, SLOW_MBIT)
+        with ThreadPoolExecutor(1) as pool:
+            loaded = pool.submit(fleet.prism, "load", MODEL, "--to", "2")
+            until(lambda: leads_over_another(fleet, "c", "d"), "one of two leading over the other")
+            answered = fleet.ask(MODEL, "hello there", TOKENS)
+            set_rates(links, FAST_MBIT)
+            told = loaded.result()
+        assert answered == reference
+        assert "has all layers" in told.stderr
+        assert fleet.ask(MODEL, "hello there", TOKENS) == reference

@@ -63,6 +63,10 @@ class Hosts:
         port = self._port(host)
         _run("ip", "-n", self._switch, "link", "set", port, "up" if up else "down")
 
+    def set_rate(self, host: int, mbit: float) -> None:
+        """Another rate for a host's link, both ways, from now on."""
+        self._shape(host, mbit, "change")
+
     def _port(self, host: int) -> str:
         return f"{self._tag}p{host}"
 
@@ -90,12 +94,14 @@ class Hosts:
         _run("ip", "-n", space, "link", "set", "lo", "up")
         _run("ip", "-n", space, "link", "set", "eth0", "up")
         _run("ip", "-n", self._switch, "link", "set", port, "master", "br0", "up")
-        mbit = self._slow.get(host, self._mbit)
-        for where, device in ((space, "eth0"), (self._switch, port)):
-            shape = ["tbf", "rate", f"{mbit}mbit", "burst", BURST, "limit", LIMIT]
-            _run("tc", "-n", where, "qdisc", "add", "dev", device, "root", *shape)
+        self._shape(host, self._slow.get(host, self._mbit), "add")
         settings = ["net.ipv4.tcp_slow_start_after_idle=0", f"net.ipv4.tcp_congestion_control={CONGESTION}"]
         _run(*self.command(host, ["sysctl", "-qw", *settings]))
+
+    def _shape(self, host: int, mbit: float, verb: str) -> None:
+        shape = ["tbf", "rate", f"{mbit}mbit", "burst", BURST, "limit", LIMIT]
+        for where, device in ((self.name(host), "eth0"), (self._switch, self._port(host))):
+            _run("tc", "-n", where, "qdisc", verb, "dev", device, "root", *shape)
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
         self._remove()
