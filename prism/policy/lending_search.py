@@ -11,10 +11,13 @@ import numpy as np
 import numpy.typing as npt
 
 from prism.policy.lending_map import Assignment, MemoryNeed, Servers, imbalance_bytes
+from prism.policy.lending_pairs import PairSearch
 
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int_]
 _LEAST_FALL: Final = 1e-9
+_MOST_DIVISIONS: Final = 1 << 24
+"""Of pairs of servers that are looked at: about a second."""
 
 
 @dataclass(slots=True)
@@ -28,10 +31,12 @@ def improve(needs: Sequence[MemoryNeed], at: Assignment, servers: Servers, most_
     """Exchange and move models as long as it helps; at most ``most_rounds`` times each. The objective never grows.
 
     1. All servers towards the same net memory and count: the largest fall of the sum of squares, over all pairs. It
-       has few traps, and it is not yet the objective.
+       has few traps, and it is not yet the objective. Few models change places at first; then two servers at a time
+       are dealt anew, whatever it takes.
     2. Away from the servers that are the largest, which is.
     """
     level = _levelled(needs, at, servers, most_rounds)
+    level = PairSearch(needs, level, servers).run(_MOST_DIVISIONS)
     at = min((level, list(at)), key=lambda found: imbalance_bytes(needs, found, servers))
     for _ in range(most_rounds):
         better = _better(needs, at, servers)

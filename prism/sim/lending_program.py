@@ -7,6 +7,7 @@ once per permutation.
 
 from __future__ import annotations
 
+import time
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -29,6 +30,7 @@ from prism.policy.lending_map import (
     least_imbalance_bytes,
 )
 from prism.policy.lending_search import improve
+from prism.sim.lending_bound import bound_by_types
 
 Counts = npt.NDArray[np.int_]
 """How many of each kind of model stand on each server, kind by kind."""
@@ -69,12 +71,14 @@ class _Kind:
 
 def plan_lending(needs: Sequence[MemoryNeed], servers: Servers, limit_s: float = 5.0) -> LendingPlan:
     """Servers for ``needs``. The local search answers when it proves itself within :data:`GOOD_ENOUGH`, else the
-    program has ``limit_s`` seconds and the better of the two stands. Raises :class:`InvalidValue`."""
+    program has what is left of ``limit_s`` seconds and the better of the two stands. Raises :class:`InvalidValue`."""
     check_fits(needs, servers)
+    start_s = time.perf_counter()
     found = _searched(needs, servers)
     if found is not None and found.gap <= GOOD_ENOUGH:
         return found
-    solved = solve_program(needs, servers, limit_s)
+    left_s = limit_s - (time.perf_counter() - start_s)
+    solved = solve_program(needs, servers, left_s) if left_s > 0 else None
     plans = [plan for plan in (found, solved) if plan is not None]
     if not plans:
         raise InvalidValue("servers", servers.count, f"no assignment was found within {limit_s:g} s")
@@ -92,8 +96,11 @@ def _searched(needs: Sequence[MemoryNeed], servers: Servers) -> LendingPlan | No
     if first is None:
         return None
     at = improve(needs, first, servers)
-    bound_bytes = least_imbalance_bytes(needs, servers)
-    return _plan(at, imbalance_bytes(needs, at, servers), bound_bytes, "local search", servers)
+    imbalance = imbalance_bytes(needs, at, servers)
+    found = _plan(at, imbalance, least_imbalance_bytes(needs, servers), "local search", servers)
+    if found.gap <= GOOD_ENOUGH:
+        return found
+    return _plan(at, imbalance, bound_by_types(needs, servers, imbalance), "local search", servers)
 
 
 def solve_program(needs: Sequence[MemoryNeed], servers: Servers, limit_s: float) -> LendingPlan | None:

@@ -16,9 +16,11 @@ from prism.policy.lending_map import (
     assign_in_turn,
     check_fits,
     imbalance_bytes,
+    least_count,
     least_imbalance_bytes,
     match_lenders,
 )
+from prism.policy.lending_pairs import PairSearch
 from prism.policy.lending_search import improve
 
 GPU = 80
@@ -60,6 +62,38 @@ def test_the_bound_is_below_every_assignment_and_the_search_never_worse_than_its
     best = best_by_force(needs, servers)
     assert least_imbalance_bytes(needs, servers) <= best
     assert best <= imbalance_bytes(needs, found, servers) <= imbalance_bytes(needs, first, servers)
+
+
+@given(small_fleets)
+def test_two_servers_are_dealt_as_evenly_as_they_can_be(fleet) -> None:
+    pairs, _ = fleet
+    needs, servers = needs_of(*pairs), Servers(2, 4, GPU)
+    first = assign_in_turn(needs, servers)
+    if first is None:
+        return
+    found = PairSearch(needs, first, servers).run(1 << 20)
+    every = [at for at in product(range(2), repeat=len(needs)) if fits(needs, at, servers)]
+    assert fits(needs, found, servers)
+    assert squares(needs, found, servers) == min(squares(needs, at, servers) for at in every)
+    assert found == first or squares(needs, found, servers) < squares(needs, first, servers)
+
+
+def squares(needs: list[MemoryNeed], at: tuple[int, ...] | list[int], servers: Servers) -> tuple[int, float]:
+    """By how many the counts are above the least possible, and how uneven the net memory is."""
+    above, total = 0, 0.0
+    for server in range(servers.count):
+        mine = [need for need, there in zip(needs, at, strict=True) if there == server]
+        above += max(0, sum(n.shards * n.sign for n in mine) - least_count(needs, servers))
+        total += (sum(n.shards * n.spare_bytes for n in mine) / servers.gpu_bytes) ** 2
+    return above, round(total, 6)
+
+
+def test_a_wide_model_changes_places_with_four() -> None:
+    """No exchange of two for two leads from one server's lenders to the other's."""
+    needs = needs_of((4, 10), *[(1, 30)] * 4, *[(1, -10)] * 4, *[(1, -30)] * 4)
+    at = [0, *[1] * 4, *[1] * 4, *[0] * 4]
+    assert imbalance_bytes(needs, at, Servers(2, 8, GPU)) == 80
+    assert imbalance_bytes(needs, improve(needs, at, Servers(2, 8, GPU)), Servers(2, 8, GPU)) == 0
 
 
 def test_lenders_and_borrowers_are_paired_over_servers() -> None:
