@@ -8,38 +8,63 @@ import os
 import shutil
 import signal
 import tempfile
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
+from prism.core.specs import ModelSpec
 from prism.engine.handle import EngineHandle
 from prism.kv.host_pool import HostPool, drop_host_pool, host_pool_directory
 from prism.kv.settings import DeclaredLinks, KvSettings, write_kv_settings
-from tests.engine.rig import DEVICE_BYTES, Rig, prompt, tokenized, until_died
+from tests.engine.families import LATENT_ROWS, REPRESENTS, WINDOWS, make_model, named
+from tests.engine.rig import DEVICE_BYTES, Rig, prompt, reference, tokenized, until_died
 
 pytestmark = [pytest.mark.engine, pytest.mark.slow]
 NAME = "demo-llama"
 BOUND = 6 << 20
+_MOST_NEW = 25
 
-turns = st.tuples(st.just("turn"), st.integers(0, 3), st.integers(1, 25))
-both = st.tuples(st.just("two turns"), st.integers(0, 3), st.integers(1, 25))
+turns = st.tuples(st.just("turn"), st.integers(0, 3), st.integers(1, _MOST_NEW))
+both = st.tuples(st.just("two turns"), st.integers(0, 3), st.integers(1, _MOST_NEW))
 others = st.tuples(
     st.sampled_from(["move", "come back", "kill", "short", "room", "lend", "reclaim", "corrupt", "forget"]),
     st.integers(0, 1),
     st.integers(0, 1000),
 )
+Schedule = list[tuple[str, int, int]]
 schedules = st.lists(st.one_of(turns, both, others), min_size=8, max_size=12)
+
+
+@dataclass(frozen=True)
+class Talk:
+    """How long conversations are: whole pieces of 64 tokens, some in common, and more."""
+
+    first: int
+    common: int
+    long: int
+    most: int
+    """Said, with answers."""
+    slower: int = 1
+    """Answers are so many times shorter."""
+
+
+USUAL = Talk(200, 130, 280, 400)
+INTERPRETED = Talk(70, 66, 130, 150, slower=6)
+"""Of models whose attention runs in Triton's interpreter: it takes seconds for what others do in milliseconds."""
 
 
 class Story:
     """Conversations with one model that anything may happen to."""
 
-    def __init__(self, rig: Rig) -> None:
-        self.rig, self.at = rig, 0
-        self.said: list[list[int]] = [[*prompt(1, 200)], [*prompt(1, 130), *prompt(2, 90)], [*prompt(3, 280)]]
-        self.said.append([*self.said[2], 7])
+    def __init__(self, rig: Rig, spec: ModelSpec, talk: Talk) -> None:
+        self.rig, self.spec, self.talk, self.at = rig, spec, talk, 0
+        self.said: list[list[int]] = [[*prompt(1, talk.first)], [*prompt(1, talk.common), *prompt(2, talk.common // 3)]]
+        self.said += [[*prompt(3, talk.long)], [*prompt(3, talk.long), 7]]
         accounts = rig.folder / "accounts"
         links = {f"host:{i}": DeclaredLinks(host=4e7, peer=4e8) for i in range(2)}
         write_kv_settings(accounts, KvSettings(host_bytes=BOUND, lend_keep_fraction=0.1, links=links))
@@ -48,7 +73,7 @@ class Story:
 
     async def active(self) -> EngineHandle:
         if self.engine is None:
-            self.engine = await self.rig.activate(self.rig.spec(NAME), [self.rig.devices[self.at]])
+            self.engine = await self.rig.activate(self.spec, [self.rig.devices[self.at]])
         return self.engine
 
     async def leave(self) -> None:
@@ -56,11 +81,11 @@ class Story:
             await self.engine.deactivate()
             self.engine = None
 
-    async def turn(self, number: int, new: int) -> None:
-        said = self.said[number]
+    async def turn(self, number: int, tokens: int) -> None:
+        said, new = self.said[number], -(-tokens // self.talk.slower)
         answer = await self.rig.ask(await self.active(), tokenized("", said, new))
-        assert answer == self.rig.reference(NAME, said, new)
-        self.said[number] = [*said, *answer] if len(said) < 400 else said
+        assert answer == reference(Path(self.spec.path), tuple(said), new)
+        self.said[number] = [*said, *answer] if len(said) < self.talk.most else said
 
     async def step(self, what: str, which: int, number: int) -> None:
         account = self.rig.pool.memory[self.rig.devices[which % 2]]
@@ -69,14 +94,14 @@ class Story:
                 await self.turn(which, number)
             case "two turns":
                 await self.active()
-                await asyncio.gather(self.turn(which, number), self.turn((which + 1) % 4, 26 - number))
+                await asyncio.gather(self.turn(which, number), self.turn((which + 1) % 4, _MOST_NEW + 1 - number))
             case "move" | "come back":
                 await self.leave()
                 self.at = which if what == "move" else self.at
             case "kill":
                 engine = await self.active()
                 running = self.rig.submit(engine, tokenized("", self.said[which], 60))
-                await self.rig.wait_tokens(running, 1 + number % 20)
+                await self.rig.wait_tokens(running, 1 + number % (20 // self.talk.slower))
                 os.kill(engine.pids[0], signal.SIGKILL)
                 await until_died(engine)
                 self.engine = None
@@ -113,27 +138,48 @@ class Story:
         assert not list(self.pool.directory.glob("*/.part-*"))
 
 
+Other = tuple[Path, dict[str, Any]]
+"""A model and what its engine is told."""
+
+
 @pytest.fixture(scope="module")
 def places(zygote: Path, demo_models: Path) -> tuple[Path, Path]:
     return zygote, demo_models
 
 
+async def tell(places: tuple[Path, Path], spec_of: Callable[[Rig], ModelSpec], talk: Talk, schedule: Schedule) -> None:
+    zygote, models = places
+    folder = Path(tempfile.mkdtemp(prefix="prism-e-"))
+    rig = Rig(folder, models, zygote)
+    await rig.start()
+    try:
+        story = Story(rig, spec_of(rig), talk)
+        for step in schedule:
+            await story.step(*step)
+        await story.check_books()
+    finally:
+        await rig.close()
+        drop_host_pool(folder / "accounts")
+        shutil.rmtree(folder)
+
+
 @settings(max_examples=3, deadline=None, phases=(Phase.explicit, Phase.generate))  # an example takes long
 @given(schedule=schedules)
-def test_whatever_happens_to_kv_answers_stay(places: tuple[Path, Path], schedule: list[tuple[str, int, int]]) -> None:
-    async def tell() -> None:
-        zygote, models = places
-        folder = Path(tempfile.mkdtemp(prefix="prism-e-"))
-        rig = Rig(folder, models, zygote)
-        await rig.start()
-        try:
-            story = Story(rig)
-            for step in schedule:
-                await story.step(*step)
-            await story.check_books()
-        finally:
-            await rig.close()
-            drop_host_pool(folder / "accounts")
-            shutil.rmtree(folder)
+def test_whatever_happens_to_kv_answers_stay(places: tuple[Path, Path], schedule: Schedule) -> None:
+    asyncio.run(tell(places, lambda rig: rig.spec(NAME), USUAL, schedule))
 
-    asyncio.run(tell())
+
+@pytest.fixture(scope="module", params=[LATENT_ROWS, WINDOWS])
+def other(request: pytest.FixtureRequest, demo_models: Path, tmp_path_factory: pytest.TempPathFactory) -> Other:
+    """A model whose KV lies otherwise: latent rows, windows."""
+    family = named(REPRESENTS[request.param])
+    return make_model(family, tmp_path_factory.mktemp("model") / family.name, demo_models / NAME), family.engine
+
+
+@settings(max_examples=4, deadline=None, phases=(Phase.explicit, Phase.generate))
+@given(schedule=schedules)
+def test_and_so_do_those_of_latent_rows_and_windows(
+    places: tuple[Path, Path], other: Other, schedule: Schedule
+) -> None:
+    path, engine = other
+    asyncio.run(tell(places, lambda rig: rig.spec_at(path, **engine), INTERPRETED, schedule))
