@@ -23,7 +23,8 @@ from sglang_patches.fair import fair_rounds
 from sglang_patches.hooks import Hook, HookKind
 from sglang_patches.kv_move_in import KvMoves, without
 from sglang_patches.kv_move_paths import evicted_paths, nodes_below, path_of, request_path
-from sglang_patches.kv_move_trees import attach, has_windows, why_stays
+from sglang_patches.kv_move_states import has_states, known_state, running_state, state_of
+from sglang_patches.kv_move_trees import attach, has_points, why_stays
 from sglang_patches.seat import KvStore
 
 log = logging.getLogger(__name__)
@@ -75,19 +76,35 @@ def keep_leaf(tree: Any, node: Any, tracker: Any) -> None:
         return
     tokens, slots = path_of(node)
     if store.keep_is_worth(len(node.key)):
-        store.keep_soon(tokens, slots, node.key.extra_key or "", len(tokens) - len(node.key))
+        with known_state(tree, slots, _state(tree, node)):
+            store.keep_soon(tokens, slots, node.key.extra_key or "", len(tokens) - len(node.key))
 
 
-def keep_window(component: Any, node: Any, target: Any = None) -> None:
-    """Before ``SWAComponent.evict_component``: of ``node`` the windows alone are dropped, if it is no leaf."""
+def _state(tree: Any, node: Any) -> Any:
+    return state_of(node) if has_states(tree) else None
+
+
+def keep_point(component: Any, node: Any, target: Any = None) -> None:
+    """Before ``evict_component`` of windows or states: of ``node`` these alone are dropped, if it is no leaf."""
     tree = component.cache
     store = store_of(tree)
     alone = node.component_data[component.component_type].value is not None and node not in tree.evictable_device_leaves
     if store is None or not alone or time.perf_counter() > getattr(tree, "prism_evicting", 0.0):
         return
+    if store.keep_is_worth(len(path_of(node)[0])):
+        _keep_point(tree, store, node)
+
+
+def _keep_point(tree: Any, store: KvStore, node: Any) -> None:
+    """What belongs to the point behind ``node`` alone. A state is at one point only, so that the tokens up to there are
+    a piece of their own; windows are found at the end of a whole one, too."""
     tokens, slots = path_of(node)
-    if store.keep_is_worth(len(tokens)):
-        store.keep_point(tokens, slots, node.key.extra_key or "")
+    adapter, state = node.key.extra_key or "", _state(tree, node)
+    if not has_states(tree):
+        store.keep_point(tokens, slots, adapter)
+    elif state is not None:
+        with known_state(tree, slots, state):
+            store.keep_soon(tokens, slots, adapter, len(tokens) - 1)
 
 
 def keep_retracted(*, req: Any, req_to_token_pool: Any, tree_cache: Any, **_: Any) -> None:
@@ -99,10 +116,11 @@ def keep_retracted(*, req: Any, req_to_token_pool: Any, tree_cache: Any, **_: An
     if getattr(req, "skip_radix_cache_insert", False):  # a long one, whose slots are not its KV's
         return
     tokens, slots = request_path(req, req_to_token_pool)
-    # The tree has what is before it, and stores it when it drops it; but finds none of it again without its window.
-    first = 0 if has_windows(tree_cache) else int(req.cache_protected_len)
+    # The tree has what is before it, and stores it when it drops it; but finds none of it again without its point.
+    first = 0 if has_points(tree_cache) else int(req.cache_protected_len)
     if store.keep_is_worth(len(tokens) - first):
-        store.keep_soon(tokens, slots, req.extra_key or "", first)
+        with known_state(tree_cache, slots, running_state(tree_cache, req)):
+            store.keep_soon(tokens, slots, req.extra_key or "", first)
 
 
 def keep_all(scheduler: Any) -> None:
@@ -118,23 +136,26 @@ def keep_all(scheduler: Any) -> None:
             tokens, slots = request_path(req, scheduler.req_to_token_pool)
             if not store.keep_is_worth(len(tokens)):
                 continue
-            store.keep(tokens, slots, req.extra_key or "", 0, end_s - time.perf_counter())
+            with known_state(tree, slots, running_state(tree, req)):
+                store.keep(tokens, slots, req.extra_key or "", 0, end_s - time.perf_counter())
     leaves = [node for node in nodes_below(tree.root_node) if not node.children]
     for node in sorted(leaves, key=lambda n: -n.last_access_time):
         tokens, slots = path_of(node)
         if len(tokens) and store.keep_is_worth(len(tokens)):
-            store.keep(tokens, slots, node.key.extra_key or "", 0, end_s - time.perf_counter())
+            with known_state(tree, slots, _state(tree, node)):
+                store.keep(tokens, slots, node.key.extra_key or "", 0, end_s - time.perf_counter())
     _keep_branches(tree, store, end_s)
     store.close()
     scheduler.prism_kv_moves = scheduler.prism_fair = None
 
 
 def _keep_branches(tree: Any, store: KvStore, end_s: float) -> None:
-    """Where sequences go apart others may do so, too: what belongs to these points alone, where there is such."""
-    for node in nodes_below(tree.root_node) if has_windows(tree) else ():
-        if len(node.children) > 1 and time.perf_counter() < end_s:
-            tokens, slots = path_of(node)
-            store.keep_point(tokens, slots, node.key.extra_key or "")
+    """Where sequences go apart others may do so, too, and where a state is they can: what belongs to these points
+    alone, where there is such."""
+    for node in nodes_below(tree.root_node) if has_points(tree) else ():
+        inner = len(node.children) > (0 if has_states(tree) else 1)
+        if inner and time.perf_counter() < end_s:
+            _keep_point(tree, store, node)
 
 
 def _chunked(scheduler: Any) -> list[Any]:
@@ -221,9 +242,16 @@ HOOKS = (
     Hook(
         "sglang.srt.mem_cache.unified_cache_components.swa_component.SWAComponent.evict_component",
         HookKind.BEFORE,
-        keep_window,
+        keep_point,
         ("self", "node", "target"),
         "and so do windows that go alone",
+    ),
+    Hook(
+        "sglang.srt.mem_cache.unified_cache_components.mamba_component.MambaComponent.evict_component",
+        HookKind.BEFORE,
+        keep_point,
+        ("self", "node", "target"),
+        "and states",
     ),
     Hook(
         "sglang.srt.managers.schedule_batch.release_req",

@@ -116,8 +116,7 @@ class KvMoves:
     def _land(self, coming: _Coming, reached: int) -> None:
         """Tokens up to ``reached`` are verified and in their slots: put them into the tree."""
         count = reached - coming.have
-        if count < len(coming.slots):
-            self._allocator.free(coming.slots[count:])
+        self._tree.give_up(coming.slots[count:], coming.point_tokens)
         if count > 0:
             tokens, slots = coming.tokens[:reached], coming.slots[:count]
             self._tree.insert(tokens, coming.adapter, coming.prefix, slots, coming.point_tokens)

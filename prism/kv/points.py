@@ -1,4 +1,5 @@
-"""What belongs to one point of a sequence: the rows that layers with a sliding window keep of the tokens before it.
+"""What belongs to one point of a sequence: the rows that layers with a sliding window keep of the tokens before it, or
+the state of linear attention behind it (W = 1).
 
 ::
 

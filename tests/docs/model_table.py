@@ -116,7 +116,7 @@ LAYOUTS: Final = (
         "states of Mamba and linear attention beside KV",
         "`HybridLinearKVPool`, `MambaPool`",
         "SGLang's pools, allocator and prefix cache without its kernels, which need a GPU: "
-        "`tests/sglang_patches/test_kv_states.py`",
+        "`tests/sglang_patches/test_kv_states.py`, `test_kv_move_states.py`",
     ),
 )
 

@@ -84,7 +84,8 @@ def test_what_cannot_move_says_why_once(caplog: pytest.LogCaptureFixture) -> Non
     trees = [(type(name, (), {})(), words) for name, words in kinds.items()]
     states = object.__new__(sgl.UnifiedRadixCache)
     states.disable, states.tree_components = False, (sgl.ComponentType.FULL, sgl.ComponentType.MAMBA)
-    trees.append((states, "states"))
+    states.req_to_token_pool = SimpleNamespace(mamba_ckpt_pool=object())
+    trees.append((states, "another form"))
     for change, words in (("disable", "no tree"), ("is_eagle", "pairs"), ("page_size", "page_size 16")):
         tree = sgl.RadixCache.create_simulated(mock_allocator=Slots())
         setattr(tree, change, 16 if change == "page_size" else True)

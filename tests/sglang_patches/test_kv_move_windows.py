@@ -56,7 +56,7 @@ def patched() -> Iterator[None]:
             leaf(tree, node, tracker)
 
         def evict_window(part: Any, node: Any, **target: Any) -> Any:
-            kv_move.keep_window(part, node, **target)
+            kv_move.keep_point(part, node, **target)
             return window(part, node, **target)
 
         patch.setattr(UnifiedRadixCache, "_evict_device_leaf", evict_leaf)
