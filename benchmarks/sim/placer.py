@@ -1,6 +1,6 @@
 """How near to the best plan does the placer come, and how fast (AQUA, section 5: 128 GPUs within 2% in 5 s)?
 
-    python -m benchmarks.sim.placer [--draws 10]
+    python -m benchmarks.sim.placer [--draws 10] [--first 0]
 
 Fleets of 16 to 128 GPUs are filled as in the paper's evaluation: a quarter of the models are of the kinds that keep
 memory free (images, audio), the others language models of which some lend and most lack memory when bursts come. The
@@ -51,18 +51,19 @@ def draw_fleet(gpus: int, seed: int) -> list[MemoryNeed]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--draws", type=int, default=10)
-    draws = parser.parse_args().draws
+    parser.add_argument("--first", type=int, default=0, help="number of the first draw")
+    options = parser.parse_args()
     print("  GPUs  plans by search / program   gap: median    worst   seconds: median   worst   one pass: gap   ms")
     for gpus in (16, 32, 64, 128):
-        _row(gpus, draws)
+        _row(gpus, range(1000 * gpus + options.first, 1000 * gpus + options.first + options.draws))
     _online(1000)
 
 
-def _row(gpus: int, draws: int) -> None:
+def _row(gpus: int, seeds: range) -> None:
     servers = Servers(gpus // 8, 8, 80 * GB)
     gaps, took, passes, pass_ms, solvers = [], [], [], [], []
-    for seed in range(draws):
-        needs = draw_fleet(gpus, 1000 * gpus + seed)
+    for seed in seeds:
+        needs = draw_fleet(gpus, seed)
         start_s = time.perf_counter()
         first = assign_in_turn(needs, servers)
         pass_ms.append(1000 * (time.perf_counter() - start_s))
