@@ -72,6 +72,8 @@ class ReasonCode(StrEnum):
     """Deactivated: the other instances of its model suffice, or a waiting model has none while this one has several."""
     MIGRATED = "migrated"
     """Deactivated: its new instance has taken over."""
+    EXCHANGE = "exchange"
+    """Deactivated: it changes places with another model, which needs its room first."""
     DRAIN = "drain"
     """Its device is being emptied."""
     CATALOG = "catalog"

@@ -144,6 +144,9 @@ class ClusterSettings:
     overload: Overload = Overload.TURNS
     prewarm: bool = True
     """A model that made room for others is loaded shortly before it is expected to be asked again."""
+    exchanges: bool = False
+    """Two models also change places where neither device has room for both: one leaves first and is loaded when the
+    other has moved (:mod:`prism.policy.relief`)."""
     rebalance_every_s: float = 5.0
     """Algorithm 1 runs over the loaded models at most this often; 0: never."""
     eviction: EvictionOrder = EvictionOrder.EXPECTED_IDLE

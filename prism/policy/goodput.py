@@ -14,7 +14,7 @@ Models are taken to decode independently of each other, and their sum to be norm
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -88,71 +88,3 @@ def _kv_share(tenants: Iterable[SharingModel], memory_bytes: float) -> float:
 
 def _normal(x: float) -> float:
     return 0.5 * math.erfc(-x / math.sqrt(2.0))
-
-
-@dataclass(frozen=True, slots=True)
-class Neighbour:
-    """A device to which models of another one might go."""
-
-    site: Site
-    room_bytes: float
-    """Without anybody leaving."""
-    movable: tuple[SharingModel, ...]
-    """Who might come in exchange."""
-
-
-@dataclass(frozen=True, slots=True)
-class Relief:
-    """A move of ``goes`` to ``to``, or, with ``comes``, an exchange; ``gain``: so many requests per second more meet
-    their objectives."""
-
-    goes: ModelName
-    to: DeviceId
-    gain: float
-    comes: ModelName | None = None
-
-
-def best_relief(
-    here: Neighbour, others: Sequence[Neighbour], need_bytes: Mapping[ModelName, int], price: float
-) -> Relief | None:
-    """What relieves ``here`` most: the move of one of its ``movable`` to one of ``others``; where no move gains more
-    than ``price``, the exchange of two that gains more than twice as much. All of what comes must fit before anything
-    leaves. ``need_bytes``: room that a model needs.
-
-    None: nothing pays. Ties go to the first found.
-    """
-    best = max(_moves(here, others, need_bytes), key=_gain, default=None)
-    if best is not None and best.gain > price:
-        return best
-    best = max(_exchanges(here, others, need_bytes), key=_gain, default=None)
-    return best if best is not None and best.gain > 2.0 * price else None
-
-
-def _gain(relief: Relief) -> float:
-    return relief.gain
-
-
-def _moves(here: Neighbour, others: Sequence[Neighbour], need_bytes: Mapping[ModelName, int]) -> Iterator[Relief]:
-    met_here = here.site.met_per_s
-    met_there = [other.site.met_per_s for other in others]
-    for tenant in here.movable:
-        left = here.site.minus(tenant.model).met_per_s - met_here
-        for other, met in zip(others, met_there, strict=True):
-            if other.room_bytes >= need_bytes[tenant.model]:
-                gain = left + other.site.plus(tenant).met_per_s - met
-                yield Relief(tenant.model, other.site.id, gain)
-
-
-def _exchanges(here: Neighbour, others: Sequence[Neighbour], need_bytes: Mapping[ModelName, int]) -> Iterator[Relief]:
-    met_here = here.site.met_per_s
-    for other in others:
-        before = met_here + other.site.met_per_s
-        for goes in here.movable:
-            if other.room_bytes < need_bytes[goes.model]:
-                continue
-            for comes in other.movable:
-                if here.room_bytes >= need_bytes[comes.model]:
-                    here_then = here.site.minus(goes.model).plus(comes)
-                    there_then = other.site.minus(comes.model).plus(goes)
-                    gain = here_then.met_per_s + there_then.met_per_s - before
-                    yield Relief(goes.model, other.site.id, gain, comes.model)

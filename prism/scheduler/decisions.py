@@ -57,12 +57,14 @@ def wait_or_refuse(model: ModelRecord, reason: Reason, activation_s: float, now_
 
 @dataclass(frozen=True, slots=True)
 class StartInstance:
-    """A further instance of the model, in this room. ``replaces`` leaves once the new one serves (a migration)."""
+    """A further instance of the model, in this room. ``replaces`` leaves once the new one serves (a migration);
+    ``follows`` has to have left, of itself, before this one is loaded."""
 
     model: ModelRecord
     room: Room
     reason: Reason
     replaces: InstanceKey | None = None
+    follows: InstanceKey | None = None
     live: LiveMode | None = None
     """When it begins to serve; None: as the settings say."""
 

@@ -24,6 +24,7 @@ from prism.policy.goodput import SharingModel, Site
 from prism.policy.profiles import rates_on
 from prism.policy.work import ShardDemand
 from prism.scheduler.fleet import Fleet
+from prism.scheduler.lately import settle_lately
 from prism.scheduler.records import DeviceRecord, InstanceRecord, ModelRecord
 
 _NOTHING: Final = 1e-3
@@ -45,6 +46,7 @@ class DeviceTimes:
         """What instances take over time is followed where it is asked for (``placement: goodput``)."""
         self._fleet, self._models = fleet, models
         self._by_work = settings.placement is Placement.GOODPUT
+        self._exchanges = settings.exchanges
         self._answers = dict(settings.expected_output_tokens)
         self._told_nothing = not settings.expected_rates
         self._begun = 0
@@ -66,6 +68,8 @@ class DeviceTimes:
         keep = math.exp((instance.settled_s - now_s) / _REMEMBERED_S)
         instance.duty = instance.duty * keep + (1.0 - keep) * (instance.running > 0)
         instance.kv_mean_bytes = instance.kv_mean_bytes * keep + (1.0 - keep) * held
+        if self._exchanges:
+            settle_lately(instance, now_s)
         instance.settled_s = now_s
 
     def refresh(self, now_s: float) -> None:
@@ -83,6 +87,8 @@ class DeviceTimes:
         """A new instance, not in the fleet's books yet, is believed to be like its model's last one."""
         instance.duty, instance.kv_mean_bytes = max(model.duty, self._first_duty(model)), model.kv_mean_bytes
         instance.settled_s = now_s
+        instance.lately = max((i.lately for i in model.instances), default=0.0)
+        instance.requests_lately = max((i.requests_lately for i in model.instances), default=0.0)
         demand = self.demand_of(model, instance.queue_device, rate_per_s)
         self._begun += model.duty == 0.0
         instance.work, instance.kv_work_bytes = demand.work, demand.kv_bytes
@@ -118,16 +124,16 @@ class DeviceTimes:
         now_bytes = float(device.busy_kv.get(instance.key, 0) * (instance.running > 0))
         busy_bytes = max(now_bytes, instance.kv_mean_bytes / max(_LEAST_DUTY, duty))
         held_bytes = max(now_bytes, instance.kv_mean_bytes)
-        return self._tenant_with(id, model, rate_per_s, duty, (busy_bytes, held_bytes), weight_bytes)
+        return self.tenant_with(id, model, rate_per_s, duty, (busy_bytes, held_bytes), weight_bytes)
 
     def newcomer(self, model: ModelRecord, id: DeviceId, rate_per_s: float) -> SharingModel:
         """One shard of the model as it would be on ``id`` with so many requests per second."""
         weight_bytes = model.spec.shard_weight_bytes + self._fleet.devices[id].spec.engine_bytes
         duty = max(model.duty, self._first_duty(model), self._duty_at(model, rate_per_s))
         kv_bytes = model.kv_mean_bytes / max(_LEAST_DUTY, duty), model.kv_mean_bytes
-        return self._tenant_with(id, model, rate_per_s, duty, kv_bytes, weight_bytes)
+        return self.tenant_with(id, model, rate_per_s, duty, kv_bytes, weight_bytes)
 
-    def _tenant_with(
+    def tenant_with(
         self,
         id: DeviceId,
         model: ModelRecord,
@@ -136,7 +142,7 @@ class DeviceTimes:
         kv_bytes: tuple[float, float],
         weight_bytes: int,
     ) -> SharingModel:
-        """``kv_bytes``: while it decodes, and over time."""
+        """One shard of the model on ``id``. ``kv_bytes``: while it decodes, and over time."""
         rates, shard_bytes = rates_on(model.spec, self._fleet.devices[id].spec.kind), model.spec.shard_weight_bytes
         batch = Batch(shard_bytes, int(kv_bytes[0]), 1)
         factor = self.corrections.factor(id, model.name)

@@ -56,6 +56,8 @@ class Lifecycle:
         for victim, why in room.evict:
             instance.waits_for.add(victim.key)
             self.stop_instance(victim, why, now_s, carry=victim.busy)
+        if order.follows in self._books.loaded:
+            instance.waits_for.add(order.follows)
         if instance.waits_for:
             self.held[instance.key] = instance
             for device in room.devices:
@@ -107,8 +109,8 @@ class Lifecycle:
             self._outbox.emit(activate)
 
     def finish_activation(self, event: ActivationFinished, now_s: float) -> InstanceRecord | None:
-        """The instance serves; the one that it replaces leaves. None for an instance that was told to leave in the
-        meantime."""
+        """The instance serves; the one that it replaces leaves, with its running requests if somebody waits for its
+        place. None for an instance that was told to leave in the meantime."""
         instance = self._books.loaded.get(event.key)
         if instance is None or instance.state is not InstanceState.LOADING:
             return None
@@ -123,7 +125,8 @@ class Lifecycle:
         old = self._books.loaded.get(instance.replaces) if instance.replaces is not None else None
         instance.replaces = None
         if old is not None and old.state is InstanceState.READY:
-            self.stop_instance(old, because(ReasonCode.MIGRATED, to=",".join(instance.devices)), now_s)
+            awaited = old.busy and any(old.key in held.waits_for for held in self.held.values())
+            self.stop_instance(old, because(ReasonCode.MIGRATED, to=",".join(instance.devices)), now_s, carry=awaited)
         else:
             self._books.rates.share_out(model)
             self.publish_route(model)
@@ -188,6 +191,15 @@ class Lifecycle:
                     other.waits_for.discard(instance.key)
                     self._send_if_ready(other, now_s)
         self.freed.append(model)
+        if instance.replaces is not None:
+            self._drop_followers(instance.replaces, now_s)
+
+    def _drop_followers(self, key: InstanceKey, now_s: float) -> None:
+        """What was to take this one's place is gone: who waits for it to leave waits in vain."""
+        stays = self._books.loaded.get(key)
+        if stays is not None and stays.state is InstanceState.READY:
+            for held in [held for held in self.held.values() if key in held.waits_for]:
+                self.remove_instance(held, now_s)
 
 
 def _smoothed(known_s: float | None, seen_s: float) -> float:

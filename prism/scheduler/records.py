@@ -46,6 +46,9 @@ class InstanceRecord:
     kv_mean_bytes: float = 0.0
     """KV that its requests held on each device in that time, on average."""
     settled_s: float = 0.0
+    lately: float = 0.0
+    """As ``duty``, of shorter ago; and the mean number of its requests, waiting ones included."""
+    requests_lately: float = 0.0
     work: float = 0.0
     """What the fleet counts for it (:mod:`prism.policy.work`), on each of its devices; and ``kv_work_bytes``."""
     kv_work_bytes: float = 0.0

@@ -6,8 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from prism.core.effects import Activate
-from prism.core.events import CatalogChanged, DeviceReport, InstanceLoad, OperatorLoad
+from prism.core.effects import Activate, Deactivate
+from prism.core.events import ActivationError, CatalogChanged, DeviceReport, InstanceLoad, OperatorLoad
 from prism.core.ids import DeviceId, ModelName
 from prism.core.reasons import ReasonCode
 from prism.core.settings import ClusterSettings, Placement
@@ -40,6 +40,7 @@ class Gpus:
         tpot_s: float = 0.012,
         settings: ClusterSettings = SETTINGS,
     ) -> None:
+        self.moves_fail = False
         self.w = World(settings, [model(n, gb, tpot_s) for n, gb in {**here, **there}.items()])
         for device, names in ((HERE, here), (THERE, there)):
             self.w.join(gpu(device))
@@ -64,7 +65,9 @@ class Gpus:
                 self.w.send(DeviceReport(device, 80 * GB, 0, tuple(loads)))
             self.w.pass_time(1.0)
             for key, instance in list(self.w.live.items()):
-                if instance.state == "loading":
+                if instance.state == "loading" and self.moves_fail and str(key.model) in self.moves:
+                    self.w.failed(key, ActivationError.TIMEOUT)
+                elif instance.state == "loading":
                     self.w.activated(key)
                 elif instance.state == "draining":
                     self.w.gone(key)
@@ -76,6 +79,12 @@ class Gpus:
     @property
     def moves(self) -> list[str]:
         return [e.model for _, e in self.w.log if isinstance(e, Activate) and e.reason.code is ReasonCode.MIGRATION]
+
+    @property
+    def made_room(self) -> list[str]:
+        """Who left before it was loaded elsewhere."""
+        effects = [e for _, e in self.w.log if isinstance(e, Deactivate) and e.reason.code is ReasonCode.EXCHANGE]
+        return [str(e.key.model) for e in effects]
 
 
 def test_two_busy_models_part_because_their_steps_are_slow_though_nothing_waits() -> None:
@@ -102,6 +111,41 @@ def test_a_large_and_a_small_model_change_places_where_no_move_pays() -> None:
     gpus.run(150, {"a": 20, "b": 20, "c": 20, "d": 20}, kv_gb=0.2)
     assert len(gpus.moves) == 2
     assert {gpus.on["a"], gpus.on["b"]} == {gpus.on["c"], gpus.on["d"]} == {HERE, THERE}
+
+
+def full_gpus(on: bool = True) -> Gpus:
+    """Two models that are always busy here, two that hardly are there; nothing else fits anywhere."""
+    return Gpus({"a": 34.0, "b": 34.0}, {"c": 34.0, "d": 34.0}, 0.026, replace(SETTINGS, exchanges=on))
+
+
+def seconds_of(gpus: Gpus, tens: int) -> None:
+    for _ in range(tens):
+        gpus.run(9, {"a": 20, "b": 20, "c": 0, "d": 0}, kv_gb=0.2)
+        gpus.run(1, {"a": 20, "b": 20, "c": 1, "d": 1}, kv_gb=0.2)
+
+
+def test_two_models_change_places_though_neither_device_has_room_for_both() -> None:
+    gpus = full_gpus()
+    seconds_of(gpus, 20)
+    assert len(gpus.moves) == 2
+    assert {gpus.on["a"], gpus.on["b"]} == {gpus.on["c"], gpus.on["d"]} == {HERE, THERE}
+    assert gpus.made_room == [gpus.moves[1]]
+
+
+def test_they_stay_unless_exchanges_are_wanted() -> None:
+    gpus = full_gpus(on=False)
+    seconds_of(gpus, 20)
+    assert gpus.moves == []
+
+
+def test_whoever_left_first_is_not_kept_away_when_the_other_one_cannot_be_loaded() -> None:
+    gpus = full_gpus()
+    gpus.moves_fail = True
+    seconds_of(gpus, 20)
+    assert gpus.made_room
+    gpus.moves_fail = False
+    seconds_of(gpus, 6)
+    assert set(gpus.on) == set("abcd")
 
 
 def test_a_busy_model_wakes_beside_idle_ones_rather_than_beside_a_busy_one() -> None:

@@ -89,6 +89,13 @@ class PolicyConfig(Section, frozen=True, kw_only=True):
             "again, into free memory or in the place of idle models that are expected much later."
         ),
     ] = UNSET
+    exchanges: Annotated[
+        Switch,
+        Meta(
+            description="Two busy models also change places where no device has room for both; one of them is away "
+            "for some seconds."
+        ),
+    ] = UNSET
     rebalance_every: Annotated[
         Duration, Meta(description="How often the placement of loaded models is reconsidered; 0: never.")
     ] = UNSET
