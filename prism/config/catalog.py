@@ -244,6 +244,7 @@ def spec_with(model: ModelConfig, facts: ModelFacts, path: str) -> ModelSpec:
         max_wait_s=float(model.max_wait_s),
         scheduling=model.scheduling,
         lending=model.lending,
+        live=model.live_scaling,
         engine_args=tuple((name, _frozen(value)) for name, value in sorted(model.engine_args.items())),
         kind=model.kind or facts.kind,
         speculation=_speculation(model),

@@ -7,6 +7,7 @@ from enum import StrEnum
 
 from prism.core.ids import DeviceId, ModelName, NodeId
 from prism.core.pace import DevicePace
+from prism.core.settings import LiveMode
 
 
 class LatePolicy(StrEnum):
@@ -201,6 +202,8 @@ class ModelSpec:
     kind: ModelKind = ModelKind.GENERATE
     scheduling: Scheduling = Scheduling.DEADLINE
     lending: LendingRole = LendingRole.BOTH
+    live: LiveMode | None = None
+    """When its further instances begin to serve; None: as for all models."""
     lora: LoraRoom | None = None
     """None: its engines take no adapters. The memory for them is part of ``weight_bytes``."""
     speculation: Speculation | None = None

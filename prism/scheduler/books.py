@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from prism.core.ids import DeviceId, ModelName
 from prism.core.instances import InstanceKey
-from prism.core.settings import ClusterSettings
+from prism.core.settings import ClusterSettings, LiveMode
 from prism.core.specs import ModelSpec
 from prism.core.views import InstanceState
 from prism.policy.demand import expected_remaining_s
@@ -51,6 +51,10 @@ class Books:
     def idle_left_s(self, model: ModelRecord, idle_s: float) -> float:
         """How much longer the model, idle for ``idle_s``, stays so on average."""
         return expected_remaining_s(idle_s, model.idle, self.rates.pool_idle)
+
+    def live_mode(self, model: ModelRecord) -> LiveMode:
+        """When further instances of the model are to begin to serve."""
+        return model.spec.live or self.settings.live
 
     def activation_s(self, model: ModelRecord) -> float:
         """Expected time of an activation of the model."""

@@ -192,7 +192,14 @@ class ClusterScheduler:
     def _on_report(self, report: DeviceReport, now_s: float) -> None:
         if take_report(self.books, report, now_s):
             self._drains.on_report(self.books.fleet.devices[report.device], now_s)
+            self._share_waiting(report)
             self._carry_out(self.policy.on_report(report, now_s), now_s)
+
+    def _share_waiting(self, report: DeviceReport) -> None:
+        for load in report.instances:
+            instance = self.books.loaded.get(load.key)
+            if instance is not None and instance.queue_device == report.device:
+                self._lifecycle.shares.on_report(self.books.models[instance.model], instance)
 
     def _carry_out(self, decisions: Iterable[Decision], now_s: float) -> None:
         for decision in decisions:

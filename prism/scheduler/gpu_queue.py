@@ -171,8 +171,11 @@ class WaitingQueue:
 
     def ranking(self) -> list[RequestId]:
         """All waiting requests in the order in which they stand now."""
-        entries = [e for line in self._lines.values() for e in (*line.ranked, *line.late) if e[1] in self._requests]
-        return [id for _, id, _ in sorted(entries)]
+        return self._standing(e for line in self._lines.values() for e in (*line.ranked, *line.late))
+
+    def _standing(self, entries: Iterable[_Entry]) -> list[RequestId]:
+        """Whom these are of, without those that left; one that left and came back has two."""
+        return list(dict.fromkeys(id for _, id, _ in sorted(entries) if id in self._requests))
 
     def beyond(self, model: ModelName, kept_share: float) -> list[RequestId]:
         """The last of the model's waiting requests as they stand now: all but ``kept_share`` of them, rounded up. Those
@@ -180,8 +183,7 @@ class WaitingQueue:
         line = self._lines.get(model)
         if line is None:
             return []
-        entries = sorted((*line.ranked, *line.late))
-        standing = [id for _, id, code in entries if id in self._requests and code is not ReasonCode.RESUMED]
+        standing = [id for id in self._standing((*line.ranked, *line.late)) if not self._requests[id].is_resumed]
         return standing[math.ceil(kept_share * len(standing)) :]
 
     # --- planning ---

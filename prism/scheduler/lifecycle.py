@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from prism.core.effects import Activate, Deactivate, Route, ShareWaiting
+from prism.core.effects import Activate, Deactivate, Route
 from prism.core.events import ActivationFinished, InstanceFound
 from prism.core.ids import Generation
 from prism.core.instances import InstanceKey
@@ -24,6 +24,7 @@ from prism.scheduler.books import Books
 from prism.scheduler.decisions import Room, StartInstance
 from prism.scheduler.outbox import EffectOutbox
 from prism.scheduler.records import InstanceRecord, ModelRecord
+from prism.scheduler.shared_waiting import SharedWaiting
 from prism.scheduler.shares import shards_of
 
 _DRIVEN_OUT: Final = (ReasonCode.MAKE_ROOM, ReasonCode.KV_PRESSURE)
@@ -39,6 +40,7 @@ class Lifecycle:
         self._next_generation = first_generation
         self.held: dict[InstanceKey, InstanceRecord] = {}
         """Instances that wait for others to leave."""
+        self.shares = SharedWaiting(outbox)
         self.freed: list[ModelRecord] = []
         """Models of which an instance is gone: memory has come free. :class:`.wanting.Wanting` empties it."""
 
@@ -47,7 +49,7 @@ class Lifecycle:
         model, room = order.model, order.room
         key = InstanceKey(model.name, Generation(self._next_generation))
         instance = self._new_record(key, model, room, InstanceState.WAITING, order.reason, now_s)
-        instance.replaces, instance.live = order.replaces, order.live or self._usual_mode()
+        instance.replaces, instance.live = order.replaces, order.live or self._usual_mode(model)
         if order.reason.code is not ReasonCode.PREWARM:  # that nobody has asked for
             _note_return(model, now_s)
         self._next_generation += 1
@@ -65,10 +67,13 @@ class Lifecycle:
         self._send_if_ready(instance, now_s)
         return instance
 
-    def _usual_mode(self) -> LiveMode:
+    def _usual_mode(self, model: ModelRecord) -> LiveMode:
         """How an instance begins that nobody chose a way for."""
-        live = self._books.settings.live
-        return LiveMode.WHOLE if live is LiveMode.AUTO else live
+        live = self._books.live_mode(model)
+        if live is not LiveMode.AUTO:
+            return live
+        several = model.least_instances > 1 and model.spec.shape.layers > 1 and not model.in_state(InstanceState.READY)
+        return LiveMode.PIPELINES if several else LiveMode.WHOLE
 
     def adopt_instance(self, model: ModelRecord, found: InstanceFound, now_s: float) -> None:
         """Take over an instance that an earlier scheduler has started."""
@@ -130,20 +135,8 @@ class Lifecycle:
         else:
             self._books.rates.share_out(model)
             self.publish_route(model)
-            self._share_waiting(model)
+            self.shares.on_serving(model, event.early)
         return instance
-
-    def _share_waiting(self, model: ModelRecord) -> None:
-        """What waits for the model's first instances is shared out when the last of those that come has come up: to
-        each as many, by their last reports."""
-        serving = model.in_state(InstanceState.READY)
-        coming = model.in_state(InstanceState.WAITING, InstanceState.LOADING)
-        fair = sum(i.waiting for i in serving) / max(1, len(serving))
-        for instance in serving if not coming and len(serving) > 1 else ():
-            if instance.waiting > fair + 1.0:
-                kept_share = fair / instance.waiting
-                reason = because(ReasonCode.SHARED_OUT, waiting=instance.waiting, instances=len(serving))
-                self._outbox.emit(ShareWaiting(instance.key, instance.queue_device, kept_share, reason))
 
     def stop_instance(self, instance: InstanceRecord, reason: Reason, now_s: float, carry: bool = False) -> None:
         """Let the instance leave. One that drains already is only hurried (``carry``)."""
@@ -177,6 +170,7 @@ class Lifecycle:
         """Nothing of the instance is left: free its promise and send those that waited for it."""
         books, model = self._books, self._books.models[instance.model]
         model.instances.remove(instance)
+        self.shares.forget(instance)
         del books.loaded[instance.key]
         self.held.pop(instance.key, None)
         books.fleet.release_instance(instance)

@@ -1,6 +1,6 @@
 """How further instances of a model begin: the way of :mod:`prism.policy.live.choice`, asked with what the books know.
 
-With ``live_scaling: {mode: auto}`` only; the other modes leave nothing to choose.
+With ``auto`` only (``live_scaling.mode``, or the model's own); the other modes leave nothing to choose.
 """
 
 from __future__ import annotations
@@ -45,10 +45,12 @@ class LiveWays:
     ) -> BegunWay:
         """How instances on ``places`` begin, of a model that serves. ``served_per_s``: of all its instances (0: not
         known)."""
-        if self._books.settings.live is not LiveMode.AUTO or not places:
+        if self._books.live_mode(model) is not LiveMode.AUTO or not places:
             return BegunWay((None,) * len(places))
         active = model.in_state(InstanceState.READY)
         pairable = len(places) if model.spec.shape.layers > 1 else 0
+        if not active and pairable:  # nobody to pair with, and nobody who serves meanwhile
+            return BegunWay((LiveMode.PIPELINES,) * len(places), {"way": ScaleWay.PIPELINES.value})
         sources = len({node_of(i.queue_device) for i in active})
         pipelines = expected_pipelines(sources, pairable) if sources and pairable > 1 else ()
         load = ScaleOutLoad(

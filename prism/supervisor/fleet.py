@@ -129,7 +129,8 @@ def settings_of(catalog: Catalog) -> FleetSettings:
         leave_s=float(catalog.kv.leave_s),
         links={d.id: _declared(d.links) for d in listed},
     )
-    live = catalog.live_scaling.mode is not LiveMode.WHOLE
+    modes = {catalog.live_scaling.mode, *(model.live_scaling for model in catalog.models)} - {None}
+    live = modes != {LiveMode.WHOLE}
     return FleetSettings(
         engines=engines,
         standby=catalog.engines.standby,

@@ -301,6 +301,9 @@ def test_what_waits_is_shared_with_instances_that_came_up_the_last_first() -> No
         (f"r{number}", ReasonCode.SHARED_OUT) for number in (4, 5, 6)
     ]
     assert s.counts(A1).waiting == 3
+    arrive(s, "r6", 100, 106.0)
+    effects = s.on_event(WaitingShared(A1, 0.0), 0.2)
+    assert [e.id for e in effects if isinstance(e, SendBack)] == ["r1", "r2", "r3", "r6"], "one that came back leaves"
     assert s.on_event(WaitingShared(InstanceKey(A, Generation(9)), 0.5), 0.2) == [], "of another instance"
     assert s.on_event(WaitingShared(B2, 0.0), 0.2) == [], "none waits"
 

@@ -18,10 +18,10 @@ from tests.scheduler.exchange import node_devices
 from tests.scheduler.small_world import A, serve
 
 
-def served_world(live: LiveMode, nodes: int = 1, layers: int = 32, **more: Any) -> World:
+def served_world(live: LiveMode, nodes: int = 1, layers: int = 32, own: LiveMode | None = None, **more: Any) -> World:
     """A model of 32 layers that serves on the first of two devices of ``n``, or of one each of ``n`` and ``x``."""
     settings = ClusterSettings(rebalance_every_s=0.0, min_kv_tokens=0, live=live, activation_guess_s=4.0, **more)
-    w = World(settings, [replace(model_spec("a", 300), shape=replace(SHAPE, layers=layers))])
+    w = World(settings, [replace(model_spec("a", 300), shape=replace(SHAPE, layers=layers), live=own)])
     w.join(*node_devices("n", 2 if nodes == 1 else 1))
     serve(w, A)
     w.scheduler.books.models[A].activation_s = 4.0
@@ -112,6 +112,28 @@ def test_as_many_are_paired_as_there_are_others_to_pair_with() -> None:
 def test_a_forced_way_is_taken_whatever_would_serve_more(live: LiveMode) -> None:
     order = flood(served_world(live))
     assert order is not None and order.live is live and "way" not in numbers(order)
+
+
+@pytest.mark.parametrize(("layers", "live"), [(32, LiveMode.PIPELINES), (1, LiveMode.WHOLE)])
+def test_several_instances_of_a_model_that_nobody_serves_form_pipelines(layers: int, live: LiveMode) -> None:
+    settings = ClusterSettings(rebalance_every_s=0.0, min_kv_tokens=0, live=LiveMode.AUTO)
+    w = World(settings, [replace(model_spec("a", 300), shape=replace(SHAPE, layers=layers))])
+    w.join(*node_devices("n", 3))
+    w.send(OperatorLoad(A, (), 3))
+    assert [e.live for _, e in w.log if isinstance(e, Activate)] == 3 * [live]
+
+
+def test_the_only_instance_of_a_model_comes_whole() -> None:
+    w = served_world(LiveMode.AUTO)
+    assert [e.live for _, e in w.log if isinstance(e, Activate)] == [LiveMode.WHOLE]
+
+
+@pytest.mark.parametrize("own", [LiveMode.WHOLE, LiveMode.PAIR, LiveMode.PIPELINES])
+def test_a_model_may_have_a_way_of_its_own(own: LiveMode) -> None:
+    order = flood(served_world(LiveMode.AUTO, own=own))
+    assert order is not None and order.live is own and "way" not in numbers(order)
+    order = flood(served_world(LiveMode.WHOLE, own=LiveMode.AUTO))
+    assert order is not None and order.live is LiveMode.PAIR and numbers(order)["way"] == "zigzag"
 
 
 @pytest.mark.parametrize(("waiting", "live"), [(12, LiveMode.PAIR), (0, LiveMode.WHOLE)])

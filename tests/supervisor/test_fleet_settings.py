@@ -27,3 +27,16 @@ def test_kept_kv_leaves_a_small_shared_memory_to_weights(tmp_path: Path, monkeyp
     assert (found.leave_s, found.lend_rate_fraction, found.lend_keep_fraction) == (0.5, 0.2, None)
     (tmp_path / "off.yaml").write_text(json.dumps({"models": MODELS, "kv": {"keep": False}}))
     assert settings_of(load_catalog(tmp_path / "off.yaml")).kv.on_this_machine().host_bytes == 0
+
+
+@pytest.mark.parametrize(("catalog", "lends"), [({}, False), ({"live_scaling": {"mode": "auto"}}, True)])
+def test_devices_lend_for_layers_where_any_model_may_begin_early(
+    tmp_path: Path, catalog: dict[str, object], lends: bool
+) -> None:
+    (tmp_path / "c.yaml").write_text(json.dumps({"models": MODELS, **catalog}))
+    assert (settings_of(load_catalog(tmp_path / "c.yaml")).layers_keep_fraction is not None) is lends
+    own = [{**MODELS[0], "live_scaling": "pair"}]
+    (tmp_path / "own.yaml").write_text(json.dumps({**catalog, "models": own}))
+    (spec,) = load_catalog(tmp_path / "own.yaml").models
+    assert spec.live_scaling == "pair"
+    assert settings_of(load_catalog(tmp_path / "own.yaml")).layers_keep_fraction is not None

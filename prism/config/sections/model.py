@@ -8,6 +8,7 @@ from msgspec import Meta, field
 
 from prism.config.sections.base import Section
 from prism.config.units import Bytes, Seconds
+from prism.core.settings import LiveMode
 from prism.core.specs import LatePolicy, LendingRole, ModelKind, Prefer, Scheduling, SpeculativeAlgorithm
 
 MODEL_NAME_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9._:/@+-]{0,199}$"
@@ -76,6 +77,13 @@ class ModelOptions(Section, frozen=True, kw_only=True):
             "other devices (borrow), both, or neither (none)."
         ),
     ] = LendingRole.BOTH
+    live_scaling: Annotated[
+        LiveMode | None,
+        Meta(
+            description="When its further instances begin to serve, as `live_scaling.mode` says for models that do not "
+            "say so themselves (whole, pair, pipelines, auto)."
+        ),
+    ] = None
     max_wait_s: Annotated[
         Seconds, Meta(description="Starvation bound: after this wait a request goes ahead of every deadline.")
     ] = field(name="max_wait", default_factory=lambda: Seconds(60.0))
