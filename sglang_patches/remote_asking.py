@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any, Final
 
 import torch
@@ -25,13 +26,28 @@ from sglang_patches.remote_peer import MEASURED_BYTES
 from sglang_patches.remote_pieces import State
 from sglang_patches.remote_questions import PeerLost, Pump, Question, Questions
 from sglang_patches.remote_ranks import Ranks, RanksOutcome
-from sglang_patches.remote_stops import KvRate, RoutePeer, Stop
+from sglang_patches.remote_stops import TOLD_BYTES, KvRate, RoutePeer, Stop
 from sglang_patches.remote_tensors import pack_tensors, unpack_tensors
 
 _GATHERED: Final = 2.0
 """KV takes so much longer than bytes that lie in a row: it is gathered there and scattered here (until some came)."""
 
+_SLOW_S: Final = 0.01
+"""A link over which the small measurement takes longer is not given the large one, too: own requests stand still
+meanwhile, and where weights come over the same link, these."""
+_LEAST_S: Final = 1e-4
+"""Both answers may be found at the same moment."""
 _MOST_PIECES: Final = 1 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class PeerGreeting:
+    """What a peer was sent first."""
+
+    peer: RoutePeer
+    hello: Question
+    measured: tuple[Question, Question]
+    sent_s: float
 
 
 class PeerAsking:
@@ -49,26 +65,42 @@ class PeerAsking:
         """An answer."""
         self.questions.take(link, received)
 
-    def greet(self, peer: RoutePeer, engine: str, model: str, slots: int, limit_s: float) -> frozenset[int]:
-        """Introduce this engine to a peer; the pieces it has. Raises :class:`PeerLost`."""
-        hello = PeerHello(version=VERSION, engine=engine, model=model, slots=slots)
-        answer = self.questions.ask(peer.link, hello, 0, (), limit_s).message
+    def greet(self, peer: RoutePeer, engine: str, model: str, slots: int) -> PeerGreeting:
+        """Introduce this engine to a peer, and measure the link. A peer looks at messages between two of its steps: all
+        that is asked at once, of it and of others, waits for one."""
+        introduced = PeerHello(version=VERSION, engine=engine, model=model, slots=slots)
+        hello = self.questions.send(peer.link, introduced, 0, ())
+        return PeerGreeting(peer, hello, self._measure(peer, TOLD_BYTES), time.monotonic())
+
+    def welcomed(self, greeting: PeerGreeting, limit_s: float) -> frozenset[int]:
+        """The pieces that the peer has. Raises :class:`PeerLost`."""
+        peer = greeting.peer
+        answer = self.questions.wait_for(greeting.hello, limit_s).message
         if not isinstance(answer, PeerWelcome) or answer.version != VERSION:
             raise PeerLost(f"a peer answered a greeting with {type(answer).__name__}")
-        peer.name, peer.rate = answer.engine, self._measured(peer, limit_s)
+        fixed_s = time.monotonic() - greeting.sent_s
+        took_s, nbytes = self._took_s(greeting.measured, limit_s), TOLD_BYTES
+        if took_s <= _SLOW_S:
+            took_s, nbytes = self._took_s(self._measure(peer, MEASURED_BYTES), limit_s), MEASURED_BYTES
+        peer.name, peer.rate = answer.engine, KvRate(fixed_s, nbytes / max(took_s, _LEAST_S) / _GATHERED)
         return frozenset(piece for piece in answer.pieces if 0 <= piece < _MOST_PIECES)
 
-    def _measured(self, peer: RoutePeer, limit_s: float) -> KvRate:
-        seconds = []
-        for nbytes in (0, MEASURED_BYTES):
+    def _measure(self, peer: RoutePeer, nbytes: int) -> tuple[Question, Question]:
+        """Have so many bytes sent behind none."""
+        asked = []
+        for size in (0, nbytes):
             self._batch += 1
-            start_s = time.monotonic()
-            message = MeasureLink(batch=self._batch, nbytes=nbytes)
-            if not isinstance(self.questions.ask(peer.link, message, self._batch, (), limit_s).message, Measured):
+            asked.append(self.questions.send(peer.link, MeasureLink(batch=self._batch, nbytes=size), self._batch, ()))
+        return asked[0], asked[1]
+
+    def _took_s(self, measured: tuple[Question, Question], limit_s: float) -> float:
+        """From the answer without bytes to the one with them: who was busy before makes no difference."""
+        came_s = []
+        for question in measured:
+            if not isinstance(self.questions.wait_for(question, limit_s).message, Measured):
                 raise PeerLost("a peer answered a measurement with something else")
-            seconds.append(time.monotonic() - start_s)
-        bare = KvRate(seconds[0], 1.0).seen(MEASURED_BYTES, seconds[1])
-        return KvRate(bare.fixed_s, bare.bytes_s / _GATHERED)
+            came_s.append(time.monotonic())
+        return came_s[1] - came_s[0]
 
     def fetch(self, peer: RoutePeer, first_layer: int, end_layer: int, slots: list[int]) -> tuple[Any, Any]:
         """K and V that a peer keeps for this rank's heads: ``[layers, slots, heads, dim]``. Raises

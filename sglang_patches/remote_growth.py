@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Final
 
 from prism.core.errors import PrismError
 from prism.memory.errors import OutOfMemory
@@ -21,6 +22,11 @@ from sglang_patches.remote_taking import KvTaking, ends_held, grown
 from sglang_patches.seat import Seat
 
 log = logging.getLogger(__name__)
+
+BRING_S: Final = 0.01
+"""Between two steps,"""
+BRING_SHARE: Final = 0.1
+"""or such a part of the last one, if that is more: weights come faster than long steps would let them in."""
 
 
 class Growth:
@@ -63,13 +69,14 @@ class Growth:
         self._order = None
 
     def go_on(self, idle: bool) -> None:
-        """Bring the next piece that has arrived (all of them while nothing runs: no step waits for more than one), and
-        when none has, take over what is here of what peers run. Without peers the engine goes on alone once it has
-        everything."""
+        """Bring the pieces that have arrived (all of them while nothing runs, else as many as :data:`BRING_S` suffices
+        for, one at least: pieces that come faster than steps end would never all be here), and when there is none,
+        take over what is here of what peers run. Without peers the engine goes on alone once it has everything."""
         if self._order is None or not (self._leader.remote or self._routes.stalled):
             return
+        end_s = time.monotonic() + max(BRING_S, BRING_SHARE * self._leader.step_s)
         while self._bring_one(self._order.order):
-            if not idle:
+            if not idle and self._ranks.same(time.monotonic() >= end_s):
                 return
         self._tend()
         if self._routes.stalled:
@@ -127,7 +134,8 @@ class Growth:
         """What is here and runs at peers. When its KV is better made again, that is done when everything is here."""
         held = self._foreign.held
         runs, whole = ends_held(self._leader.route, held), len(held) == self._pieces.count
-        if not runs or (len(held) == self._declined and not whole):
+        waits = self._order is not None and self._order.when_whole
+        if not runs or ((waits or len(held) == self._declined) and not whole):
             return None
         kv = KvTaking(self._scheduler, self._leader, runs, self._pieces.layers, way, self._ranks)
         self._declined = 0 if kv.fetches or whole else len(held)
@@ -138,6 +146,9 @@ class Growth:
 
     def _grew(self, route: tuple[Stop, ...], told: LayersTaken | None) -> None:
         self.taken = told or self.taken
+        if told is not None:
+            how = "fetched" if told.fetched else "to be made again"
+            log.info("%d layers are taken over, KV of %d tokens %s", told.layers, told.tokens, how)
         if any(stop.peer is not None for stop in route):
             self._routes.use(route)
         else:

@@ -50,6 +50,8 @@ class RouteLeader:
         """Why the last batch has no result; its outcome must be dropped, and its requests begin again."""
         self.prefill_tokens_s = 0.0
         """Over the route as it is; 0: not known."""
+        self.step_s = 0.0
+        """What the last step over the route took."""
         self.here: Any = None
         """By slot, whether its KV of the layers that are being taken over was fetched and not written since; None:
         nothing is fetched."""
@@ -104,8 +106,9 @@ class RouteLeader:
             state = self._in_parts(list(whole.cut(counts)), ids, positions, batch)
         else:
             state = self._at_once(whole, ids, positions, batch)
+        self.step_s = time.monotonic() - start_s
         if not whole.decodes and len(ids) >= _TIMED_TOKENS:
-            self.prefill_tokens_s = len(ids) / max(time.monotonic() - start_s, 1e-6)
+            self.prefill_tokens_s = len(ids) / max(self.step_s, 1e-6)
         return state
 
     def _at_once(self, whole: BatchPart, ids: Any, positions: Any, batch: Any) -> Any:

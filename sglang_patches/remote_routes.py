@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import itertools
 import logging
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -19,6 +19,7 @@ from typing import Any, Final
 from prism.remote.hub import LinkHub
 from prism.remote.orders import RouteStop, SetRoute
 from sglang_patches.graphs import Graphs
+from sglang_patches.remote_asking import PeerGreeting
 from sglang_patches.remote_lead import RouteLeader
 from sglang_patches.remote_peer import ForeignWork
 from sglang_patches.remote_pieces import ModelPieces
@@ -111,33 +112,38 @@ class Routes:
         def greet() -> RanksOutcome:
             numbers: list[int] = []
             limit_s = _GREET_S
+            greeted = {path: self._greet(path) for path in _paths(stop for route in routes for stop in route)}
             for route in routes:
-                paths = {stop.path: None for stop in route if stop.path}
-                for path in [path for path in paths if path not in known]:
-                    known[path] = found = self._greeted(path, limit_s)
+                for path in [path for path in _paths(route) if path not in known]:
+                    known[path] = found = self._greeted(greeted[path], limit_s)
                     numbers += [1 + len(found.pieces) if found.peer else 0, *found.pieces]
-                if all(known[path].peer for path in paths):
+                if all(known[path].peer for path in _paths(route)):
                     limit_s = _GREET_MORE_S
             return RanksOutcome(numbers)
 
         numbers = iter(self._ranks.together(greet).numbers)
-        for path in dict.fromkeys(stop.path for route in routes for stop in route if stop.path):
+        for path in _paths(stop for route in routes for stop in route):
             if not self._ranks.leads:
                 known[path] = _as_told(path, numbers)
         self.peers += [found.peer for found in known.values() if found.peer is not None]
         return known
 
-    def _greeted(self, path: str, within_s: float) -> _Greeted:
+    def _greet(self, path: str) -> PeerGreeting | OSError:
         try:
             peer = RoutePeer(self._hub.connect(Path(path)))
         except OSError as error:
-            return _Greeted(None, (), error)
+            return error
         slots = self._scheduler.token_to_kv_pool_allocator.get_kvcache().k_buffer[0].shape[0]
         me, model = self._seat.owner.name, self._seat.weights.identity
+        return self._leader.asking.greet(peer, me, model, int(slots))
+
+    def _greeted(self, greeting: PeerGreeting | OSError, within_s: float) -> _Greeted:
+        if isinstance(greeting, OSError):
+            return _Greeted(None, (), greeting)
         try:
-            return _Greeted(peer, sorted(self._leader.asking.greet(peer, me, model, int(slots), within_s)))
+            return _Greeted(greeting.peer, sorted(self._leader.asking.welcomed(greeting, within_s)))
         except PeerLost as lost:
-            peer.close("it was not greeted")
+            greeting.peer.close("it was not greeted")
             return _Greeted(None, (), lost)
 
     def _checked(self, route: Sequence[RouteStop], known: dict[str, _Greeted]) -> tuple[Stop, ...]:
@@ -219,6 +225,10 @@ class Routes:
         if self._stored is not None:  # what is left in the engine is not all of its KV: nothing of it is to be kept
             _empty(self._scheduler)
             self._seat.kv, self._stored = self._stored, None
+
+
+def _paths(stops: Iterable[RouteStop]) -> list[str]:
+    return list(dict.fromkeys(stop.path for stop in stops if stop.path))
 
 
 def _empty(scheduler: Any) -> None:

@@ -7,7 +7,8 @@ from typing import Any, Final
 
 from prism.remote.link import PeerLink
 
-_TOLD_BYTES: Final = 1 << 17
+TOLD_BYTES: Final = 1 << 17
+"""So many, at least, tell something of a link's rate."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,7 +21,7 @@ class KvRate:
 
     def seen(self, nbytes: int, seconds: float) -> KvRate:
         """With an answer of ``nbytes`` that took so long; one that is too small tells nothing."""
-        if nbytes < _TOLD_BYTES:
+        if nbytes < TOLD_BYTES:
             return self
         return KvRate(self.fixed_s, nbytes / max(seconds - self.fixed_s, seconds / 10, 1e-6))
 

@@ -17,7 +17,8 @@ from sglang_patches.remote_ranks import Ranks
 from sglang_patches.remote_stops import RoutePeer, Stop
 
 SLICE_S: Final = 0.01
-"""Streams are to stand still for so long at a time while KV is fetched."""
+"""Streams are to stand still for so long at a time while KV is fetched, or for as long as a step takes over the route,
+if that is more: many small slices between long steps would not end before those requests do."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,7 +145,8 @@ class KvTaking:
         legs = self._legs(1)
         fixed_s = sum(leg.fixed_s for leg in legs)
         slot_s = sum(leg.estimated_s for leg in legs) - fixed_s
-        return max(1, self._times * int(max(SLICE_S - fixed_s, fixed_s) / slot_s))
+        limit_s = max(SLICE_S, self._leader.step_s)
+        return max(1, self._times * int(max(limit_s - fixed_s, fixed_s) / slot_s))
 
     def _copy(self, run: PieceRun, slots: Any) -> None:
         layers = run.layers(self._count)

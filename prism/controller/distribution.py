@@ -25,7 +25,7 @@ from prism.core.specs import DeviceKind
 from prism.policy.live.pipelines import ExecutionPipeline, LiveRequest, plan_live
 from prism.policy.multicast.estimate import NodeLink
 from prism.policy.multicast.links import KnownLinks, estimate_links
-from prism.policy.multicast.planner import DEFAULT_BLOCKS, TEN_GIGABIT, Plan, PlanRequest, first_blocks, plan
+from prism.policy.multicast.planner import LIVE_BLOCKS, TEN_GIGABIT, Plan, PlanRequest, first_blocks, plan
 from prism.transfer.session import NodePlan, node_plans
 from prism.weights.exchange.pack_windows import window_name
 from prism.weights.packs.format import PackKey
@@ -173,7 +173,7 @@ class WeightDistribution:
             links=known.links,
             default_link=default,
             first=tuple(held[sources[0]].first) if live else (),
-            least_blocks=DEFAULT_BLOCKS if live else 1,
+            least_blocks=LIVE_BLOCKS if live else 1,
         )
 
     def _links(self, now_s: float) -> KnownLinks:

@@ -47,7 +47,7 @@ class LayerOrders(Protocol):
         """Lead requests over the first route, and over the next one when a peer is lost."""
         ...
 
-    async def grow_route(self, kv: KvWay = ..., order: Sequence[int] = ...) -> None:
+    async def grow_route(self, kv: KvWay = ..., order: Sequence[int] = ..., when_whole: bool = ...) -> None:
         """Take over what peers run, as its weights arrive (``order``: of pieces, where several have arrived).
         Returns when it has begun."""
         ...

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -22,12 +23,14 @@ class FakeLayers:
         self.grows = False
         self.refuses = ""
         self.order: Sequence[int] = ()
+        self.when_whole = False
         self._layers = max(began_with, default=1) - 1
         self._pieces = list(began_with)
         if began_with:
             self._tell([])
 
     async def serve_layers(self, path: Path) -> None:
+        await asyncio.sleep(0)  # engines carry orders out between two steps: others may be given meanwhile
         self._check()
         self.served_at = path
 
@@ -37,9 +40,9 @@ class FakeLayers:
         self.grows = False
         self._tell([Path(stop.path).stem.removeprefix("layers-") for stop in routes[0] if stop.path])
 
-    async def grow_route(self, kv: KvWay = KvWay.AUTO, order: Sequence[int] = ()) -> None:
+    async def grow_route(self, kv: KvWay = KvWay.AUTO, order: Sequence[int] = (), when_whole: bool = False) -> None:
         self._check()
-        self.grows, self.order = True, order
+        self.grows, self.order, self.when_whole = True, order, when_whole
 
     def lose_peers(self) -> None:
         """The peers of its route are gone."""

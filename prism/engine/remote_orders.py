@@ -37,10 +37,10 @@ class RemoteOrders:
             SetRoute(number=next(self._numbers), routes=stops, answer_s=answer_s, whole_prefills=whole_prefills)
         )
 
-    async def grow_route(self, kv: KvWay = KvWay.AUTO, order: Sequence[int] = ()) -> None:
-        """Take over what peers run, as its weights arrive (``order``: of pieces, where several have arrived).
-        Returns when it has begun."""
-        await self._give(GrowRoute(number=next(self._numbers), kv=kv, order=list(order)))
+    async def grow_route(self, kv: KvWay = KvWay.AUTO, order: Sequence[int] = (), when_whole: bool = False) -> None:
+        """Take over what peers run, as its weights arrive (``order``: of pieces, where several have arrived), or
+        ``when_whole``: all at once. Returns when it has begun."""
+        await self._give(GrowRoute(number=next(self._numbers), kv=kv, order=list(order), when_whole=when_whole))
 
     async def _give(self, order: Order) -> None:
         answer: asyncio.Future[OrderDone] = asyncio.get_running_loop().create_future()

@@ -38,6 +38,8 @@ SILENT_S: Final = 5.0
 """A machine that did not answer is not asked again for so long: whoever looks for a peer waits for all answers."""
 FAILURES: Final = (TransferError, OSError, EOFError, msgspec.MsgspecError)
 _AT_ONCE: Final = 16
+_KEPT: Final = 16
+"""Connections for further questions."""
 
 
 class LayersWanted(msgspec.Struct, frozen=True):
@@ -85,6 +87,8 @@ class LayersNetwork:
         self._server = server
         self._silent_until_s: dict[str, float] = {}
         """By machine."""
+        self._kept: dict[str, PeerConnection] = {}
+        """By address, while nobody asks over it."""
 
     def offer(self, offer: LayersOffer) -> None:
         """Answers other machines from now on. Called in the loop that is to carry it out."""
@@ -116,11 +120,7 @@ class LayersNetwork:
 
     def _ask(self, node: str, address: str, wanted: LayersWanted) -> list[HeldElsewhere]:
         try:
-            peer = self._connection(node, address)
-            try:
-                raw = peer.ask(TOPIC, msgspec.msgpack.encode(wanted), ASK_S)
-            finally:
-                peer.close()
+            raw = self._answer(node, address, msgspec.msgpack.encode(wanted))
             held = msgspec.msgpack.decode(raw, type=list[HeldPieces])
         except FAILURES as error:
             log.info("%s runs no layers of %s for %s: %s", node, wanted.model, wanted.device, error)
@@ -128,6 +128,33 @@ class LayersNetwork:
                 self._silent_until_s[node] = time.monotonic() + SILENT_S
             return []
         return [HeldElsewhere(node, address, one) for one in held]
+
+    def _answer(self, node: str, address: str, body: bytes) -> bytes:
+        """Over the connection of the last question, if it is there still: whoever waits for its pipeline asks again and
+        again, beside the weights that come."""
+        if (kept := self._kept.pop(address, None)) is not None:
+            try:
+                return self._asked(address, kept, body)
+            except TimeoutError:
+                raise
+            except (OSError, EOFError):
+                log.debug("%s has closed a connection", node)
+        return self._asked(address, self._connection(node, address), body)
+
+    def _asked(self, address: str, peer: PeerConnection, body: bytes) -> bytes:
+        try:
+            answer = peer.ask(TOPIC, body, ASK_S)
+        except BaseException:
+            peer.close()
+            raise
+        if len(self._kept) >= _KEPT or self._kept.setdefault(address, peer) is not peer:
+            peer.close()
+        return answer
+
+    def close(self) -> None:
+        """Ends what is kept open."""
+        while self._kept:
+            self._kept.popitem()[1].close()
 
     def connect(self, there: HeldElsewhere, wanted: LayersWanted) -> tuple[DeviceId, socket.socket]:
         """A connection to the engine of the instance, and its device; the caller closes it. Blocks. Raises one of

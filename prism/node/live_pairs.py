@@ -121,6 +121,8 @@ class LivePairs:
     def close(self) -> None:
         for task in self._following:
             task.cancel()
+        if self._helpers.network is not None:
+            self._helpers.network.close()
 
     async def _begin(self, leader: LocalInstance, handle: Handle) -> bool:
         """False: it cannot run layers apart, and has waited for all, however long that took."""
@@ -154,9 +156,14 @@ class LivePairs:
         return True
 
     async def _grow(self, leader: LocalInstance, handle: Handle, limit_s: float | None = ORDER_S) -> None:
-        beside = {x.key for x in self._instances() if x.key.model == leader.key.model}
+        """In a pipeline nothing is taken over before everything is here: all of it would run as much as before."""
+        beside, peers = (
+            {x.key for x in self._instances() if x.key.model == leader.key.model},
+            self._helpers.peers(leader),
+        )
+        together = leader.begins.pipelined and peers <= _coming(leader)
         async with asyncio.timeout(limit_s):
-            await handle.remote.grow_route(order=self._routes.order(leader, beside))
+            await handle.remote.grow_route(order=self._routes.order(leader, beside), when_whole=together)
 
     # --- until it is alone ---
 

@@ -5,10 +5,12 @@ from __future__ import annotations
 import asyncio
 import logging
 import socket
+import time
 import uuid
-from collections.abc import Sequence, Set
+from collections.abc import Mapping, Sequence, Set
 from pathlib import Path
 from typing import Final
+from weakref import WeakSet
 
 from prism.core.ids import DeviceId
 from prism.core.instances import InstanceKey
@@ -28,6 +30,8 @@ log = logging.getLogger(__name__)
 ORDER_S: Final = 60.0
 """An engine that has not carried out an order by then is not asked again: it is between two steps every few
 milliseconds, except when it is being stopped by somebody."""
+PATIENCE_S: Final = 0.3
+"""An instance waits so long for its own pipeline when others could run its layers."""
 Stops = tuple[RouteStop, ...]
 
 
@@ -37,6 +41,10 @@ class LiveRoutes:
     def __init__(self, folder: Path | None, helpers: LiveHelpers) -> None:
         self._folder, self._helpers = folder, helpers
         self._turns: dict[InstanceKey, int] = {}
+        self._complete_s: dict[InstanceKey, float] = {}
+        """Since when those that come with an instance have everything together."""
+        self._listening: WeakSet[Handle] = WeakSet()
+        """Engines that run layers for others: none has to be asked twice, which would take one of its steps."""
 
     # --- planned ---
 
@@ -62,24 +70,34 @@ class LiveRoutes:
         """Routes for ``leader``, which has the pieces ``held``, the best first; every engine in them has been asked, or
         connected with, and runs layers for others. None: nobody has what is missing. One of its machine that can run
         all of it is enough, unless it is to serve with those that come with it."""
-        helpers, asked_others = self._helpers.here(leader), False
-        reached: dict[str, str] = {}
-        while True:
+        far: list[LayersAt] | None = None
+        reached: dict[str, str | None] = {}
+        while True:  # what runs where on this machine may have changed while somebody was asked
+            known = [*self._helpers.here(leader), *(far or ())]
+            helpers = [h for h in known if h.facts.name not in reached or reached[h.facts.name] is not None]
             routes = self._plan(leader, held, helpers)
-            if not asked_others and (not routes or leader.begins.pipelined):
-                helpers, asked_others = [*helpers, *await self._helpers.elsewhere(leader)], True
+            if far is None and (not routes or leader.begins.pipelined):
+                far = await self._helpers.elsewhere(leader)
                 continue
             names = {hop.name for route in routes for hop in route if hop.name}
+            if routes and self._waits_for_pipeline(leader, {hop.name for hop in routes[0] if hop.name}):
+                return []
             if not (unknown := [h for h in helpers if h.facts.name in names - reached.keys()]):
                 break
-            for helper in unknown:
-                path = await self._reach(leader, handle, helper)
-                if path is None:
-                    helpers = [h for h in helpers if h is not helper]
-                else:
-                    reached[helper.facts.name] = path
+            paths = await asyncio.gather(*(self._reach(leader, handle, helper) for helper in unknown))
+            reached |= {helper.facts.name: path for helper, path in zip(unknown, paths, strict=True)}
         self._helpers.note_route(leader, {hop.name for hop in routes[0] if hop.name} if routes else ())
         return [tuple(_stop(hop, reached) for hop in route) for route in routes]
+
+    def _waits_for_pipeline(self, leader: LocalInstance, names: Set[str]) -> bool:
+        """Those that come with it have everything together, its own pipeline has not: that will have it in a moment, as
+        others of the same sub-groups have it now. Whoever led over these would make them work for two pipelines."""
+        mine = {str(key) for key, company in leader.begins.company.items() if company is Company.PIPELINE}
+        loading = leader.state is InstanceState.LOADING and leader.begins.waits_for_company
+        if not loading or not mine or names <= mine:
+            return False
+        now_s = time.monotonic()
+        return now_s - self._complete_s.setdefault(leader.key, now_s) < PATIENCE_S
 
     @staticmethod
     def _plan(leader: LocalInstance, held: Set[int], helpers: Sequence[LayersAt]) -> tuple[tuple[Hop, ...], ...]:
@@ -103,12 +121,19 @@ class LiveRoutes:
         assert instance.handle is not None
         path = self._socket(instance.handle)
         try:
-            async with asyncio.timeout(ORDER_S):
-                await instance.handle.remote.serve_layers(path)
+            await self._listen(instance.handle, path)
         except (OrderRefused, EngineGone, TimeoutError) as error:
             log.warning("%s runs no layers for %s: %s", instance.key, whom, error or f"no answer in {ORDER_S:.0f} s")
             return None
         return path
+
+    async def _listen(self, handle: Handle, path: Path) -> None:
+        """Raises :class:`OrderRefused`, :class:`EngineGone` or ``TimeoutError``."""
+        if handle in self._listening:
+            return
+        async with asyncio.timeout(ORDER_S):
+            await handle.remote.serve_layers(path)
+        self._listening.add(handle)
 
     async def _connected(self, leader: LocalInstance, handle: Handle, there: HeldElsewhere) -> str | None:
         """A connection to an engine of another machine is given to ``handle``."""
@@ -116,8 +141,7 @@ class LiveRoutes:
         assert network is not None
         token, mine = uuid.uuid4().hex, self._socket(handle)
         try:
-            async with asyncio.timeout(ORDER_S):
-                await handle.remote.serve_layers(mine)  # there it takes the connection, too
+            await self._listen(handle, mine)  # there it takes the connection, too
             wanted = LayersWanted(leader.key.model, leader.part.lead)
             device, sock = await in_own_thread(network.connect, there, wanted)
             with sock:
@@ -160,7 +184,8 @@ class LiveRoutes:
     def forget(self, leader: LocalInstance) -> None:
         """It needs nobody any more, or is gone."""
         self._turns.pop(leader.key, None)
+        self._complete_s.pop(leader.key, None)
 
 
-def _stop(hop: Hop, reached: dict[str, str]) -> RouteStop:
-    return RouteStop(reached[hop.name] if hop.name else "", hop.first, hop.end)
+def _stop(hop: Hop, reached: Mapping[str, str | None]) -> RouteStop:
+    return RouteStop(reached[hop.name] or "" if hop.name else "", hop.first, hop.end)

@@ -64,6 +64,9 @@ class GrowRoute(_Order, frozen=True, kw_only=True):
     kv: KvWay = KvWay.AUTO
     order: list[int] = []
     """Pieces as they are to be brought, where several have arrived; those that are not in it come last."""
+    when_whole: bool = False
+    """Nothing is taken over before all is here: whoever runs it leads over this engine, too, so that as much work would
+    come back as was taken over, and the KV of it would be fetched for nothing."""
 
 
 Order = ServeLayers | HoldPieces | SetRoute | GrowRoute

@@ -15,6 +15,7 @@ from prism.engine.errors import OrderRefused
 from prism.node import layers_network
 from prism.node.layers_network import HeldPieces, LayersNetwork, LayersOffer, LayersWanted
 from prism.transfer.errors import PeerError
+from prism.transfer.peer_connection import PeerConnection
 from prism.transfer.server import TransferServer
 from prism.transfer.windows import WindowSources
 
@@ -48,6 +49,7 @@ def machines() -> Iterator[tuple[Machine, Machine, Machine]]:
     made = Machine("a"), Machine("b"), Machine("c")
     yield made
     for machine in made:
+        machine.network.close()
         machine.server.close()
         for _, sock in machine.taken:
             sock.close()
@@ -80,6 +82,27 @@ async def test_who_has_which_pieces_is_found_and_its_connection_outlives_both_se
         assert ours.recv(100) == b"to the leader"
 
 
+async def test_a_connection_is_used_again_while_it_lives(
+    machines: tuple[Machine, Machine, Machine], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whoever waits for its pipeline asks five times a second."""
+    a, b, _ = machines
+    b.network.offer(LayersOffer(b.held, b.take))
+    made: list[PeerConnection] = []
+    connection = a.network._connection
+
+    def counted(node: str, address: str) -> PeerConnection:
+        made.append(connection(node, address))
+        return made[-1]
+
+    monkeypatch.setattr(a.network, "_connection", counted)
+    for number in (1, 1, 2):
+        if number == 2:
+            made[0].close()
+        found = await asyncio.to_thread(a.network.holders, {"b": b.server.address}, WANTED)
+        assert [x.held for x in found] == b.held(WANTED) and len(made) == number
+
+
 async def test_who_has_no_engine_or_another_secret_gives_no_connection(
     machines: tuple[Machine, Machine, Machine],
 ) -> None:
@@ -95,6 +118,7 @@ async def test_who_has_no_engine_or_another_secret_gives_no_connection(
     try:
         assert await asyncio.to_thread(stranger.network.holders, {"b": b.server.address}, WANTED) == []
     finally:
+        stranger.network.close()
         stranger.server.close()
     assert not b.taken
 

@@ -253,9 +253,12 @@ async def test_an_engine_without_one_of_its_machine_leads_over_one_of_another(
     assert given == [(f"layers-{leader.workers[0]}.sock", "b/host:3", True)]
 
 
-def ordered_with(*companions: InstanceKey, there: Sequence[InstanceKey] = ()) -> dict[str, Any]:
-    """Of an order: instances on machines of their own, in its pipeline, and others that were there before."""
-    coming = [Companion(key=key, device=f"n{key.generation}/host:3", pipeline=0) for key in companions]
+def ordered_with(
+    *companions: InstanceKey, there: Sequence[InstanceKey] = (), apart: Sequence[InstanceKey] = ()
+) -> dict[str, Any]:
+    """Of an order: instances on machines of their own, in its pipeline (``apart``: in another one), and others that
+    were there before."""
+    coming = [Companion(key=key, device=f"n{key.generation}/host:3", pipeline=int(key in apart)) for key in companions]
     before = [Companion(key=key, device=f"n{key.generation}/host:3") for key in there]
     peers = {f"n{key.generation}": f"10.0.0.{key.generation}:7" for key in (*companions, *there)}
     return {"companions": coming + before, "turns": 1 + len(companions), "peers": {**peers, "far": "10.0.0.99:7"}}
@@ -283,7 +286,7 @@ async def test_a_pipeline_over_machines_serves_as_soon_as_it_holds_the_model(
         *[(0, 3, False), (3, 5, True), (5, HEAD, True), (HEAD, HEAD + 1, False)]
     ]
     assert sorted(networked.connected) == [SECOND, THIRD]
-    assert leader.remote.grows
+    assert leader.remote.grows and leader.remote.when_whole, "both lead over it, too"
 
 
 async def test_it_changes_over_to_its_pipeline_and_back_when_that_breaks(
@@ -293,6 +296,7 @@ async def test_it_changes_over_to_its_pipeline_and_back_when_that_breaks(
     networked.held = [held("n3", THIRD), held("n2", SECOND, 0, 1, HEAD)]
     leader = await pairs.activate(FIRST, LiveMode.PIPELINES, **ordered_with(SECOND, there=[THIRD]))
     assert networked.connected == [THIRD]
+    assert leader.remote.grows and not leader.remote.when_whole, "what it takes over relieves that one"
     networked.held = [held("n3", THIRD), held("n2", SECOND, 0, 1, 4, 5, 6, HEAD)]
     leader.remote.arrive(2, 3)
     await happens(lambda: len(leader.remote.routes) == 2, "its changing over")
@@ -321,6 +325,25 @@ async def test_as_many_begin_over_others_as_there_are_of_these(
     networked.held = [held("n3", THIRD)]
     pairs.handle(FIRST).remote.lose_peers()
     await happens(lambda: networked.connected[1:] == [THIRD], "one that serves needs some peer")
+
+
+@pytest.mark.parametrize("patience_s", [1000.0, 0.0])
+async def test_it_waits_a_moment_for_its_own_pipeline_when_another_one_has_all_layers(
+    pairs: Pairs,
+    networked: FakeNetwork,
+    given: list[tuple[str, str, bool]],
+    monkeypatch: pytest.MonkeyPatch,
+    patience_s: float,
+) -> None:
+    """The other one's members would run layers for two pipelines."""
+    monkeypatch.setattr(live_routes, "PATIENCE_S", patience_s)
+    networked.held = [held("n2", SECOND, 0, 1, HEAD), held("n3", THIRD, 0, 1, 2, 3, 4, 5, 6, HEAD)]
+    order = pairs.order(FIRST, LiveMode.PIPELINES, **ordered_with(SECOND, THIRD, apart=[THIRD]))
+    coming = asyncio.create_task(pairs.instances.command(order))
+    await happens(lambda: len(networked.asked) > 2 or networked.connected, "its looking for routes")
+    assert networked.connected == ([] if patience_s else [THIRD])
+    networked.held = [held("n2", SECOND, 0, 1, 2, 3, 4, 5, 6, HEAD), held("n3", THIRD, 0, 1, HEAD)]
+    assert (await coming).early and networked.connected == ([SECOND] if patience_s else [THIRD])
 
 
 async def test_one_of_a_pipeline_that_gets_all_its_weights_first_needs_nobody(

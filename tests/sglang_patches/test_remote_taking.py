@@ -68,7 +68,7 @@ class GrowingEngine:
         layers = 5  # of the run that is taken over
         A.rate = KvRate(0.0, slots_of_a_slice * layers * ROW_BYTES / SLICE_S)
         self.asking, self.world = self, 1
-        self.prefill_tokens_s, self.here = 1e9, cast(Any, None)
+        self.prefill_tokens_s, self.here, self.step_s = 1e9, cast(Any, None), 0.0
         self.fetched: list[int] = []
         table = torch.arange(SLOTS)[None]
         self.req: Any = SimpleNamespace(
@@ -135,6 +135,16 @@ def test_slices_become_larger_when_steps_write_more_than_one_brings() -> None:
         steps += 1
         assert steps < 20, "it would never end"
     engine.check()
+
+
+def test_a_slice_takes_as_long_as_a_step_over_the_route() -> None:
+    engine = GrowingEngine(tokens=100, slots_of_a_slice=10.5)
+    engine.step_s = 6 * SLICE_S
+    taking = engine.taking()
+    while not taking.fetch(all_at_once=False):
+        engine.step(1)
+    engine.check()
+    assert engine.fetched == [63, 38]
 
 
 def test_nobody_waits_in_an_engine_without_requests_so_that_all_comes_at_once() -> None:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from prism.policy.multicast.planner import first_blocks
+from prism.transfer.session import cut_pieces
 from prism.weights.packs.blocks import TensorPlan, layout_header, plan_blocks, stage_of
 from prism.weights.packs.format import PackKey
 from prism.weights.store.disk_fill import lead_first, lead_parts
@@ -62,3 +64,18 @@ def test_a_copy_is_filled_with_embedding_first_layer_and_head_first() -> None:
     assert lead_first(header) == [0, 1, 2, 3, 8, 9, 4, 5, 6, 7]
     assert lead_parts(header) == [(0.0, 0.2), (0.2, 0.4), (0.8, 1.0)]
     assert lead_first(header, (1, 2)) == [0, 1, 2, 3, 8, 9, 6, 7, 4, 5], "it loads beside another one"
+
+
+@settings(deadline=None)
+@given(st.lists(st.integers(1, 9000), min_size=3, max_size=12), st.integers(1, 64))
+def test_the_first_pieces_of_a_multicast_have_every_leaf_that_an_engine_begins_with(
+    sizes: list[int], pieces: int
+) -> None:
+    """Leaves are dealt to pieces as a whole: the end of a block may lie in the piece behind its own fraction."""
+    names = ["model.embed_tokens.weight", *(f"model.layers.{i}.w" for i in range(len(sizes) - 2)), "lm_head.weight"]
+    tensors = [TensorPlan(name, "float32", (size,)) for name, size in zip(names, sizes, strict=True)]
+    header = layout_header(PackKey("a" * 32), plan_blocks(tensors), leaf_bytes=4096)
+    first = first_blocks(lead_parts(header), pieces)
+    brought = {leaf for piece in first for leaf in cut_pieces(header.cut, pieces)[piece]}
+    needed = (b for b in header.blocks if b.name in ("embeddings", "layer0", "head"))
+    assert brought >= {leaf for b in needed for leaf in header.cut.holding(b.offset, b.offset + b.nbytes)}

@@ -48,7 +48,10 @@ ALGORITHMS: Final[Mapping[str, Algorithm]] = {
 TEN_GIGABIT: Final = NodeLink(1.25e9, 1.25e9)
 DEFAULT_BLOCKS: Final = 16
 """lambda-Scale's elbow; ``blocks=None`` lets the planner look for this system's own."""
-_BLOCK_CHOICES: Final = (4, 8, 16, 32, 64)
+LIVE_BLOCKS: Final = 64
+"""At least, where receivers serve meanwhile: a layer is there with its last block, and what all are to have first, or
+what lies between two sub-groups' chunks, is whole blocks."""
+_BLOCK_CHOICES: Final = (4, 8, 16, 32, LIVE_BLOCKS)
 MAX_SIMULATED: Final = 4096
 SLACK: Final = 1.15
 """On links of different speed the last node may be later by this factor for the sake of all others."""

@@ -90,9 +90,11 @@ def lead_first(header: PackHeader, turn: Turn = WHOLE_TURN) -> list[int]:
 
 
 def lead_parts(header: PackHeader) -> list[tuple[float, float]]:
-    """Where these are, as fractions (from, to) of the data."""
-    all_bytes = max(header.data_bytes, 1)
-    return [(b.offset / all_bytes, (b.offset + b.nbytes) / all_bytes) for b in _lead(header)]
+    """Where these are, as fractions (from, to) of the data, in whole leaves: what is sent is cut where leaves end, and
+    without the last leaf nobody begins."""
+    count = max(header.cut.leaves, 1)
+    held = [header.cut.holding(b.offset, b.offset + b.nbytes) for b in _lead(header)]
+    return [(leaves.start / count, leaves.stop / count) for leaves in held]
 
 
 def _lead(header: PackHeader) -> list[BlockEntry]:
