@@ -26,7 +26,12 @@ ONE_WORLD = {
     "DeviceLost": "no agent tells a failed GPU from engines that died there one by one",
 }
 """Events and effects that one world has no occasion for."""
-RUN_BY_OTHERS = {"benchmarks.memory.rival", "benchmarks.server.canned", "benchmarks.weights.gloo_worker"}
+RUN_BY_OTHERS = {
+    "benchmarks.live.burst_client",
+    "benchmarks.memory.rival",
+    "benchmarks.server.canned",
+    "benchmarks.weights.gloo_worker",
+}
 """Processes that benchmarks start."""
 
 
