@@ -6,7 +6,7 @@ The rule itself is pure (:mod:`prism.transfer.piece_choice`).
 from __future__ import annotations
 
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Final
 
 from prism.transfer.frames import Arrival
@@ -42,9 +42,14 @@ class HolderChoice:
         return [n for n in some if self._reception.trusts(n) == trusted][: _ASKED_NODES + len(plan.sources)]
 
     def choose(
-        self, peers: PeerPool, wanted: list[int], trusted: bool, on_failed: Callable[[str, str], None]
+        self,
+        peers: PeerPool,
+        wishes: Sequence[Sequence[int]],
+        trusted: bool,
+        on_failed: Callable[[str, str], None],
     ) -> tuple[str, int, bool] | None:
-        """Whom to ask for which piece of ``wanted``, and whether nobody else has it; None when nobody has any. Calls
+        """Whom to ask for which piece, and whether nobody else has it; None when nobody has any. ``wishes`` are pieces,
+        those first of which one is taken if anybody has it: all by one answer, since the next may say more. Calls
         ``on_failed(node, reason)`` for those that could not be asked."""
         plan = self._plan
         nodes = self.nodes(trusted)
@@ -53,16 +58,17 @@ class HolderChoice:
         found, failed = peers.arrivals(asked, plan.window)
         for node, reason in failed.items():
             on_failed(node, reason)
-        offers = [self._offer(node, arrival, wanted) for node, arrival in found.items()]
         slow = frozenset(node for arrival in found.values() for node in arrival.slow)
         planned = {piece: source for source, piece in plan.receives if self._reception.trusts(source)}
-        chosen = choose_piece(wanted, offers, self._mark, slow, plan.node in slow, planned)
-        if chosen is None:
-            return None
-        others = any(chosen[1] in offer.pieces for offer in offers if offer.node != chosen[0])
-        return *chosen, not others and len(found) == len(nodes)
+        for wanted in wishes:
+            offers = [self._offer(node, arrival, wanted) for node, arrival in found.items()]
+            chosen = choose_piece(wanted, offers, self._mark, slow, plan.node in slow, planned)
+            if chosen is not None:
+                others = any(chosen[1] in offer.pieces for offer in offers if offer.node != chosen[0])
+                return *chosen, not others and len(found) == len(nodes)
+        return None
 
-    def _offer(self, node: str, arrival: Arrival, wanted: list[int]) -> Offer:
+    def _offer(self, node: str, arrival: Arrival, wanted: Sequence[int]) -> Offer:
         pieces = ((piece, self._reception.pieces[piece]) for piece in wanted)
         missing = ((p, len(at) - arrival.leaves.count(THERE, at.start, at.stop), len(at)) for p, at in pieces)
         held = frozenset(

@@ -16,7 +16,7 @@ import contextlib
 import logging
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Final
 
 import msgspec
@@ -223,8 +223,7 @@ class PullLanes:
             wanted = self.reception.await_orphans(timeout_s=0.2)
             if not wanted:
                 continue
-            soon = self._wanted_soon(wanted)
-            chosen = (self._choose(peers, soon) if soon else None) or self._choose(peers, wanted)
+            chosen = self._choose(peers, (self._wanted_soon(wanted), wanted))
             if chosen is None:
                 now_s = time.monotonic()
                 nobody_since_s = nobody_since_s or now_s
@@ -244,13 +243,13 @@ class PullLanes:
             return []
         return [piece for piece in wanted if piece in self.plan.first] or wanted[:1]
 
-    def _choose(self, peers: PeerPool, wanted: list[int]) -> tuple[str, int, bool] | None:
+    def _choose(self, peers: PeerPool, wishes: Sequence[Sequence[int]]) -> tuple[str, int, bool] | None:
         """As :meth:`HolderChoice.choose`: who is trusted first, then the others."""
 
         def on_failed(node: str, reason: str) -> None:
             self._blame(peers, node, reason)
 
         for trusted in (True, False):
-            if (chosen := self._holders.choose(peers, wanted, trusted, on_failed)) is not None:
+            if (chosen := self._holders.choose(peers, wishes, trusted, on_failed)) is not None:
                 return chosen
         return None
