@@ -157,11 +157,8 @@ class LivePairs:
 
     async def _grow(self, leader: LocalInstance, handle: Handle, limit_s: float | None = ORDER_S) -> None:
         """In a pipeline nothing is taken over before everything is here: all of it would run as much as before."""
-        beside, peers = (
-            {x.key for x in self._instances() if x.key.model == leader.key.model},
-            self._helpers.peers(leader),
-        )
-        together = leader.begins.pipelined and peers <= _coming(leader)
+        beside = {x.key for x in self._instances() if x.key.model == leader.key.model}
+        together = leader.begins.pipelined and self._helpers.peers(leader) <= _coming(leader)
         async with asyncio.timeout(limit_s):
             await handle.remote.grow_route(order=self._routes.order(leader, beside), when_whole=together)
 
