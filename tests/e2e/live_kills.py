@@ -147,7 +147,7 @@ def one_round(
         for piece in order:
             image.arrive(piece)
         load.wait_for_all()
-    all_is_well_again(server, models)
+    all_is_well_again(server, models, 1 if tp == 1 else 2)
 
 
 def load_instances(server: Server, instances: int) -> None:
