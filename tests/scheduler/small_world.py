@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from prism.core.effects import Route
+from prism.core.events import Arrivals, DeviceReport, InstanceLoad
 from prism.core.ids import DeviceId, ModelName
 from prism.core.reasons import ReasonCode
 from prism.core.settings import ClusterSettings
@@ -35,3 +36,13 @@ def reasons(w: World, kind: type) -> list[tuple[str, ReasonCode]]:
 
 def on(w: World, model: ModelName) -> tuple[DeviceId, ...]:
     return next(i.devices for k, i in w.live.items() if k[0] == model and i.state == "ready")
+
+
+def report_load(w: World, model: ModelName, running: int, waiting: int) -> None:
+    """One second in which the model's requests fill its instances and ``waiting`` more wait at each."""
+    w.pass_time(1.0)
+    w.send(Arrivals(model, 4))
+    for key, instance in list(w.live.items()):
+        if instance.state == "ready" and key[0] == model:
+            load = InstanceLoad(key, 300, 100, 0, running, waiting, 9, waited_s=1.0 if waiting else 0.0)
+            w.send(DeviceReport(instance.devices[0], 1000, 500, (load,)))

@@ -6,14 +6,12 @@ from dataclasses import replace
 
 import pytest
 
-from prism.core.effects import Activate, Deactivate, RefuseWaiting, ShareWaiting
+from prism.core.effects import Activate, Deactivate, RefuseWaiting
 from prism.core.events import (
     ActivationError,
-    ActivationFinished,
     Arrivals,
     DeviceReport,
     InstanceLoad,
-    OperatorLoad,
     OperatorUnload,
     WaitingRequests,
 )
@@ -24,7 +22,7 @@ from prism.core.settings import ClusterSettings, MigrationTest
 from prism.scheduler.planning import plan
 from tests.scheduler.cluster_world import World, model_spec
 from tests.scheduler.exchange import node_devices
-from tests.scheduler.small_world import GB0, GB1, QUIET, A, B, C, on, reasons, serve, world
+from tests.scheduler.small_world import GB0, GB1, QUIET, A, B, C, on, reasons, report_load, serve, world
 
 
 def test_a_starving_model_drives_out_one_that_never_rests() -> None:
@@ -166,21 +164,11 @@ def test_neighbours_leave_one_after_the_other() -> None:
     assert len(reasons(w, Deactivate)) == 1
 
 
-def _load(w: World, model: ModelName, running: int, waiting: int) -> None:
-    """One second in which the model's requests fill its instances and ``waiting`` more wait at each."""
-    w.pass_time(1.0)
-    w.send(Arrivals(model, 4))
-    for key, instance in list(w.live.items()):
-        if instance.state == "ready" and key[0] == model:
-            load = InstanceLoad(key, 300, 100, 0, running, waiting, 9, waited_s=1.0 if waiting else 0.0)
-            w.send(DeviceReport(instance.devices[0], 1000, 500, (load,)))
-
-
 def test_a_model_that_one_device_cannot_serve_gets_replicas_in_free_room_and_loses_them_again() -> None:
     w = world(model_spec("a", 300), devices=3, settings=replace(QUIET, standing_replicas=False))
     serve(w, A)
     for _ in range(6):
-        _load(w, A, 20, 12)
+        report_load(w, A, 20, 12)
     assert reasons(w, Activate) == [("a", ReasonCode.DEMAND)] + 2 * [("a", ReasonCode.SCALE_OUT)], "all at once"
     for key in list(w.live):
         w.activated(key)
@@ -195,61 +183,15 @@ def test_a_model_that_one_device_cannot_serve_gets_replicas_in_free_room_and_los
     assert len(w.routes[A]) == 1
 
 
-def test_what_waits_is_shared_out_once_all_further_instances_have_come_up() -> None:
-    w = world(model_spec("a", 300), devices=3, settings=replace(QUIET, standing_replicas=False))
-    serve(w, A)
-    for _ in range(6):
-        _load(w, A, 20, 12)
-    first, *further = list(w.live)
-    assert len(further) == 2
-    w.activated(further[0])
-    assert not _shared(w), "another one is to come"
-    w.activated(further[1])
-    assert _shared(w) == [(first, GB0, pytest.approx(1 / 3))]
-
-
-def test_an_instance_that_serves_early_gets_its_share_while_others_are_still_to_come() -> None:
-    """These may have the last of their weights much later; it would stand idle until then."""
-    w = world(model_spec("a", 300), devices=3, settings=replace(QUIET, standing_replicas=False))
-    serve(w, A)
-    for _ in range(6):
-        _load(w, A, 20, 12)
-    first, *further = list(w.live)
-    w.live[further[0]].state = "ready"
-    w.send(ActivationFinished(further[0], 0.1, early=True))
-    assert _shared(w) == [(first, GB0, pytest.approx(1 / 2))]
-    w.activated(further[1])
-    assert [key for key, _, _ in _shared(w)[1:]] == [first, further[0]], "each had half of it"
-    assert [share for _, _, share in _shared(w)[1:]] == 2 * [pytest.approx(2 / 3)]
-
-
-def test_what_came_to_the_first_instance_before_the_others_were_up_is_shared_out_with_its_next_report() -> None:
-    """All that waited for the model went to the first one that came up, and no report said so yet."""
-    w = world(model_spec("a", 300), devices=3, settings=replace(QUIET, standing_replicas=False))
-    w.send(OperatorLoad(A, (), 3))
-    first, *further = list(w.live)
-    for key in (first, *further):
-        w.activated(key)
-    assert not _shared(w)
-    load = InstanceLoad(first, 300, 100, 0, 4, 45, 9)
-    for _ in range(2):
-        w.send(DeviceReport(GB0, 1000, 500, (load,)))
-    assert _shared(w) == [(first, GB0, pytest.approx(1 / 3))], "once, although the next report knows no better"
-
-
-def _shared(w: World) -> list[tuple[object, object, float]]:
-    return [(e.key, e.device, e.kept_share) for _, e in w.log if isinstance(e, ShareWaiting)]
-
-
 def test_a_replica_is_the_first_to_make_room() -> None:
     w = world(model_spec("a", 300), model_spec("b", 800), devices=2)
     serve(w, A)
     for _ in range(6):
-        _load(w, A, 20, 12)
+        report_load(w, A, 20, 12)
     for key in list(w.live):
         w.activated(key)
     for _ in range(3):
-        _load(w, A, 20, 12)
+        report_load(w, A, 20, 12)
     w.arrive(B)
     assert reasons(w, Deactivate)[-1] == ("a", ReasonCode.SCALE_IN)
 
@@ -263,14 +205,14 @@ def test_a_model_whose_requests_wait_gets_a_replica_at_once_whatever_weights_idl
     serve(w, C)
     assert on(w, C) == (DeviceId("x/host:0"),)
     w.send(Arrivals(B, 4))
-    _load(w, A, 20, 12)
+    report_load(w, A, 20, 12)
     assert reasons(w, Activate)[-1] == ("a", ReasonCode.SCALE_OUT)
 
 
 def _burst(w: World) -> None:
     """Requests of ``a`` wait until it has a second instance, and then none comes any more."""
     serve(w, A)
-    _load(w, A, 20, 12)
+    report_load(w, A, 20, 12)
     for key in list(w.live):
         w.activated(key)
     assert len(w.routes[A]) == 2
@@ -339,7 +281,7 @@ def test_a_burst_takes_the_memory_of_another_models_idle_spare_instance() -> Non
     w = world(model_spec("a", 300), model_spec("b", 400), devices=2)
     serve(w, B)
     _burst(w)
-    _load(w, B, 20, 12)
+    report_load(w, B, 20, 12)
     assert reasons(w, Activate)[-1] == ("b", ReasonCode.SCALE_OUT)
 
 

@@ -25,6 +25,7 @@ from prism.kv.host_pool import HostPool
 from prism.kv.keeper import KvKeeper
 from prism.memory import GroupKind, KvGroup
 from prism.memory.rows import HostPoolRows
+from tests.sglang_patches.keeping_tree import keep_what_is_dropped
 from tests.sglang_patches.test_kv_states import LAYERS, params
 
 pytestmark = [pytest.mark.engine, pytest.mark.filterwarnings("ignore")]
@@ -43,30 +44,16 @@ def patched() -> Iterator[None]:
         warnings.simplefilter("ignore")
         from sglang.srt.mem_cache import memory_pool
         from sglang.srt.mem_cache.unified_cache_components import mamba_component
-        from sglang.srt.mem_cache.unified_radix_cache import UnifiedRadixCache
 
-        from sglang_patches import kv_move, kv_states
+        from sglang_patches import kv_states
 
-        make, tree, part = memory_pool.MambaPool.__init__, UnifiedRadixCache, mamba_component.MambaComponent
+        make = memory_pool.MambaPool.__init__
         patch.setattr(memory_pool, "build_page_major_mamba_views", kv_states.state_views)
         patch.setattr(memory_pool, "MambaSlotAllocator", kv_states.ElasticStateAllocator)
         patch.setattr(memory_pool.MambaPool, "__init__", lambda self, **kw: kv_states.make_states(make, self, **kw))
         patch.setattr(kv_states, "current_seat", lambda: SEAT[-1])
         patch.setattr(mamba_component, "get_server_args", lambda: SimpleNamespace(mamba_cache_chunk_size=64))
-        patch.setattr(kv_move, "_EVICT_S", 60.0)  # what is lost where a machine is slow is no fault
-        evict, leaf, state = tree.evict, tree._evict_device_leaf, part.evict_component
-        patch.setattr(tree, "evict", lambda tree, params: kv_move.begin_evicting(evict, tree, params))
-
-        def evict_leaf(tree: Any, node: Any, tracker: Any) -> None:
-            kv_move.keep_leaf(tree, node, tracker)
-            leaf(tree, node, tracker)
-
-        def evict_state(part: Any, node: Any, **target: Any) -> Any:
-            kv_move.keep_point(part, node, **target)
-            return state(part, node, **target)
-
-        patch.setattr(tree, "_evict_device_leaf", evict_leaf)
-        patch.setattr(part, "evict_component", evict_state)
+        keep_what_is_dropped(patch, mamba_component.MambaComponent)
         yield
 
 

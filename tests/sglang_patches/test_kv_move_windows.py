@@ -23,6 +23,7 @@ from prism.engine import boot, cuda_stub
 from prism.kv.host_pool import HostPool
 from prism.kv.keeper import KvKeeper
 from prism.memory import GroupKind, KvGroup
+from tests.sglang_patches.keeping_tree import keep_what_is_dropped
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # SGLang and torch warn of many things when they are imported
 PAGE, SIZE, WINDOW = 65536, 1024, 24
@@ -38,29 +39,11 @@ def patched() -> Iterator[None]:
         warnings.simplefilter("ignore")
         from sglang.srt.mem_cache.allocator import swa
         from sglang.srt.mem_cache.unified_cache_components.swa_component import SWAComponent
-        from sglang.srt.mem_cache.unified_radix_cache import UnifiedRadixCache
 
-        from sglang_patches import kv_allocator, kv_move
+        from sglang_patches import kv_allocator
 
         patch.setattr(swa, "TokenToKVPoolAllocator", kv_allocator.ElasticTokenAllocator)
-        patch.setattr(kv_move, "_EVICT_S", 60.0)  # what is lost where a machine is slow is no fault
-        evict, leaf, window = (
-            UnifiedRadixCache.evict,
-            UnifiedRadixCache._evict_device_leaf,
-            SWAComponent.evict_component,
-        )
-        patch.setattr(UnifiedRadixCache, "evict", lambda tree, params: kv_move.begin_evicting(evict, tree, params))
-
-        def evict_leaf(tree: Any, node: Any, tracker: Any) -> None:
-            kv_move.keep_leaf(tree, node, tracker)
-            leaf(tree, node, tracker)
-
-        def evict_window(part: Any, node: Any, **target: Any) -> Any:
-            kv_move.keep_point(part, node, **target)
-            return window(part, node, **target)
-
-        patch.setattr(UnifiedRadixCache, "_evict_device_leaf", evict_leaf)
-        patch.setattr(SWAComponent, "evict_component", evict_window)
+        keep_what_is_dropped(patch, SWAComponent)
         yield
 
 

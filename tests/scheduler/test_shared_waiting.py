@@ -1,0 +1,58 @@
+"""What waits for a model is shared out whenever a further instance of it has come up."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from prism.core.effects import ShareWaiting
+from prism.core.events import ActivationFinished, DeviceReport, InstanceLoad, OperatorLoad
+from tests.scheduler.cluster_world import World, model_spec
+from tests.scheduler.small_world import GB0, QUIET, A, report_load, serve, world
+
+
+def test_what_waits_is_shared_out_once_all_further_instances_have_come_up() -> None:
+    w = world(model_spec("a", 300), devices=3, settings=replace(QUIET, standing_replicas=False))
+    serve(w, A)
+    for _ in range(6):
+        report_load(w, A, 20, 12)
+    first, *further = list(w.live)
+    assert len(further) == 2
+    w.activated(further[0])
+    assert not _shared(w), "another one is to come"
+    w.activated(further[1])
+    assert _shared(w) == [(first, GB0, pytest.approx(1 / 3))]
+
+
+def test_an_instance_that_serves_early_gets_its_share_while_others_are_still_to_come() -> None:
+    """These may have the last of their weights much later; it would stand idle until then."""
+    w = world(model_spec("a", 300), devices=3, settings=replace(QUIET, standing_replicas=False))
+    serve(w, A)
+    for _ in range(6):
+        report_load(w, A, 20, 12)
+    first, *further = list(w.live)
+    w.live[further[0]].state = "ready"
+    w.send(ActivationFinished(further[0], 0.1, early=True))
+    assert _shared(w) == [(first, GB0, pytest.approx(1 / 2))]
+    w.activated(further[1])
+    assert [key for key, _, _ in _shared(w)[1:]] == [first, further[0]], "each had half of it"
+    assert [share for _, _, share in _shared(w)[1:]] == 2 * [pytest.approx(2 / 3)]
+
+
+def test_what_came_to_the_first_instance_before_the_others_were_up_is_shared_out_with_its_next_report() -> None:
+    """All that waited for the model went to the first one that came up, and no report said so yet."""
+    w = world(model_spec("a", 300), devices=3, settings=replace(QUIET, standing_replicas=False))
+    w.send(OperatorLoad(A, (), 3))
+    first, *further = list(w.live)
+    for key in (first, *further):
+        w.activated(key)
+    assert not _shared(w)
+    load = InstanceLoad(first, 300, 100, 0, 4, 45, 9)
+    for _ in range(2):
+        w.send(DeviceReport(GB0, 1000, 500, (load,)))
+    assert _shared(w) == [(first, GB0, pytest.approx(1 / 3))], "once, although the next report knows no better"
+
+
+def _shared(w: World) -> list[tuple[object, object, float]]:
+    return [(e.key, e.device, e.kept_share) for _, e in w.log if isinstance(e, ShareWaiting)]
