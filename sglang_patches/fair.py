@@ -15,7 +15,7 @@ from __future__ import annotations
 import itertools
 import logging
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, Final
 
@@ -25,6 +25,7 @@ from prism.policy.fair import (
     ROUND_STEPS,
     FairRequest,
     FairRoom,
+    ReturnSteps,
     ServiceBook,
     Switch,
     expected_left,
@@ -50,7 +51,7 @@ class FairRounds:
 
     def __init__(self, scheduler: Any, store: KvStore, moves: KvMoves) -> None:
         self._scheduler, self._store, self._moves = scheduler, store, moves
-        self._book = ServiceBook()
+        self._book, self._returns = ServiceBook(), ReturnSteps()
         self._numbers = itertools.count(1)
         self._arrivals: dict[str, int] = {}
         self._present: dict[str, Any] = {}
@@ -68,8 +69,18 @@ class FairRounds:
         scheduler, moves = self._scheduler, self._moves
         outside = self.turn(batch)
         without(scheduler, outside, lambda: moves.look(running=not batch.is_empty()))
+        held = {*outside, *moves.coming}
+        held |= self._returning_later(batch, held)
         with self._reserving():
-            return without(scheduler, {*outside, *moves.coming}, lambda: original(scheduler, batch))
+            return without(scheduler, held, lambda: original(scheduler, batch))
+
+    def _returning_later(self, batch: Any, held: Collection[str]) -> set[str]:
+        """Ids of those whose KV is here again and who wait for a step that others need, too."""
+        entering = [req for req in self._scheduler.waiting_queue if req.rid not in held]
+        returning = {req.rid for req in entering if _decodes(req)}
+        prompts = len(returning) < len(entering) or self._scheduler.chunked_req is not None
+        due = self._returns.due(len(returning), sum(not req.finished() for req in batch.reqs), prompts)
+        return set() if due else returning
 
     def turn(self, batch: Any) -> frozenset[str]:
         """Before an admission: whose turn it is. ``batch`` is what runs, and those who leave are out of it then, behind
@@ -155,13 +166,13 @@ class FairRounds:
         return self._moves.agree(turn_tokens(self._answer_tokens, trip_s, self._step_s))
 
     def _worth(self, batch: Any, leaving: Sequence[Any], entering: int) -> bool:
-        """Whether ``leaving`` make room as planned. Where nobody enters, memory has become too small for who is in:
-        somebody leaves in any case, and that says nothing about whether turns pay."""
+        """Whether ``leaving`` make room as planned; copies go beside the steps of others. Where nobody enters, memory
+        has become too small for who is in: somebody leaves in any case, and that says nothing about turns."""
         if entering == 0:
             return self.pays
         copy_s = sum(self._store.trip_s(len(req.origin_input_ids) + len(req.output_ids)) for req in leaving)
         wait_s = self._step_s * min(self._expected_left(req) for req in batch.reqs if not req.finished())
-        switch = Switch(copy_s, len(batch.reqs) + entering, entering, wait_s)
+        switch = Switch(copy_s, len(leaving), entering, wait_s)
         pays = bool(self._moves.agree(int(paging_pays(switch))))
         if pays is not self.pays:
             self.pays = pays

@@ -15,7 +15,8 @@ least service of those present, so that it neither waits for them to finish nor 
 
 Among those who decode, who is in keeps its place for a *turn*: until it was given so much more than who waits for it
 (:func:`turn_tokens`). Of two with answers alike, changing places in the middle ends neither sooner and one later.
-Prompts take places at every round, so that first tokens do not wait for turns; whose turn began last makes room.
+Prompts take places at every round, so that first tokens do not wait for turns; whose KV is largest makes room, since
+one makes it for several prompts then, and few answers are interrupted.
 
 The paper's order alone can starve: prompts go before decoding, and newcomers at the least service before whoever has
 more. So a request that was left out for as many rounds as there are requests, its share, and those of a turn, which
@@ -133,11 +134,12 @@ def _least_waiting(requests: Sequence[FairRequest]) -> int:
     return min((r.service_tokens for r in out or decoding), default=0)
 
 
-def _standing(request: FairRequest, turn_ends: int) -> tuple[int, int, bool]:
-    """Sorts: those whose turn it is, who are furthest in theirs first; then by service, and who is in before others."""
+def _standing(request: FairRequest, turn_ends: int) -> tuple[int, int, int]:
+    """Sorts: those whose turn it is, who takes least memory first, and of those who take as much who is furthest in
+    its turn; then by service, and who is in before others."""
     if request.decodes and request.resident and request.service_tokens <= turn_ends:
-        return 0, -request.service_tokens, False
-    return 1, request.service_tokens, not request.resident
+        return 0, request.kv_tokens, -request.service_tokens
+    return 1, request.service_tokens, int(not request.resident)
 
 
 def turn_tokens(usual_answer_tokens: float, trip_s: float, step_s: float) -> int:
@@ -211,7 +213,7 @@ class Switch:
     copy_s: float
     """Paging out who leaves and in who enters, or computing it where that is faster."""
     delayed: int
-    """Requests that are held up by it."""
+    """Requests that are held up by it: those who leave, and where copies do not go beside steps all others, too."""
     entering: int
     wait_s: float
     """How long those who enter would wait for a place otherwise: until the first request in the engine ends."""
@@ -222,3 +224,20 @@ def paging_pays(switch: Switch) -> bool:
     first come first served where context switches cost too much). Short answers make places soon, slow links copy
     long."""
     return switch.entering > 0 and switch.copy_s * switch.delayed < switch.wait_s * switch.entering
+
+
+class ReturnSteps:
+    """When who comes back is let in. Its last token is computed in a step that holds up all who run, as one of prompts
+    does: it waits for a step that is taken for prompts anyway, or until those who wait for it have waited for as many
+    steps, together, as it holds up others. Whatever comes, that costs twice the best choice at most (rent or buy)."""
+
+    def __init__(self) -> None:
+        self._waited = 0
+
+    def due(self, returning: int, running: int, prompts: bool) -> bool:
+        """Whether the next step is one for the ``returning``, whose KV is there; asked once a step."""
+        self._waited += returning
+        is_due = returning > 0 and (prompts or self._waited >= running)
+        if is_due or returning == 0:
+            self._waited = 0
+        return is_due

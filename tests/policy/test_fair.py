@@ -14,6 +14,7 @@ from prism.policy.fair import (
     FairBatch,
     FairRequest,
     FairRoom,
+    ReturnSteps,
     ServiceBook,
     Switch,
     expected_left,
@@ -49,6 +50,32 @@ def test_a_turn_is_not_cut_short_but_for_first_tokens() -> None:
     assert plan_round([waits, decoding("a", 151), decoding("b", 111)], room).decoding == ("b", "w"), "a had its turn"
     batch = plan_round([waits, decoding("a", 150), decoding("b", 110), prompt("p", 0, 40)], room)
     assert batch == FairBatch(("a",), ("p",)), "whose turn began last makes room"
+
+
+def test_whose_kv_is_largest_makes_room_for_prompts() -> None:
+    """One leaves; where who is furthest in its turn stayed, two left."""
+    room = FairRoom(memory_tokens=450, batch_tokens=512, most_requests=100, turn_tokens=50)
+    running = [decoding("long", 20, 200), *(decoding(id, i, 50) for i, id in enumerate("abc"))]
+    assert plan_round([*running, prompt("p", 0, 180, 200)], room) == FairBatch(("c", "b", "a"), ("p",))
+
+
+def test_who_comes_back_waits_for_a_step_of_prompts_or_as_long_as_its_own_holds_up_others() -> None:
+    returns = ReturnSteps()
+    assert [returns.due(1, 4, prompts=False) for _ in range(4)] == [False, False, False, True]
+    assert not returns.due(3, 4, prompts=False) and returns.due(3, 4, prompts=True)
+    assert not returns.due(3, 4, prompts=False), "it began anew"
+    assert not returns.due(0, 4, prompts=True) and not returns.due(3, 4, prompts=False)
+    assert returns.due(1, 0, prompts=False), "nobody is held up"
+
+
+@given(st.lists(st.tuples(st.integers(0, 4), st.integers(0, 9), st.booleans()), max_size=60))
+def test_who_comes_back_waits_for_no_more_steps_than_others_run(steps: list[tuple[int, int, bool]]) -> None:
+    returns, waited = ReturnSteps(), 0
+    for returning, running, prompts in steps:
+        due = returns.due(returning, running, prompts)
+        assert due or not prompts or not returning
+        waited = 0 if due or not returning else waited + 1
+        assert waited <= running
 
 
 def test_a_turn_is_twice_a_usual_answer_or_what_its_copies_are_worth() -> None:
