@@ -28,6 +28,7 @@ from prism.policy.fair import (
     ReturnSteps,
     ServiceBook,
     Switch,
+    UsualAnswer,
     expected_left,
     paging_pays,
     plan_round,
@@ -43,7 +44,7 @@ log = logging.getLogger(__name__)
 _STAYS: Final = 1 << 30
 """Rounds left out, for who must be in."""
 _NEWEST: Final = 0.25
-"""Weight of the newest step and of the newest answer in what is expected of them."""
+"""Weight of the newest step in what is expected of the next."""
 
 
 class FairRounds:
@@ -60,7 +61,7 @@ class FairRounds:
         self._steps = 0
         self._stepped_s = 0.0
         self._step_s = 0.0
-        self._answer_tokens = 0.0
+        self._usual, self._answer_tokens = UsualAnswer(), 0.0
         self.pays = True
         """Whether the last time that somebody was to make room for another it was worth it."""
 
@@ -88,7 +89,8 @@ class FairRounds:
         present = {req.rid: req for req in self._everybody(batch)}
         ended = [req for rid, req in self._present.items() if rid not in present]
         for req in ended:
-            self._answer_tokens += (len(req.output_ids) - self._answer_tokens) * (_NEWEST if self._answer_tokens else 1)
+            self._usual.note(len(req.output_ids))
+        self._answer_tokens = self._usual.tokens(sum(len(req.output_ids) for req in present.values()))
         came = not self._present.keys() >= present.keys()
         self._present = present
         self._arrivals = {rid: self._arrivals.get(rid) or next(self._numbers) for rid in present}

@@ -21,6 +21,7 @@ from prism.policy.fair import (
     FairRoom,
     ServiceBook,
     Switch,
+    UsualAnswer,
     paging_pays,
     plan_round,
     turn_tokens,
@@ -70,7 +71,7 @@ class BurstEngine:
         self._prompts: tuple[str, ...] = ()
         """In the order in which they get prompt tokens."""
         self._ended = False
-        self._answers: list[int] = []
+        self._usual = UsualAnswer()
         self.paged_s = 0.0
 
     def run(self, coming: Sequence[BurstJob]) -> list[BurstJob]:
@@ -87,8 +88,8 @@ class BurstEngine:
             over = [job for job in jobs if job.generated >= job.answer]
             for job in over:
                 job.end_s = now_s
+                self._usual.note(job.generated)
             self._ended = bool(over)
-            self._answers += [job.generated for job in over]
             done += over
             jobs = [job for job in jobs if job.generated < job.answer]
         return done
@@ -130,7 +131,7 @@ class BurstEngine:
 
     def _turn_tokens(self, jobs: Sequence[BurstJob]) -> int:
         assert self._copy_s is not None
-        usual = statistics.mean(self._answers) if self._answers else 0.0
+        usual = self._usual.tokens(sum(job.generated for job in jobs))
         trip_s = 2 * self._copy_s * statistics.mean(job.kv_tokens for job in jobs)
         return turn_tokens(usual, trip_s, self._step_s)
 

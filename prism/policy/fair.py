@@ -39,6 +39,8 @@ _TURN_ANSWERS: Final = 2
 """Usual answers to a turn. Usual is the mean, which half of the answers exceed; twice that, one of twenty does."""
 _PAGED_SHARE: Final = 0.1
 """Of a turn, the time its copies may take."""
+_REMEMBERED_ANSWERS: Final = 64
+"""About so many say what a usual one is."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,6 +174,23 @@ def expected_left(given_tokens: int, most_tokens: int, usual_answer_tokens: floa
     if usual_answer_tokens <= 0:
         return most
     return max(1, min(most, math.ceil(max(usual_answer_tokens - given_tokens, given_tokens))))
+
+
+class UsualAnswer:
+    """How long answers are on average: all tokens that were generated, by how many answers ended. Those that still run
+    count with what they have: short ones end first, and would be taken for the usual ones otherwise."""
+
+    def __init__(self) -> None:
+        self._ended = self._tokens = 0.0
+
+    def note(self, tokens: int) -> None:
+        """An answer of so many has ended."""
+        left = 1 - 1 / _REMEMBERED_ANSWERS
+        self._ended, self._tokens = left * self._ended + 1, left * self._tokens + tokens
+
+    def tokens(self, running_tokens: int) -> float:
+        """``running_tokens``: of all answers that have not ended together. 0.0: none has ended yet."""
+        return (self._tokens + running_tokens) / self._ended if self._ended else 0.0
 
 
 class ServiceBook:

@@ -17,6 +17,7 @@ from prism.policy.fair import (
     ReturnSteps,
     ServiceBook,
     Switch,
+    UsualAnswer,
     expected_left,
     paging_pays,
     plan_round,
@@ -100,6 +101,18 @@ def test_an_answer_that_is_longer_than_usual_is_not_taken_to_end_at_once() -> No
     assert expected_left(900, 1000, 100.0) == 100, "no more than was asked for"
     assert expected_left(40, 300, 0.0) == 260, "nothing has ended yet"
     assert expected_left(300, 300, 100.0) == 1
+
+
+def test_answers_that_still_run_count_in_what_is_usual() -> None:
+    """Of four of 100 and four of 900 that began together the short ones have ended."""
+    usual = UsualAnswer()
+    assert usual.tokens(50) == 0.0, "nothing has ended yet"
+    for _ in range(4):
+        usual.note(100)
+    assert usual.tokens(0) == pytest.approx(100.0) and usual.tokens(4 * 300) == pytest.approx(400.0, rel=0.05)
+    for _ in range(400):
+        usual.note(20)
+    assert usual.tokens(0) == pytest.approx(20.0, abs=0.5), "what was long ago is forgotten"
 
 
 def test_prompts_fill_what_decoding_leaves_of_the_batch() -> None:
