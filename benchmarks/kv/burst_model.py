@@ -126,12 +126,12 @@ def _shown(found: Sequence[Outcome], first_come: Sequence[Outcome]) -> str:
     median, pairs = statistics.median, list(zip(found, first_come, strict=True))
     shares = [one.highest_s / other.highest_s for one, other in pairs]
     tokens = [one.token_ms / other.token_ms for one, other in pairs]
+    times = (f"{median(one.token_ms for one in found):.1f}", f"{median(tokens):.2f}") if max(tokens) else ("-", "-")
     columns = (
         f"{median(one.highest_s for one in found):.2f}",
         f"{median(shares):.3f}, {max(shares):.3f}",
         f"{median(one.most_s for one in found):.2f}",
-        f"{median(one.token_ms for one in found):.1f}",
-        f"{median(tokens):.2f}",
+        *times,
         f"{median(one.paged_s for one in found):.1f}",
     )
     return " | ".join(columns)
