@@ -5,7 +5,8 @@ long, and everything behind them slips. So a source lets one pull through at a t
 when the last is complete at the receiver. The order bends where keeping it would stall:
 
 - the next transfer of the plan is waited for only ``patience_s`` when another could go ahead; a receiver that was late
-  is not waited for again until it asks, a piece that this node lacks not until it is here;
+  is not waited for again until it asks, a piece that this node lacks not until it is here. A receiver asks in the
+  plan's order, so that what it left out (it has that already, or the piece is empty) is not waited for at all;
 - a transfer that takes longer than ``slow_s`` no longer holds the others back (a slow link, or a dead receiver), nor do
   later ones of the same receiver: they run beside the others, one at a time, and begin so seldom while others wait that
   they take a quarter of this node's link at most. A receiver that keeps up again is one like the others again;
@@ -63,6 +64,11 @@ class Grants:
         self._order = list(order)
         self._place = {pull: i for i, pull in enumerate(self._order)}
         self._head = 0
+        self._reached: dict[str, int] = {}
+        """By receiver the furthest place in the plan that it asked for."""
+        for pull in [*self._over, *self._active, *self._asked]:
+            if pull not in self._extra:
+                self._reach(pull)
 
     @property
     def waiting(self) -> int:
@@ -95,9 +101,13 @@ class Grants:
         self._asked[pull] = now_s
         if scheduled:
             self._late.discard(pull[0])
+            self._reach(pull)
         else:
             self._late.add(pull[0])
             self._extra.add(pull)
+
+    def _reach(self, pull: Pull) -> None:
+        self._reached[pull[0]] = max(self._reached.get(pull[0], -1), self._place.get(pull, -1))
 
     def end(self, pull: Pull, now_s: float, complete: bool) -> None:
         """``pull`` is complete, or withdrawn (its receiver may ask again)."""
@@ -192,11 +202,12 @@ class Grants:
         """The first transfer of the plan that is neither over, nor under way, nor given up waiting for."""
         while self._head < len(self._order) and self._order[self._head] in self._over:
             self._head += 1
-        for pull in self._order[self._head :]:
+        for place, pull in enumerate(self._order[self._head :], self._head):
             if pull in self._over or pull in self._active:
                 continue
             if (
-                pull[0] in self._late
+                (pull not in self._asked and place < self._reached.get(pull[0], -1))
+                or pull[0] in self._late
                 or pull[0] in self._slow
                 or (pull[1] in self._missing and not self._holds(pull[1]))
             ):

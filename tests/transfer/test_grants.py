@@ -54,6 +54,24 @@ def test_a_late_receiver_that_asks_is_in_order_again() -> None:
     assert made.grant_next(1.1) == ("a", 0)
 
 
+def test_what_a_receiver_left_out_is_not_waited_for() -> None:
+    made = grants()
+    made.ask(("a", 1), 0.0)  # it has ("a", 0), and never asks for it
+    made.ask(("b", 0), 0.0)
+    for now, pull in enumerate(PLAN[1:]):
+        made.ask(pull, float(now))
+        assert made.grant_next(float(now)) == pull, "at once"
+        made.end(pull, now + 0.1, complete=True)
+
+
+def test_a_plan_that_comes_late_knows_what_was_left_out() -> None:
+    made = Grants(lambda piece: True, 0.1)
+    made.ask(("a", 1), 0.0)
+    made.ask(("b", 0), 0.0)
+    made.follow(PLAN)
+    assert made.grant_next(0.0) == ("b", 0)
+
+
 def test_a_piece_that_is_not_here_is_not_granted() -> None:
     held: set[int] = {1}
     made = grants(held)
