@@ -1,18 +1,22 @@
 """Does a burst get its first tokens before the weights are there? 1 -> N machines over shaped links, paced devices.
 
     python -m benchmarks.live.machines [--sources 1 2] [--ways whole pair pipelines auto] [--cold] [--rounds 3]
+        [--slower 2]
 
 lambda-Scale's experiment (7.3, Figures 12 and 16), live: a real ``prism-serve`` and ``prism-node`` for every machine,
 each in a network namespace with a shaped link (needs root and iproute2). ``--sources`` machines have a model of 62 MB,
 and serve it (with ``--cold`` they only have it in memory); ``--receivers`` lack it. It is ordered onto all of these,
 and 50 requests come in the same moment. All ways have the same multicast; ``whole`` is load-then-serve over it.
 
-Devices are **paced**: a layer takes what :data:`PACE` declares, so that many of them on two cores behave like devices.
-**Times follow from these declarations, they are no measurements of hardware.** Links are slower than the papers' in
-proportion, since all machines' cores are this one's two. All ways and rounds run in turns in one run; receivers forget
-the model's weights in between, and their workers keep what they built of it (``engines.kept_models``). Prints a line a
-round: seconds from the burst to first tokens, to the multicast's end, and to the moments between; then medians, and the
-paper's numbers beside them. ``--keep FOLDER`` keeps all logs, and what clients saw.
+Devices are **paced**: a layer takes what :data:`PACE_US` declares, so that many of them on two cores behave like
+devices. **Times follow from these declarations, they are no measurements of hardware.** Links are slower than the
+papers' in proportion, since all machines' cores are this one's two. ``--slower`` makes devices and links slower
+together, by one factor: what is declared keeps its proportions, and what the two cores really compute, for up to nine
+machines, counts for less beside it (as do Prism's own fixed waits, which stay as they are). All ways and rounds run in
+turns in one run; receivers forget the model's weights in between, and their workers keep what they built of it
+(``engines.kept_models``). Prints a line a round: seconds from the burst to first tokens, to the multicast's end, and to
+the moments between; then medians, and the paper's numbers beside them. ``--keep FOLDER`` keeps all logs, and what
+clients saw.
 
 Last result: docs/results/live-scaling.md.
 """
@@ -48,8 +52,8 @@ from tests.net.netns import Hosts, why_not
 from tests.patience import until
 
 WAYS: Final = ("whole", "pair", "pipelines", "auto")
-PACE: Final = {"layer": "3ms", "prefill_token": "1200us", "decode_sequence": "50us"}
-TTFT: Final = "5s"
+PACE_US: Final = {"layer": 3000, "prefill_token": 1200, "decode_sequence": 50}
+TTFT_S: Final = 5
 PROMPT_TOKENS, ANSWER_TOKENS = 4, 8
 STEP_TOKENS: Final = 16
 """Of a prefill: four requests begin together, not all."""
@@ -90,12 +94,17 @@ class FleetScene:
         return [f"{name}/host:0" for name in machines]
 
 
-def fleet_catalog(folder: Path, ways: Iterable[str]) -> dict[str, Any]:
+def paced(slower: float) -> dict[str, str]:
+    """What a device declares of its speed."""
+    return {what: f"{us * slower:g}us" for what, us in PACE_US.items()}
+
+
+def fleet_catalog(folder: Path, ways: Iterable[str], slower: float) -> dict[str, Any]:
     """One model under several names, each with a way of its own."""
     return {
-        "devices": [{"id": "host:0", "memory": MEMORY, "pace": PACE}],
+        "devices": [{"id": "host:0", "memory": MEMORY, "pace": paced(slower)}],
         "defaults": {
-            "slo": {"ttft": TTFT, "tpot": "2s"},
+            "slo": {"ttft": f"{TTFT_S * slower:g}s", "tpot": f"{2 * slower:g}s"},
             "engine_args": {"dtype": "float32", "chunked_prefill_size": STEP_TOKENS},
         },
         "models": [{"name": way, "path": str(folder), "live_scaling": way} for way in ways],
@@ -195,6 +204,7 @@ def main() -> None:
     parser.add_argument("--ways", nargs="+", choices=WAYS, default=list(WAYS))
     parser.add_argument("--cold", action="store_true", help="sources have the weights in memory and do not serve")
     parser.add_argument("--mbit", type=float, default=100.0)
+    parser.add_argument("--slower", type=float, default=1.0, help="devices and links together")
     parser.add_argument("--requests", type=int, default=50)
     parser.add_argument("--rounds", type=int, default=1)
     parser.add_argument("--keep", type=Path, help="a short path: sockets are in it")
@@ -206,10 +216,11 @@ def main() -> None:
         folder.mkdir(exist_ok=True)
         model = many_layers(kept_models(), folder / "model")
         wanted = cases(options.ways, options.sources, options.rounds)
-        catalog = fleet_catalog(model, options.ways)
-        print(f"{LAYERS} layers, pace {json.dumps(PACE)}, {options.mbit:g} Mbit/s, {options.receivers} receivers")
+        slower, mbit = options.slower, options.mbit / options.slower
+        catalog = fleet_catalog(model, options.ways, slower)
+        print(f"{LAYERS} layers, pace {json.dumps(paced(slower))}, {mbit:g} Mbit/s, {options.receivers} receivers")
         machines = 1 + max(options.sources) + options.receivers
-        fleet, names = stack.enter_context(running(options.mbit, machines, catalog, folder))
+        fleet, names = stack.enter_context(running(mbit, machines, catalog, folder))
         scene = FleetScene(fleet, names, options.receivers, options.requests, options.cold)
         for way in options.ways:  # what only a worker's first activation of a model pays: its objects are kept
             one_round(scene, BurstCase(way, max(options.sources), -1))
