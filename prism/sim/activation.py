@@ -5,8 +5,8 @@
     command, take memory --+--> parked engine, relayout -----------------------------------+--> ready --> serves
                            +--> (remote memory or SSD) --> PCIe [--> NVLink] --> weights --+
 
-An instance that is to serve over another one of its model meanwhile (:mod:`prism.sim.pairs`) loads its first pieces
-before everything else, and says when they are there.
+An instance that is to serve over others of its model meanwhile (:mod:`prism.sim.pairs`, :mod:`prism.sim.pipelines`)
+loads its first pieces before everything else, and says when they are there.
 
 The engine takes the model's layout while the weights are loaded; both must be done. Where devices are played by the
 host's cores that is work for these cores (constructing the model's objects), so that it slows down the engines beside
@@ -16,9 +16,10 @@ blocks, each of which goes on to the device while the next one arrives.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from itertools import pairwise
 from typing import Final
 
 from prism.core.effects import Activate
@@ -37,6 +38,9 @@ from prism.sim.topology import Topology
 
 BLOCKS: Final = 16
 
+Mark = tuple[float, Callable[["Activation"], None]]
+"""A part of the weights, and what is called when it is there."""
+
 
 @dataclass(frozen=True, slots=True)
 class WeightRoads:
@@ -48,16 +52,18 @@ class WeightRoads:
     fetcher: Callable[[NodeId], Fetcher]
     """What brings weights to a node."""
     load: LoadSection
-    arriving: dict[ModelName, dict[NodeId, None]] = field(default_factory=dict)
-    """Nodes to which a model is on its way, in the order of asking: each one gets it from the one before (a chain, as
-    the multicast of pieces makes it), so that whoever has the model sends it once."""
+    arriving: dict[tuple[ModelName, int], dict[NodeId, None]] = field(default_factory=dict)
+    """Nodes to which a model is on its way, in the order of asking, by the sub-group that they are in: each one gets it
+    from the one before (a chain, as the multicast of pieces makes it), so that whoever has the model sends it once."""
 
-    def source_path(self, node: NodeId, spec: ModelSpec) -> tuple[Link, ...]:
-        """What the weights cross before they are in the memory of ``node`` (nothing when they are there)."""
+    def source_path(self, node: NodeId, spec: ModelSpec, group: int = 0) -> tuple[Link, ...]:
+        """What the weights cross before they are in the memory of ``node`` (nothing when they are there). ``group``:
+        its sub-group, which gets them from a holder of its own."""
         if self.host_cache.has(node, spec.name):
             return ()
-        before = [other for other in self.arriving.get(spec.name, ()) if other != node]
-        holder = before[-1] if before else self.host_cache.holder(spec.name)
+        before = [other for other in self.arriving.get((spec.name, group), ()) if other != node]
+        holders = self.host_cache.holders(spec.name)
+        holder = before[-1] if before else holders[group % len(holders)] if holders else None
         if holder is None or holder not in self.topology.nodes:
             return (self.topology.nodes[node].ssd,)
         return self.topology.network_path(holder, node)
@@ -65,8 +71,9 @@ class WeightRoads:
 
 class Activation:
     """Runs the phases of one ``Activate`` whose memory is taken, for engines that are there in ``engine_in_s``; calls
-    ``on_ready(self)`` at the end, once. ``gpu`` and ``pool`` are those of rank 0. ``first``: a part of the weights that
-    comes before the rest, and what is called when it is there, and an engine, but not the rest."""
+    ``on_ready(self)`` at the end, once. ``gpu`` and ``pool`` are those of rank 0. ``marks``: parts of the weights, each
+    more than the one before, and what is called when an engine has so much but not the rest. ``group``: see
+    :meth:`WeightRoads.source_path`."""
 
     def __init__(
         self,
@@ -79,14 +86,17 @@ class Activation:
         pool: Pool,
         engine_in_s: float,
         on_ready: Callable[[Activation], None],
-        first: tuple[float, Callable[[Activation], None]] | None = None,
+        marks: Sequence[Mark] = (),
+        group: int = 0,
     ) -> None:
         self.effect, self.spec = effect, spec
-        self._on_first = first[1] if first else None
-        self._parts = [first[0], 1.0 - first[0]] if first else [1.0]
+        self._marks, self._group = marks, group
+        bounds = [0.0, *(share for share, _ in marks), 1.0]
+        self._parts = [after - before for before, after in pairwise(bounds)]
         """Of the weights, in the order in which they come."""
         self._part = 0
-        self._told_first = False
+        self._told = 0
+        """Of the marks."""
         self._device_part, self._device_bytes = 1.0, 1.0
         """Of the part that is on its way: how much of it the flows to the devices carry, and in bytes of each."""
         self.started_s = queue.now_s
@@ -158,13 +168,13 @@ class Activation:
 
     def _fetch(self, node: NodeId) -> None:
         """Bring the weights into the memory of ``node``, if they are not there."""
-        path = self._roads.source_path(node, self.spec)
+        path = self._roads.source_path(node, self.spec, self._group)
         if path:
             fetcher = self._roads.fetcher(node)
-            self._roads.arriving.setdefault(self.spec.name, {})[node] = None
+            self._roads.arriving.setdefault((self.spec.name, self._group), {})[node] = None
             nbytes = self.spec.weight_bytes * self._parts[self._part]
             # The machine's memory has it once: instances that load beside each other wait for the same bytes.
-            what = self.spec.name, self._part, len(self._parts)
+            what = self.spec.name, self._part, tuple(self._parts), self._group
             self._fetches[node] = fetcher.fetch(path, nbytes, partial(self._fetched, node), what)
 
     def _fetched(self, node: NodeId) -> None:
@@ -178,7 +188,7 @@ class Activation:
 
     def _arrived(self, node: NodeId) -> None:
         """Nothing is on its way to ``node``, or not any more."""
-        self._roads.arriving.get(self.spec.name, {}).pop(node, None)
+        self._roads.arriving.get((self.spec.name, self._group), {}).pop(node, None)
 
     def _load_devices(self, part: float) -> None:
         """Start one flow per shard, split over its helpers, for ``part`` of what is on its way."""
@@ -224,8 +234,10 @@ class Activation:
         self._maybe_ready()
 
     def _maybe_ready(self) -> None:
-        if self._weights_here and self._told_first:
-            self._on_ready(self)
+        if self._told:
+            self._tell_marks()
+            if self._weights_here:
+                self._on_ready(self)
         elif self._engine_ready and (self._weights_here or self._part):
             self._alarm.fn = self._ready if self._weights_here else self._first_ready
             self._alarm.set(self._queue.now_s + self._timing.ready)
@@ -234,6 +246,9 @@ class Activation:
         self._on_ready(self)
 
     def _first_ready(self, _: object) -> None:
-        self._told_first = True
-        if self._on_first is not None:
-            self._on_first(self)
+        self._tell_marks()
+
+    def _tell_marks(self) -> None:
+        while self._told < self._part:
+            self._told += 1
+            self._marks[self._told - 1][1](self)

@@ -48,9 +48,11 @@ class HostCache:
         guests[model] = guests.pop(model)  # used now
         return True
 
-    def holder(self, model: ModelName) -> NodeId | None:
-        """A node whose home copy others may read; None: only storage has the model."""
-        return next(iter(self._homes.get(model, ())), None)
+    def holders(self, model: ModelName) -> list[NodeId]:
+        """All nodes whose copies others may read, those first that stay. Empty: only
+        storage has the model."""
+        guests = [node for node, models in self._guests.items() if model in models]
+        return [*self._homes.get(model, ()), *guests]
 
     def keep(self, node: NodeId, model: ModelName, nbytes: int) -> None:
         """``model`` has just come through the memory of ``node``: keep it if that is possible."""

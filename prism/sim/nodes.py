@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass, field
 
 from prism.core.effects import Activate, Deactivate, ShareWaiting
 from prism.core.errors import InvalidValue
@@ -21,36 +20,19 @@ from prism.core.ids import DeviceId, ModelName
 from prism.core.instances import InstanceKey, Parts, devices_of, queue_device, whole_model
 from prism.core.settings import LiveMode
 from prism.core.specs import ModelSpec
-from prism.core.views import InstanceState
-from prism.scheduler.instance_life import InstanceLife, InstanceStep, Steps
+from prism.scheduler.instance_life import InstanceStep, Steps
 from prism.sim.activation import Activation, WeightRoads
 from prism.sim.cluster_sections import TimingSection
 from prism.sim.device import SimDevice
 from prism.sim.engine import Engine
 from prism.sim.engines import EngineMaker
+from prism.sim.instance import SimInstance
 from prism.sim.links import Link
-from prism.sim.pairs import Pairs, can_pair, first_share
+from prism.sim.live_starts import LiveStarts
 from prism.sim.parking import Parking
-from prism.sim.queue import Alarm, EventQueue
+from prism.sim.pipelines import SimSeat
+from prism.sim.queue import EventQueue
 from prism.sim.recorder import RunRecorder
-
-
-@dataclass(slots=True)
-class SimInstance:
-    """An instance that exists on devices."""
-
-    key: InstanceKey
-    parts: Parts
-    late: Alarm
-    """Rings when it has drained for long enough."""
-    life: InstanceLife = field(default_factory=InstanceLife)
-    activation: Activation | None = None
-    """The one that loads it, or loaded it."""
-    engine: Engine | None = None
-
-    @property
-    def devices(self) -> tuple[DeviceId, ...]:
-        return devices_of(self.parts)
 
 
 class Nodes:
@@ -73,26 +55,55 @@ class Nodes:
         self._engines, self._parking, self._roads = engines, parking, roads
         self._recorder, self._tell = recorder, tell
         self.instances: dict[InstanceKey, SimInstance] = {}
-        self._pairs = Pairs()
+        self._live = LiveStarts(self.instances, specs, devices, roads, self._ready)
+        self._together: dict[ModelName, list[Activate]] = {}
+        """Orders that came in this moment and form pipelines, by model."""
 
     # --- commands ---
 
     def activate(self, effect: Activate) -> None:
-        """The command arrives at the agent(s)."""
-        error = self._take_memory(effect.key, effect.parts)
-        if error is not None:
-            self._report(effect.devices)
-            self._tell(ActivationFailed(effect.key, error))
+        """The command arrives at the agent(s). Those that form pipelines wait for the others of this moment."""
+        if effect.live is not LiveMode.PIPELINES:
+            if self._takes_memory(effect):
+                self._begin(effect, SimSeat())
             return
+        together = self._together.setdefault(effect.model, [])
+        if not together:
+            self._queue.after(0.0, self._activate_together, effect.model)
+        together.append(effect)
+
+    def _activate_together(self, model: ModelName) -> None:
+        orders = [effect for effect in self._together.pop(model) if self._takes_memory(effect)]
+        seats = self._live.seats(orders)
+        for effect in orders:
+            self._begin(effect, seats.get(effect.key, SimSeat()))
+
+    def _takes_memory(self, effect: Activate) -> bool:
+        error = self._take_memory(effect.key, effect.parts)
+        if error is None:
+            return True
+        self._report(effect.devices)
+        self._tell(ActivationFailed(effect.key, error))
+        return False
+
+    def _begin(self, effect: Activate, seat: SimSeat) -> None:
         self._recorder.activation_started(effect, self._queue.now_s)
         record = self._record(effect.key, effect.parts)
         lead = self._lead(record)
         engine_in_s = max([self._parking.take(device) for device in record.devices])
-        spec = self._specs[effect.model]
-        pairs = effect.live is not LiveMode.WHOLE and can_pair(spec) and bool(self._whole(effect.model))
-        first = (first_share(spec), self._first_pieces_here) if pairs else None
+        spec, marks = self._specs[effect.model], self._live.marks(effect, seat)
         record.activation = Activation(
-            self._queue, self._roads, self._timing, effect, spec, lead.gpu, lead.pool, engine_in_s, self._loaded, first
+            self._queue,
+            self._roads,
+            self._timing,
+            effect,
+            spec,
+            lead.gpu,
+            lead.pool,
+            engine_in_s,
+            self._loaded,
+            marks,
+            seat.group,
         )
 
     def deactivate(self, effect: Deactivate) -> None:
@@ -115,34 +126,13 @@ class Nodes:
     def _drained_long(self, record: SimInstance) -> None:
         self._follow(record, record.life.pass_time(self._queue.now_s))
 
-    def _whole(self, model: ModelName, leader: Engine | None = None) -> list[Engine]:
-        """Engines of ``model`` but ``leader`` that take requests and have all weights."""
-        return [
-            record.engine
-            for record in self.instances.values()
-            if record.key.model == model
-            and record.engine is not None
-            and record.engine is not leader
-            and record.life.state is InstanceState.READY
-            and (record.activation is None or record.activation.over)
-        ]
-
-    def _first_pieces_here(self, activation: Activation) -> None:
-        """An engine and its first pieces are there: it serves, if another one runs the rest. Of those that come as
-        pipelines as many begin so as there are others; that they run layers for each other is not modelled."""
-        whole = self._whole(activation.effect.model)
-        if activation.effect.live is LiveMode.PIPELINES:
-            whole = [engine for engine in whole if not self._pairs.led(engine)]
-        if whole:
-            self._ready(self.instances[activation.effect.key])
-
     def _loaded(self, activation: Activation) -> None:
         """Weights and engine are there."""
         record = self.instances[activation.effect.key]
         if record.engine is None:
             self._ready(record)
         else:
-            self._pairs.alone(record.engine, self._lead(record).gpu.between_bytes_per_s)
+            self._live.alone(record)
             self._report(record.devices)
 
     def _ready(self, record: SimInstance) -> None:
@@ -185,8 +175,7 @@ class Nodes:
         for device in devices:
             shard = device.shards[record.key]
             shard.kv, shard.lead = engine.kv, lead.scheduler
-        if activation is not None and not activation.over:
-            self._pairs.lean(engine, self._whole(spec.name, engine), lambda: activation.held_share)
+        self._live.begins(record)
         lead.serve(engine, spec)
         if activation is not None:
             self._report(record.devices)
@@ -199,19 +188,12 @@ class Nodes:
         record.late.clear()
         self._lead(record).end_engine(record.engine)
         del self.instances[record.key]
-        self._unpair(record)
+        self._live.gone(record)
         for id in record.devices:
             self._devices[id].drop(record.key)
             self._parking.put_back(id)
         self._recorder.left(record.key, self._queue.now_s)
         self._queue.after(self._timing.unload, self._tell_gone, record)
-
-    def _unpair(self, record: SimInstance) -> None:
-        """It is gone: nothing comes for it any more, and nobody leans on it."""
-        if record.activation is not None and not (record.engine is not None and record.activation.over):
-            record.activation.cancel()
-        if record.engine is not None:
-            self._pairs.gone(record.engine, lambda leader: self._whole(leader.model, leader))
 
     def _tell_gone(self, record: SimInstance) -> None:
         self._report(record.devices)
@@ -281,7 +263,7 @@ class Nodes:
             lead = self._lead(record)
             if not lead.gone:
                 lead.end_engine(record.engine)
-        self._unpair(record)
+        self._live.gone(record)
         for id in record.devices:
             device = self._devices[id]
             if not device.gone:

@@ -88,10 +88,19 @@ class Pairs:
         leaning = self._leaning.pop(engine, None)
         if leaning is None:
             return
+        engine.lean_on(None, self.take_over_s(engine, 1.0, link_bytes_per_s))
+
+    def leave(self, engine: Engine) -> None:
+        """It leans on something else from now on."""
+        self._leaning.pop(engine, None)
+
+    @staticmethod
+    def take_over_s(engine: Engine, elsewhere: float, link_bytes_per_s: float) -> float:
+        """Until KV is here of the layers that ran ``elsewhere`` (part of all)."""
         tokens = engine.used_tokens_now()
-        leg = Leg(tokens * engine.kv.bytes_per_token, link_bytes_per_s)
+        leg = Leg(int(elsewhere * tokens * engine.kv.bytes_per_token), link_bytes_per_s)
         choice = choose_way([leg], tokens, engine.cost.prefill_tokens_per_s(512))
-        engine.lean_on(None, min(choice.move_s, choice.recompute_s))
+        return min(choice.move_s, choice.recompute_s)
 
     def gone(self, engine: Engine, peers: Callable[[Engine], Iterable[Engine]]) -> None:
         """``engine`` ended: those that leaned on it lean on one of ``peers(leader)``, or wait for their weights."""

@@ -114,7 +114,7 @@ def test_weights_that_come_from_a_node_that_fails_come_from_storage() -> None:
     size = model.weight_bytes
     cluster = {"load": {"source": "spread"}, "network": network, "memory": "30GiB", "timing": {"lease": "0.5s"}}
     spec = SimSpec(h100s(1, nodes=2, **cluster), (model,), PolicySettings.named("prism"), lambda: [])
-    home = simulate(spec).world.host_cache.holder(model.name)
+    home = simulate(spec).world.host_cache.holders(model.name)[0]
     assert home == NodeId("node0")
     # The home's GPU is gone, so that the model must be loaded on the other node; then the home itself goes.
     faults = [

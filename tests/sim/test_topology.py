@@ -56,7 +56,7 @@ def test_only_the_gpus_of_a_domain_help_to_load() -> None:
 def test_weights_are_in_memory_on_another_node_or_in_storage() -> None:
     made = world({"nodes": 3, "gpus_per_node": 1}, load={"source": "spread"}, network=NETWORK)
     spec, nodes = tiny_spec("m"), [NodeId(f"node{i}") for i in range(3)]
-    home = made.host_cache.holder(spec.name)
+    home = made.host_cache.holders(spec.name)[0]
     assert home is not None
     away = next(node for node in nodes if node != home)
     assert made.roads.source_path(home, spec) == ()
