@@ -6,6 +6,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Final
+from weakref import WeakKeyDictionary
 
 import torch
 
@@ -50,6 +51,14 @@ class PeerGreeting:
     sent_s: float
 
 
+@dataclass(frozen=True, slots=True)
+class WantedKv:
+    """KV of some layers, which a peer keeps."""
+
+    peer: RoutePeer
+    layers: range
+
+
 class PeerAsking:
     """Of one engine. Only rank 0 asks; :meth:`state_behind` and :meth:`fetch` are called by all ranks, and all have
     what came."""
@@ -58,6 +67,7 @@ class PeerAsking:
         self._runner, self._ranks = runner, ranks
         self._batch = 0
         self.questions = Questions(pump)
+        self._ahead: WeakKeyDictionary[PeerLink, tuple[Question, Question]] = WeakKeyDictionary()
         self.answer_s = 60.0
         """A peer that has not answered after it counts as lost."""
 
@@ -69,8 +79,15 @@ class PeerAsking:
         """Introduce this engine to a peer, and measure the link. A peer looks at messages between two of its steps: all
         that is asked at once, of it and of others, waits for one."""
         introduced = PeerHello(version=VERSION, engine=engine, model=model, slots=slots)
-        hello = self.questions.send(peer.link, introduced, 0, ())
-        return PeerGreeting(peer, hello, self._measure(peer, TOLD_BYTES), time.monotonic())
+        hello, ahead = self.questions.send(peer.link, introduced, 0, ()), self._ahead.pop(peer.link, None)
+        there = ahead is not None and all(self.questions.answered(question) for question in ahead)
+        measured = ahead if ahead is not None and there else self._measure(peer.link, TOLD_BYTES)
+        return PeerGreeting(peer, hello, measured, time.monotonic())
+
+    def measure_ahead(self, link: PeerLink) -> None:
+        """Before a route is to lead over it: what measures a new connection takes several round trips, beside weights
+        that come over the same link."""
+        self._ahead[link] = self._measure(link, TOLD_BYTES)
 
     def welcomed(self, greeting: PeerGreeting, limit_s: float) -> frozenset[int]:
         """The pieces that the peer has. Raises :class:`PeerLost`."""
@@ -81,16 +98,16 @@ class PeerAsking:
         fixed_s = time.monotonic() - greeting.sent_s
         took_s, nbytes = self._took_s(greeting.measured, limit_s), TOLD_BYTES
         if took_s <= _SLOW_S:
-            took_s, nbytes = self._took_s(self._measure(peer, MEASURED_BYTES), limit_s), MEASURED_BYTES
+            took_s, nbytes = self._took_s(self._measure(peer.link, MEASURED_BYTES), limit_s), MEASURED_BYTES
         peer.name, peer.rate = answer.engine, KvRate(fixed_s, nbytes / max(took_s, _LEAST_S) / _GATHERED)
         return frozenset(piece for piece in answer.pieces if 0 <= piece < _MOST_PIECES)
 
-    def _measure(self, peer: RoutePeer, nbytes: int) -> tuple[Question, Question]:
+    def _measure(self, link: PeerLink, nbytes: int) -> tuple[Question, Question]:
         """Have so many bytes sent behind none."""
         asked = []
         for size in (0, nbytes):
             self._batch += 1
-            asked.append(self.questions.send(peer.link, MeasureLink(batch=self._batch, nbytes=size), self._batch, ()))
+            asked.append(self.questions.send(link, MeasureLink(batch=self._batch, nbytes=size), self._batch, ()))
         return asked[0], asked[1]
 
     def _took_s(self, measured: tuple[Question, Question], limit_s: float) -> float:
@@ -99,33 +116,39 @@ class PeerAsking:
         for question in measured:
             if not isinstance(self.questions.wait_for(question, limit_s).message, Measured):
                 raise PeerLost("a peer answered a measurement with something else")
-            came_s.append(time.monotonic())
+            came_s.append(self.questions.came_s)
         return came_s[1] - came_s[0]
 
-    def fetch(self, peer: RoutePeer, first_layer: int, end_layer: int, slots: list[int]) -> tuple[Any, Any]:
-        """K and V that a peer keeps for this rank's heads: ``[layers, slots, heads, dim]``. Raises
-        :class:`PeerLost`."""
-        try:
-            k, v = self._ranks.together(lambda: self._asked_kv(peer, first_layer, end_layer, slots)).tensors
-        except PeerLost:
-            peer.lost = True
-            raise
-        return self._ranks.own(k, 2), self._ranks.own(v, 2)
+    def fetch(self, wanted: Sequence[WantedKv], slots: list[int]) -> list[tuple[Any, Any]]:
+        """K and V that peers keep for this rank's heads, of each of ``wanted``: ``[layers, slots, heads, dim]``. All
+        are asked at once: each answers between two of its steps. Raises :class:`PeerLost`; whose link has ended then
+        is known to all ranks between two steps."""
+        found = self._ranks.together(lambda: self._asked_kv(wanted, slots)).tensors
+        mine = [self._ranks.own(tensor, 2) for tensor in found]
+        return list(zip(mine[::2], mine[1::2], strict=True))
 
-    def _asked_kv(self, peer: RoutePeer, first_layer: int, end_layer: int, slots: list[int]) -> RanksOutcome:
+    def _asked_kv(self, wanted: Sequence[WantedKv], slots: list[int]) -> RanksOutcome:
         """Of all heads."""
-        self._batch += 1
-        wanted = FetchKv(batch=self._batch, first_layer=first_layer, end_layer=end_layer, slots=slots)
-        start_s = time.monotonic()
-        received = self.questions.ask(peer.link, wanted, self._batch, (), self.answer_s)
-        nbytes = sum(head.nbytes for head, _ in received.tensors)
-        peer.rate = peer.rate.seen(nbytes, time.monotonic() - start_s)
-        tensors = self._tensors(received)
-        heads = self._ranks.world * self._runner.token_to_kv_pool.head_num
-        shape = (end_layer - first_layer, len(slots), heads)
-        if not isinstance(received.message, KvRows) or [tuple(t.shape[:3]) for t in tensors] != 2 * [shape]:
-            raise PeerLost("a peer sent something else than the KV it was asked for")
+        start_s, asked = time.monotonic(), list[Question]()
+        for one in wanted:
+            self._batch += 1
+            about = FetchKv(batch=self._batch, first_layer=one.layers.start, end_layer=one.layers.stop, slots=slots)
+            asked.append(self.questions.send(one.peer.link, about, self._batch, ()))
+        tensors: list[Any] = []
+        for one, question in zip(wanted, asked, strict=True):
+            received = self.questions.wait_for(question, self.answer_s)
+            nbytes = sum(head.nbytes for head, _ in received.tensors)
+            one.peer.rate = one.peer.rate.seen(nbytes, self.questions.came_s - start_s)
+            tensors += self._kv(one, len(slots), received)
         return RanksOutcome(tensors=tensors)
+
+    def _kv(self, wanted: WantedKv, slots: int, received: Received) -> list[Any]:
+        tensors = self._tensors(received)
+        shape = (len(wanted.layers), slots, self._ranks.world * self._runner.token_to_kv_pool.head_num)
+        if not isinstance(received.message, KvRows) or [tuple(t.shape[:3]) for t in tensors] != 2 * [shape]:
+            wanted.peer.link.close("it sent something else than the KV it was asked for")
+            raise PeerLost("a peer sent something else than the KV it was asked for")
+        return tensors
 
     def _tensors(self, received: Received) -> list[Any]:
         try:

@@ -54,6 +54,7 @@ class RemoteLayers:
         ranks = self._ranks = Ranks(scheduler)
         self._foreign = ForeignWork(scheduler, self._pieces, me, model, self._seat.lent_owner, ranks)
         self._asking = PeerAsking(scheduler.tp_worker.model_runner, self._wait, ranks)
+        self._hub.on_handed = self._asking.measure_ahead
         self._leader = RouteLeader(scheduler, self._pieces, self._asking, ranks)
         self._leader.attach()
         self._routes = Routes(

@@ -29,13 +29,15 @@ class Questions:
     def __init__(self, pump: Pump) -> None:
         self._pump = pump
         self._asked: set[Question] = set()
-        self._answers: dict[Question, Received] = {}
+        self._answers: dict[Question, tuple[Received, float]] = {}
+        self.came_s = 0.0
+        """When the answer that was taken last had come."""
 
     def take(self, link: PeerLink, received: Received) -> None:
         """An answer; one that nobody waits for any more is dropped."""
         key = (link, getattr(received.message, "batch", 0))
         if key in self._asked:
-            self._answers[key] = received
+            self._answers[key] = received, time.monotonic()
 
     def ask(self, link: PeerLink, message: Message, batch: int, tensors: Sequence[Any], limit_s: float) -> Received:
         """Send and wait; foreign work is served meanwhile. Raises :class:`PeerLost`."""
@@ -62,15 +64,20 @@ class Questions:
     def answer(self, question: Question) -> Received | None:
         """If it is there. Raises :class:`PeerLost` when none will come, or the peer refused."""
         link = question[0]
-        if (answer := self._answers.pop(question, None)) is None:
+        if (found := self._answers.pop(question, None)) is None:
             if link.closed:
                 raise PeerLost(f"{link.peer}: {link.why}")
             return None
+        answer, self.came_s = found
         self._asked.discard(question)
         if isinstance(answer.message, Refused):
             link.close("it refused")  # it must not be asked again, and forgets this engine's KV
             raise PeerLost(f"{link.peer} refused: {answer.message.reason}")
         return answer
+
+    def answered(self, question: Question) -> bool:
+        """Whether the answer is there, and nobody has taken it."""
+        return question in self._answers
 
     def nap(self, waits: bool, give_up_s: float) -> None:
         """Take what arrived; ``waits``: after waiting for it a little. Whoever has not answered at ``give_up_s``

@@ -12,6 +12,7 @@ from prism.policy.moving import Leg, Way, choose_way
 from prism.remote.orders import KvWay
 from prism.remote.state import LayersTaken
 from sglang_patches.kv_move_paths import nodes_below, request_path
+from sglang_patches.remote_asking import WantedKv
 from sglang_patches.remote_lead import RouteLeader
 from sglang_patches.remote_ranks import Ranks
 from sglang_patches.remote_stops import RoutePeer, Stop
@@ -134,8 +135,7 @@ class KvTaking:
         part = left if all_at_once else left[: self._ranks.same(self._most)]
         if len(part):
             self._slice_s = max(self._slice_s, sum(leg.estimated_s for leg in self._legs(len(part))))
-            for run in self.runs:
-                self._copy(run, part)
+            self._copy(part)
             self._leader.here[part] = True
         return len(part) == len(left)
 
@@ -148,11 +148,10 @@ class KvTaking:
         limit_s = max(SLICE_S, self._leader.step_s)
         return max(1, self._times * int(max(limit_s - fixed_s, fixed_s) / slot_s))
 
-    def _copy(self, run: PieceRun, slots: Any) -> None:
-        layers = run.layers(self._count)
-        if not layers:
-            return
-        k, v = self._leader.asking.fetch(run.peer, layers.start, layers.stop, slots.tolist())
-        for i, layer in enumerate(layers):
-            self._cache.k_buffer[layer][slots] = k[i]
-            self._cache.v_buffer[layer][slots] = v[i]
+    def _copy(self, slots: Any) -> None:
+        wanted = [WantedKv(run.peer, layers) for run in self.runs if (layers := run.layers(self._count))]
+        found = self._leader.asking.fetch(wanted, slots.tolist())
+        for one, (k, v) in zip(wanted, found, strict=True):
+            for i, layer in enumerate(one.layers):
+                self._cache.k_buffer[layer][slots] = k[i]
+                self._cache.v_buffer[layer][slots] = v[i]

@@ -44,7 +44,7 @@ log = logging.getLogger(__name__)
 LOOK_S: Final = 0.05
 AGAIN_S: Final = 2.0
 """Between two tries to find a peer for an engine that lost its own."""
-PIPELINE_S: Final = 0.2
+PIPELINE_S: Final = 0.1
 """Between two looks whether those that come together have all layers between them."""
 
 

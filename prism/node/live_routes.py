@@ -43,6 +43,8 @@ class LiveRoutes:
         self._turns: dict[InstanceKey, int] = {}
         self._complete_s: dict[InstanceKey, float] = {}
         """Since when those that come with an instance have everything together."""
+        self._ahead: dict[InstanceKey, dict[str, str | None]] = {}
+        """By leader paths of stops, by name, that no route has used yet; None: it could not be had."""
         self._listening: WeakSet[Handle] = WeakSet()
         """Engines that run layers for others: none has to be asked twice, which would take one of its steps."""
 
@@ -71,7 +73,8 @@ class LiveRoutes:
         connected with, and runs layers for others. None: nobody has what is missing. One of its machine that can run
         all of it is enough, unless it is to serve with those that come with it."""
         far: list[LayersAt] | None = None
-        reached: dict[str, str | None] = {}
+        ahead = self._ahead.setdefault(leader.key, {})
+        reached: dict[str, str | None] = {name: path for name, path in ahead.items() if path is not None}
         while True:  # what runs where on this machine may have changed while somebody was asked
             known = [*self._helpers.here(leader), *(far or ())]
             helpers = [h for h in known if h.facts.name not in reached or reached[h.facts.name] is not None]
@@ -82,12 +85,25 @@ class LiveRoutes:
             names = {hop.name for route in routes for hop in route if hop.name}
             if routes and self._waits_for_pipeline(leader, {hop.name for hop in routes[0] if hop.name}):
                 return []
+            if not routes:
+                names = self._company(leader, helpers) - ahead.keys()
             if not (unknown := [h for h in helpers if h.facts.name in names - reached.keys()]):
                 break
             paths = await asyncio.gather(*(self._reach(leader, handle, helper) for helper in unknown))
-            reached |= {helper.facts.name: path for helper, path in zip(unknown, paths, strict=True)}
+            came = {helper.facts.name: path for helper, path in zip(unknown, paths, strict=True)}
+            reached |= came
+            ahead |= came
+        for name in {hop.name for route in routes for hop in route}:
+            ahead.pop(name, None)
         self._helpers.note_route(leader, {hop.name for hop in routes[0] if hop.name} if routes else ())
         return [tuple(_stop(hop, reached) for hop in route) for route in routes]
+
+    @staticmethod
+    def _company(leader: LocalInstance, helpers: Sequence[LayersAt]) -> set[str]:
+        """With whom to connect before they have everything: the others of the pipeline that is waited for."""
+        if leader.state is not InstanceState.LOADING or not leader.begins.pipelined:
+            return set()
+        return {h.facts.name for h in helpers if h.facts.company is Company.PIPELINE}
 
     def _waits_for_pipeline(self, leader: LocalInstance, names: Set[str]) -> bool:
         """Those that come with it have everything together, its own pipeline has not: that will have it in a moment, as
@@ -185,6 +201,7 @@ class LiveRoutes:
         """It needs nobody any more, or is gone."""
         self._turns.pop(leader.key, None)
         self._complete_s.pop(leader.key, None)
+        self._ahead.pop(leader.key, None)
 
 
 def _stop(hop: Hop, reached: Mapping[str, str | None]) -> RouteStop:

@@ -36,6 +36,8 @@ class LinkHub:
         self._hander: socket.socket | None = None
         self._handed: dict[str, PeerLink] = {}
         """By token: links that no route has used yet."""
+        self.on_handed: Callable[[PeerLink], None] = lambda link: None
+        """Called with each link to a peer that was handed over, before a route uses it."""
         self._path: Path | None = None
         self._sender = LinkSender()
 
@@ -137,6 +139,7 @@ class LinkHub:
             link = self._take(sock, label)
             if token:
                 self._handed[token] = link
+                self.on_handed(link)
             while len(self._handed) > MAX_HANDED:
                 self._handed.pop(next(iter(self._handed))).close("no route led over it")
 

@@ -319,7 +319,7 @@ async def test_as_many_begin_over_others_as_there_are_of_these(
     order = pairs.order(FIRST, LiveMode.PIPELINES, turn=1, **ordered_with(SECOND, there=[THIRD]))
     coming = asyncio.create_task(pairs.instances.command(order))
     await happens(lambda: len(networked.asked) > 2, "its looking for routes")
-    assert not coming.done() and not networked.connected
+    assert not coming.done() and networked.connected == [SECOND], "ahead of need, and nobody else"
     networked.held = [held("n3", THIRD), held("n2", SECOND, 0, 1, 2, 3, 4, 5, 6, HEAD)]
     assert (await coming).early and networked.connected == [SECOND]
     networked.held = [held("n3", THIRD)]

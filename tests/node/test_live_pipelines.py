@@ -153,6 +153,19 @@ async def world(bench: Bench, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
         await machine.close()
 
 
+async def test_those_of_a_pipeline_are_connected_before_they_have_all_layers(world: World) -> None:
+    coming = world.order()
+    await happens(lambda: len(world.leads_to) == 6, "connections between all three, both ways")
+    assert not any(task.done() for task in coming.values())
+    for turn, name in enumerate(NAMES):
+        for piece in sorted(ALL)[2 + turn : HEAD : 3]:
+            world.machines[name].handle.remote.arrive(piece)
+    assert all([(await task).early for task in coming.values()])
+    for name in NAMES:
+        world.check_route(name)
+    assert len(world.leads_to) == 6, "their routes lead over these"
+
+
 @pytest.mark.parametrize("seed", range(3))
 async def test_a_pipeline_of_three_forms_breaks_and_forms_again(world: World, seed: int) -> None:
     """Whatever comes when: nobody serves before all layers are somewhere, and then over whoever has them."""

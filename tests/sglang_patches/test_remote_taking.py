@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from array import array
+from collections.abc import Sequence
 from itertools import pairwise
 from types import SimpleNamespace
 from typing import Any, cast
@@ -13,6 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from prism.remote.orders import KvWay
+from sglang_patches.remote_asking import WantedKv
 from sglang_patches.remote_stops import KvRate, RoutePeer, Stop
 from sglang_patches.remote_taking import SLICE_S, KvTaking, PieceRun, ends_held, grown
 
@@ -93,11 +95,12 @@ class GrowingEngine:
     def same(self, number: int) -> int:
         return number
 
-    def fetch(self, peer: RoutePeer, first: int, end: int, slots: list[int]) -> tuple[Any, Any]:
-        assert peer is A
+    def fetch(self, wanted: Sequence[WantedKv], slots: list[int]) -> list[tuple[Any, Any]]:
+        assert [one.peer for one in wanted] == [A]
         self.fetched.append(len(slots))
+        first, end = wanted[0].layers.start, wanted[0].layers.stop
         k, v = (torch.stack([buffer[slots] for buffer in side[first:end]]) for side in self.there)
-        return k, v
+        return [(k, v)]
 
     def step(self, tokens: int, *old: int) -> None:
         """Slots of so many further tokens, and those of the tokens ``old`` again, are written at the peer."""
