@@ -11,6 +11,7 @@ from prism.core.request import Request
 from prism.core.specs import Prefer
 from prism.policy.latency_model import EnginePace, PrefillSpeed, TokenTime
 from prism.policy.long_prompts import WINDOW_SHARE, goes_long
+from prism.scheduler.gpu_prompts import PromptTurns
 
 _NOTHING_S: Final = 1e-6
 """Rounding error of sums of times."""
@@ -31,6 +32,8 @@ class InFlight:
     """When it came, of this attempt."""
     undisturbed_s: float = 0.0
     """The device's clock of undisturbed steps then."""
+    stood_s: float = 0.0
+    """For how long the engine's answers had stood still then, in all."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,8 +91,13 @@ class EngineState:
     extra_waiting: int = 0
     last_token_clock_s: float = 0.0
     token_time: TokenTime = field(default_factory=TokenTime)
+    turns: PromptTurns = field(init=False)
     shares_device: bool = False
     """It is counted among the engines that prefill."""
+
+    def __post_init__(self) -> None:
+        minds = self.up.prefer is not Prefer.TTFT and not self.up.fair
+        self.turns = PromptTurns(self.up.slo_tpot_s if minds else float("inf"))
 
     def can_start(self) -> bool:
         """A request dispatched now would be in the next prefill step: no queue inside, room in batch and chunk. Where
@@ -152,6 +160,7 @@ class EngineState:
         self.pace.note_begin(now_s)
         self.no_token_yet += 1
         self.backlog_tokens += self._backlog_of(request)
+        self.turns.look(self.backlog_tokens, self.answering, now_s)
         self.claims[request.id] = claim_tokens
         self.claimed_tokens += claim_tokens
         if self.is_long(request):
@@ -177,6 +186,8 @@ class EngineState:
             self.promised -= 1
         self.growth_tokens += self.growth_of(entry.request)
         self._leave_backlog(entry)
+        self.turns.look(self.backlog_tokens, self.answering, now_s)
+        entry.stood_s = self.turns.stood_s(now_s)
         busy_s = clock_s - max(entry.dispatched_clock_s, self.last_token_clock_s)
         if not self.is_long(entry.request):
             self.speed.observe(entry.request.prefill_tokens, max(0.0, busy_s))
@@ -184,7 +195,7 @@ class EngineState:
         self.settled.append(id)
         return True
 
-    def gone(self, id: RequestId) -> InFlight | None:
+    def gone(self, id: RequestId, now_s: float) -> InFlight | None:
         """The request left the engine, finished or not."""
         entry = self.in_flight.pop(id, None)
         if entry is None:
@@ -199,6 +210,7 @@ class EngineState:
             self.undisturbed_sum_s -= entry.undisturbed_s
         else:
             self._leave_backlog(entry)
+        self.turns.look(self.backlog_tokens, self.answering, now_s)
         self._drop_claim(id)
         self.long.discard(id)
         return entry
@@ -212,7 +224,9 @@ class EngineState:
         tokens = generated_tokens - entry.request.generated_tokens - 1
         if tokens <= 0 or now_s <= entry.first_token_s:
             return None
-        self.token_time.observe(tokens, now_s - entry.first_token_s, now_s)
+        answered_s = now_s - entry.first_token_s
+        self.token_time.observe(tokens, answered_s, now_s)
+        self.turns.learn(tokens, answered_s - self.turns.stood_s(now_s) + entry.stood_s, now_s)
         self.pace.note_answer(now_s - entry.began_s)
         return EndedAnswer(tokens, entry.undisturbed_s)
 

@@ -125,7 +125,7 @@ class DeviceEngines:
         engine = self._engine_of.pop(id, None)
         if engine is None:
             return None
-        entry = engine.gone(id)
+        entry = engine.gone(id, now_s)
         self.promises.changed(engine, now_s)
         self._count_sharer(engine, now_s)
         return None if entry is None else entry.request

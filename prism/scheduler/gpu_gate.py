@@ -44,14 +44,18 @@ class PromiseGate:
         """Whether the request, the first of its line, may go to its engine.
 
         1. Its stream has begun, or its engine's requests take turns: it may.
-        2. It is too late: while nobody in time is held, where it harms nobody; when it is overdue, in its turn.
-        3. Else if it breaks no promise, or when it cannot wait any longer and more requests are in time with it.
+        2. Answers of its engine have stood still for prompts and are to go on first: it waits.
+        3. It is too late: while nobody in time is held, where it harms nobody; when it is overdue, in its turn.
+        4. Else if it breaks no promise, or when it cannot wait any longer and more requests are in time with it.
         """
         if not self._on or engine.up.fair or code is ReasonCode.RESUMED:  # 1
             return True
+        if now_s < (due_s := self._turn_s(engine, request, now_s)):  # 2
+            self.wake_s = min(self.wake_s, due_s)
+            return False
         promises, model = self._engines.promises, request.model
         followed = len(self._queue.models()) > 1
-        if code in _TOO_LATE and engine.up.prefer is not Prefer.TPOT:  # 2
+        if code in _TOO_LATE and engine.up.prefer is not Prefer.TPOT:  # 3
             free = not (self._holds or self._held)
             if free and self._may_begin(engine, request, 0, True, followed, now_s):
                 return True
@@ -60,7 +64,7 @@ class PromiseGate:
         latest_s = promises.latest_s(request, before_s)
         patient = engine.up.prefer is Prefer.TPOT
         in_time, can_wait = self._queue.in_time(model), patient or now_s < latest_s
-        if self._may_begin(engine, request, in_time, can_wait, followed, now_s):  # 3
+        if self._may_begin(engine, request, in_time, can_wait, followed, now_s):  # 4
             return True
         if code is ReasonCode.OVERDUE and self._turns.takes(request, now_s):
             return True
@@ -85,6 +89,13 @@ class PromiseGate:
         if not may:
             self._refusals[question] = now_s + _HOLDS_S
         return may
+
+    def _turn_s(self, engine: EngineState, request: Request, now_s: float) -> float:
+        """From when on the engine's answers bear the request's prompt; 0 where there are none."""
+        if not engine.answering:
+            return 0.0
+        engine.turns.expect(self._engines.promises.step_s(engine), engine.pace.answer_s)
+        return engine.turns.due_s(engine.speed.seconds(engine.backlog_tokens + request.prefill_tokens), now_s)
 
     def begun(self, request: Request) -> None:
         """The request went to its engine."""

@@ -74,6 +74,10 @@ class Promises:
 
     # --- questions ---
 
+    def step_s(self, engine: EngineState) -> float:
+        """What a decode step of the engine takes beside those that run."""
+        return self._alone_s(engine, self._batch(engine, 0, 0)) * self._crowd
+
     def latest_s(self, request: Request, before_s: float) -> float:
         """From when on the request cannot wait without missing its first token, ``before_s`` (its own prefill included)
         being prefilled before it comes."""

@@ -1,0 +1,59 @@
+"""When an engine that answers may take in another prompt (not in the Prism paper, whose admission looks at first tokens
+only; Sarathi-Serve keeps such a bound by mixed steps).
+
+An engine computes prompts before it decodes. Where prompts come one after the other its answers stand still: a burst
+of short prompts, each a step of its own, stops them for as long as it lasts, and nothing in a queue tells of it. So
+prompts take turns with decoding. What a decode step leaves of the objective for the time per token is credit, which
+prompts spend: over any longer time tokens keep the objective. Credit is kept up to a part of what an answer takes, so
+that a burst's first prompts do not wait. Prompts that wait for credit begin together, which is cheaper. Where steps are
+too slow without any prompt nobody waits: it is not prompts that break the promise.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Final
+
+_AIM: Final = 0.8
+"""Part of the objective that is aimed at: who aims at all of it misses it half of the time."""
+_LEAST: Final = 0.5
+"""Part of its objective that a step leaves at least: what is expected of steps is known to a part, and an engine that
+decodes only answers nobody new."""
+_KEPT: Final = 0.5
+"""Credit at most, in parts of the time that an answer takes."""
+
+
+class PromptCredit:
+    """Of one engine. Seconds throughout; all times are ``now_s`` of one clock that never goes back."""
+
+    __slots__ = ("_at_s", "_credit_s")
+
+    def __init__(self) -> None:
+        self._credit_s, self._at_s = math.inf, 0.0
+
+    def pass_time(self, now_s: float, *, stalled: bool, step_s: float, objective_s: float, answer_s: float) -> float:
+        """Bring the credit up to now: since the last call answers stood still (``stalled``), or decoded in steps of
+        ``step_s``. What is left; negative: so much was taken in advance. ``answer_s``: what an answer takes."""
+        past_s, self._at_s = now_s - self._at_s, now_s
+        left_s = left_by_step_s(step_s, objective_s)
+        if math.isinf(left_s):
+            self._credit_s = math.inf
+        else:
+            earned_s = -past_s if stalled else past_s * left_s / step_s
+            most_s = max(left_s, _KEPT * answer_s)
+            self._credit_s = min(min(self._credit_s, most_s) + earned_s, most_s)
+        return self._credit_s
+
+    def due_s(self, step_s: float, objective_s: float) -> float:
+        """When there is credit again, if answers are decoded until then."""
+        if self._credit_s >= 0.0:
+            return self._at_s
+        return self._at_s - self._credit_s * step_s / left_by_step_s(step_s, objective_s)
+
+
+def left_by_step_s(step_s: float, objective_s: float) -> float:
+    """Seconds that a decode step of ``step_s`` leaves for prompts; infinite where it is too slow by itself, or nobody
+    minds."""
+    if step_s >= _AIM * objective_s:
+        return math.inf
+    return max(_AIM * objective_s - step_s, _LEAST * objective_s)

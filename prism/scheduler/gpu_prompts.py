@@ -1,0 +1,61 @@
+"""What an engine's prompts cost its answers, and when it may take in the next (:mod:`prism.policy.prefill_turns`)."""
+
+from __future__ import annotations
+
+import math
+
+from prism.policy.latency_model import TokenTime
+from prism.policy.prefill_turns import PromptCredit
+
+
+class PromptTurns:
+    """Of one engine, whose answers stand still while it has prompts to compute. Times are ``now_s`` of one clock."""
+
+    def __init__(self, objective_s: float) -> None:
+        """``objective_s``: for the time per token; infinite where nobody minds."""
+        self._objective_s = objective_s
+        self._steps = TokenTime()
+        self._credit = PromptCredit()
+        self._stalled = False
+        self._at_s = self._stood_s = 0.0
+        self._step_s = self._answer_s = 1.0
+
+    def expect(self, step_s: float, answer_s: float) -> None:
+        """What a decode step is expected to take (> 0) where no answer ended lately, and how long a request takes."""
+        self._step_s, self._answer_s = step_s, answer_s
+
+    def look(self, prompt_tokens: int, answering: int, now_s: float) -> None:
+        """The engine has ``prompt_tokens`` to compute and answers so many requests from now on."""
+        self._pass_time(now_s)
+        self._stalled = prompt_tokens > 0 and answering > 0
+
+    def stood_s(self, now_s: float) -> float:
+        """For how long answers have stood still in all."""
+        return self._stood_s + (now_s - self._at_s if self._stalled else 0.0)
+
+    def learn(self, tokens: int, seconds: float, now_s: float) -> None:
+        """An answer of ``tokens`` (>= 1) took ``seconds`` beside the time for which it stood still."""
+        self._steps.observe(tokens, max(0.0, seconds), now_s)
+
+    def due_s(self, prompts_s: float, now_s: float) -> float:
+        """From when on a prompt may begin: now or before, later, or (infinite) not before those are computed that it is
+        behind. ``prompts_s``: what they and it still take."""
+        credit_s = self._pass_time(now_s)
+        if self._stalled:
+            return now_s if prompts_s <= credit_s else math.inf
+        return self._credit.due_s(self._expected_s(now_s), self._objective_s) if credit_s < 0.0 else now_s
+
+    def _pass_time(self, now_s: float) -> float:
+        if self._stalled:
+            self._stood_s += now_s - self._at_s
+        self._at_s = now_s
+        return self._credit.pass_time(
+            now_s,
+            stalled=self._stalled,
+            step_s=self._expected_s(now_s),
+            objective_s=self._objective_s,
+            answer_s=self._answer_s,
+        )
+
+    def _expected_s(self, now_s: float) -> float:
+        return self._steps.mean_s(now_s) or self._step_s

@@ -1,0 +1,61 @@
+"""Prompts take turns with decoding, so that tokens keep their objective however many prompts there are."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from prism.policy.prefill_turns import PromptCredit, left_by_step_s
+
+STEP_S, OBJECTIVE_S = 0.02, 0.1
+
+
+def passed(credit: PromptCredit, now_s: float, stalled: bool, answer_s: float = 0.0) -> float:
+    return credit.pass_time(now_s, stalled=stalled, step_s=STEP_S, objective_s=OBJECTIVE_S, answer_s=answer_s)
+
+
+def test_a_step_leaves_most_of_a_loose_objective_and_a_part_of_a_tight_one() -> None:
+    assert left_by_step_s(0.02, 0.1) == pytest.approx(0.06)
+    assert left_by_step_s(0.07, 0.1) == pytest.approx(0.05)
+
+
+def test_nobody_waits_where_steps_are_too_slow_without_any_prompt() -> None:
+    assert math.isinf(left_by_step_s(0.09, 0.1))
+    credit = PromptCredit()
+    assert math.isinf(credit.pass_time(5.0, stalled=True, step_s=0.09, objective_s=0.1, answer_s=1.0))
+    assert credit.due_s(0.09, 0.1) == 5.0
+
+
+def test_what_was_taken_in_advance_is_earned_by_decoding_first() -> None:
+    credit = PromptCredit()
+    passed(credit, 1.0, stalled=False)
+    assert passed(credit, 1.18, stalled=True) == pytest.approx(-0.12)
+    due_s = credit.due_s(STEP_S, OBJECTIVE_S)
+    assert due_s == pytest.approx(1.18 + 2 * STEP_S)
+    assert passed(credit, due_s, stalled=False) == pytest.approx(0.0, abs=1e-9)
+
+
+def test_credit_is_kept_for_a_part_of_an_answer_and_no_longer() -> None:
+    credit = PromptCredit()
+    assert passed(credit, 100.0, stalled=False, answer_s=4.0) == pytest.approx(2.0)
+    assert passed(credit, 100.5, stalled=True, answer_s=4.0) == pytest.approx(1.5)
+    assert passed(credit, 200.0, stalled=False) == pytest.approx(left_by_step_s(STEP_S, OBJECTIVE_S))
+
+
+@given(st.lists(st.floats(0.001, 0.5), min_size=1, max_size=60))
+def test_however_long_prompts_are_tokens_keep_the_objective(prompts_s: list[float]) -> None:
+    """Prompts that begin as soon as they may: over all steps the time per token is what is aimed at, but for what the
+    last prompt has taken in advance."""
+    credit, now_s, steps = PromptCredit(), 0.0, 0.0
+    passed(credit, now_s, stalled=False)
+    for prompt_s in prompts_s:
+        due_s = credit.due_s(STEP_S, OBJECTIVE_S)
+        steps += (due_s - now_s) / STEP_S
+        passed(credit, due_s, stalled=False)
+        now_s = due_s + prompt_s
+        passed(credit, now_s, stalled=True)
+    left_s = left_by_step_s(STEP_S, OBJECTIVE_S)
+    assert sum(prompts_s) <= left_s * (steps + 1) + prompts_s[-1] + 1e-6
