@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import Final
 
 from prism.core.effects import ShareWaiting
 from prism.core.instances import InstanceKey
@@ -11,14 +12,19 @@ from prism.core.views import InstanceState
 from prism.scheduler.outbox import EffectOutbox
 from prism.scheduler.records import InstanceRecord, ModelRecord
 
+COUNTED_REPORTS: Final = 3
+"""With something in them: requests that are on their way to a queue come there within the first of these."""
+
 
 class SharedWaiting:
-    """Remembers whose queues were last told before the newest instance of their model came up: what waits there may
-    have come since (all that waited for a model that was on no device stands with its first instance at once)."""
+    """Remembers whose queues were not told since the newest instance of their model came up: what waits there may have
+    come since (all that waited for a model that was on no device stands with its first instance at once), and a report
+    in which nothing or little waits may have been made before it came."""
 
     def __init__(self, outbox: EffectOutbox) -> None:
         self._outbox = outbox
-        self._untold: set[InstanceKey] = set()
+        self._untold: dict[InstanceKey, int] = {}
+        """By instance, how many reports with something in them are looked at still."""
 
     def on_serving(self, model: ModelRecord, early: bool) -> None:
         """A further instance serves: each is to have as many, by their last reports. Not before the last of those that
@@ -27,22 +33,26 @@ class SharedWaiting:
         serving = model.in_state(InstanceState.READY)
         if len(serving) < 2:
             return
-        self._untold.update(instance.key for instance in serving)
+        self._untold |= {instance.key: COUNTED_REPORTS for instance in serving}
         if early or not model.in_state(InstanceState.WAITING, InstanceState.LOADING):
             self._share(serving, serving)
 
     def on_report(self, model: ModelRecord, instance: InstanceRecord) -> None:
         """The instance's queue was reported."""
-        if instance.key in self._untold:
-            self._untold.discard(instance.key)
-            self._share(model.in_state(InstanceState.READY), [instance])
+        left = self._untold.get(instance.key, 0)
+        if not left or not instance.busy:
+            return
+        self._untold[instance.key] = left - 1
+        if self._share(model.in_state(InstanceState.READY), [instance]) or left == 1:
+            del self._untold[instance.key]
 
     def forget(self, instance: InstanceRecord) -> None:
         """It is gone."""
-        self._untold.discard(instance.key)
+        self._untold.pop(instance.key, None)
 
-    def _share(self, serving: list[InstanceRecord], of: Iterable[InstanceRecord]) -> None:
-        """The books have what follows: until the next reports these are the queues."""
+    def _share(self, serving: list[InstanceRecord], of: Iterable[InstanceRecord]) -> bool:
+        """Whether one of them had more than its share. The books have what follows: until the next reports these are
+        the queues."""
         fair = sum(i.waiting for i in serving) / max(1, len(serving))
         crowded = [i for i in of if i.state is InstanceState.READY and i.waiting > fair + 1.0]
         for instance in crowded:
@@ -52,3 +62,4 @@ class SharedWaiting:
         if crowded:
             for instance in serving:
                 instance.waiting = round(fair)
+        return bool(crowded)

@@ -54,5 +54,17 @@ def test_what_came_to_the_first_instance_before_the_others_were_up_is_shared_out
     assert _shared(w) == [(first, GB0, pytest.approx(1 / 3))], "once, although the next report knows no better"
 
 
+def test_reports_that_were_made_before_all_of_it_had_come_are_not_the_last_word() -> None:
+    """Those that come at the same moment: what waited is on its way to the first one when all have come up."""
+    w = world(model_spec("a", 300), devices=3, settings=replace(QUIET, standing_replicas=False))
+    w.send(OperatorLoad(A, (), 3))
+    first, *further = list(w.live)
+    for key in (first, *further):
+        w.activated(key)
+    for waiting, running in ((0, 0), (0, 0), (0, 0), (0, 0), (1, 0), (45, 4)):
+        w.send(DeviceReport(GB0, 1000, 500, (InstanceLoad(first, 300, 100, 0, running, waiting, 9),)))
+    assert _shared(w) == [(first, GB0, pytest.approx(1 / 3))]
+
+
 def _shared(w: World) -> list[tuple[object, object, float]]:
     return [(e.key, e.device, e.kept_share) for _, e in w.log if isinstance(e, ShareWaiting)]
