@@ -4,8 +4,9 @@
 
 A pool with tokens of 128 KiB (Llama-8B) and one of 4 KiB hold one long sequence, its slots as the pool hands them out
 and again in no order. Piece by piece it is packed into memory (*out*) and put back into other slots (*in*); then the
-same with checksums, through files in shared memory as the machine's pool has them. Beside each stands a plain copy of
-pieces of the same size, in the same round.
+same with checksums, through the machine's pool: *out, new pages* into one that is empty, *out* into one that is full,
+which drops as much, *in, first* by a process that reads them for the first time, *in* by who wrote or read them before.
+Beside each stands a plain copy of pieces of the same size, in the same round.
 Goal: out and in at least 85% of the plain copy for pieces of 2 MiB and more.
 
 Last result: docs/results/kv.md.
@@ -15,7 +16,6 @@ from __future__ import annotations
 
 import argparse
 import itertools
-import os
 import statistics
 import tempfile
 import time
@@ -26,13 +26,19 @@ import numpy as np
 import numpy.typing as npt
 
 from prism import memory
-from prism.kv.piece_file import FileBytes, PieceStaging, read_piece, write_piece
+from prism.kv.free_files import give_back_tree
+from prism.kv.host_pool import HostPool
+from prism.kv.naming import PieceName
+from prism.kv.piece_file import PieceStaging, piece_bytes, read_piece, write_piece
 from prism.memory.rows import HostPoolRows, Packed, RowNumbers, packed_bytes
 
 MIB = 1 << 20
 TOKENS = {"128 KiB tokens": (32, 8, 128, 2), "4 KiB tokens": (4, 2, 64, 4)}
 """Layers, heads, dimension and bytes per element."""
 PIECES_MIB = (0.25, 2, 8)
+SPACE = "0" * 32
+WARM_UP = 4
+"""Rounds until the pool is full and all its files are mapped."""
 
 
 class CopyBed:
@@ -67,9 +73,53 @@ class CopyBed:
         return of[first * self.width : end * self.width]
 
 
-def rates(bed: CopyBed, piece_tokens: int, folder: Path) -> dict[str, float]:
+class PoolWays:
+    """Pieces of one size on their way through the machine's pool."""
+
+    def __init__(self, bed: CopyBed, piece_tokens: int, folder: Path) -> None:
+        self._bed, self._tokens, self._folder = bed, piece_tokens, folder
+        self._nbytes = piece_bytes([column.width for column in bed.rows.columns], piece_tokens)
+        self._bound = 2 * (len(bed.there) // piece_tokens) * self._nbytes
+        self._staging, self._numbers = PieceStaging(), itertools.count()
+        self._full = HostPool(folder / "full", self._bound)
+        self.names: dict[int, PieceName] = {}
+        """Of what was written last, by their first token."""
+
+    def writes(self) -> Callable[[int, int], None]:
+        """Into the pool that is full, but for the first time."""
+        return lambda first, end: self._write(self._full, first, end)
+
+    def writes_new(self) -> Callable[[int, int], None]:
+        pool = HostPool(self._folder / f"new-{next(self._numbers)}", self._bound)
+        return lambda first, end: self._write(pool, first, end)
+
+    def _write(self, pool: HostPool, first: int, end: int) -> None:
+        name = self.names[first] = PieceName(f"{next(self._numbers):032x}", 0, self._tokens)
+        rows = self._bed.there[first:end]
+        stored = pool.put(
+            SPACE, name, self._nbytes, lambda place: write_piece(place, self._bed.rows, rows, self._staging)
+        )
+        assert stored
+
+    def reads(self) -> Callable[[int, int], None]:
+        return lambda first, end: self._read(self._full, first, end)
+
+    def reads_first(self) -> Callable[[int, int], None]:
+        pool = HostPool(self._folder / "full", self._bound)
+        return lambda first, end: self._read(pool, first, end)
+
+    def _read(self, pool: HostPool, first: int, end: int) -> None:
+        with pool.opened(SPACE, self.names[first]) as place:
+            assert place is not None
+            read_piece(place, self._bed.rows, self._bed.here[first:end], 0)
+
+    def drop_new(self) -> None:
+        for folder in self._folder.glob("new-*"):
+            give_back_tree(folder)
+
+
+def rates(bed: CopyBed, piece_tokens: int, pool: PoolWays) -> dict[str, float]:
     """One round of all ways, in turns."""
-    staging = PieceStaging()
 
     def plain(first: int, end: int) -> None:
         np.copyto(bed.part(bed.packed, first, end), bed.part(bed.source, first, end))
@@ -80,26 +130,17 @@ def rates(bed: CopyBed, piece_tokens: int, folder: Path) -> dict[str, float]:
     def back(first: int, end: int) -> None:
         bed.rows.scatter(0, bed.here[first:end], bed.part(bed.packed, first, end))
 
-    def write(first: int, end: int) -> None:
-        fd = os.open(folder / f"{first}", os.O_RDWR | os.O_CREAT, 0o600)
-        write_piece(FileBytes(fd), bed.rows, bed.there[first:end], staging)
-        os.close(fd)
-
-    def read(first: int, end: int) -> None:
-        fd = os.open(folder / f"{first}", os.O_RDONLY)
-        read_piece(FileBytes(fd), bed.rows, bed.here[first:end], 0)
-        os.close(fd)
-
     found = {
         "plain copy": bed.each(piece_tokens, plain),
         "out": bed.each(piece_tokens, out),
         "in": bed.each(piece_tokens, back),
-        "out to the pool": bed.each(piece_tokens, write),
-        "in from the pool": bed.each(piece_tokens, read),
+        "pool: out, new pages": bed.each(piece_tokens, pool.writes_new()),
+        "pool: out": bed.each(piece_tokens, pool.writes()),
+        "pool: in, first": bed.each(piece_tokens, pool.reads_first()),
+        "pool: in": bed.each(piece_tokens, pool.reads()),
     }
     check(bed, bed.here[: len(bed.there) // piece_tokens * piece_tokens])
-    for file in folder.iterdir():
-        file.unlink()
+    pool.drop_new()
     return found
 
 
@@ -115,18 +156,18 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=15)
     parser.add_argument("--mib", type=int, default=192)
     options = parser.parse_args()
-    ways = ("out", "in", "out to the pool", "in from the pool")
+    ways = ("out", "in", "pool: out, new pages", "pool: out", "pool: in, first", "pool: in")
     print(f"| tokens | piece | plain copy, GB/s | {' | '.join(ways)} |")
     print("|---|---|---|" + "---|" * len(ways))
     for (name, (layers, heads, dim, size)), shuffled in itertools.product(TOKENS.items(), (False, True)):
         layout = memory.KvLayout(layers=layers, kv_heads=heads, head_dim=dim, dtype_bytes=size)
         with tempfile.TemporaryDirectory(dir="/dev/shm", prefix="prism-bench-") as made:
-            files = Path(made) / "pieces"
-            files.mkdir()
             bed = CopyBed(Path(made), layout, options.mib * MIB, shuffled)
             for piece_mib in PIECES_MIB:
                 tokens = max(1, int(piece_mib * MIB) // layout.cell_bytes)
-                rounds = [rates(bed, tokens, files) for _ in range(options.rounds + 1)][1:]
+                pool = PoolWays(bed, tokens, Path(made) / f"pool-{piece_mib}")
+                rounds = [rates(bed, tokens, pool) for _ in range(options.rounds + WARM_UP)][WARM_UP:]
+                give_back_tree(Path(made) / f"pool-{piece_mib}")
                 plain = statistics.median(r["plain copy"] for r in rounds)
                 shares = [statistics.median(r[way] / r["plain copy"] for r in rounds) for way in ways]
                 shown = " | ".join(f"{100 * share:.0f}%" for share in shares)

@@ -144,7 +144,10 @@ def pool_line(accounts: Path) -> str:
     if bound_bytes == 0 or not folder.is_dir():
         return "KV in host memory: none is kept"
     use = HostPool(folder, bound_bytes).use()
-    return f"KV in host memory: {output.size(use.file_bytes)} of {output.size(bound_bytes)} in {use.pieces} pieces"
+    free = f", {output.size(use.free_bytes)} free for the next" if use.free_bytes else ""
+    return (
+        f"KV in host memory: {output.size(use.file_bytes)} of {output.size(bound_bytes)} in {use.pieces} pieces{free}"
+    )
 
 
 def long_lines(accounts: Path, books: Iterable[memory.DeviceStats]) -> list[str]:

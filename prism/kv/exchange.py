@@ -21,9 +21,11 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
 import msgspec
+import numpy as np
 
 from prism.kv.host_pool import HostPool, SpaceNote
 from prism.kv.naming import PieceName
+from prism.kv.piece_file import PieceBytes
 from prism.policy.moving import Leg, Way, choose_way
 from prism.transfer.errors import PeerError, SourceLost
 from prism.transfer.incoming import IncomingWindow, PullOptions
@@ -108,8 +110,8 @@ class KvOffers:
         return msgspec.msgpack.encode((name, [len(part) for part in parts]))
 
     def _read(self, held: HeldPiece) -> bytes:
-        with self.pool.opened(held.space, held.piece) as fd:
-            return b"" if fd is None else os.pread(fd, os.fstat(fd).st_size, 0)
+        with self.pool.opened(held.space, held.piece) as place:
+            return b"" if place is None else bytes(place.memory)
 
     def _done(self, body: bytes) -> bytes:
         name, session = _decoded(body, tuple[str, str], "peer")
@@ -192,15 +194,13 @@ def _fetch_batch(mine: KvOffers, server: TransferServer, peer: PeerConnection, b
     for held, nbytes in zip(batch, sizes, strict=True):
         part = data[at : at + nbytes]
         at += nbytes
-        if nbytes and mine.pool.put(held.space, held.piece, nbytes, lambda fd, part=part: _write(fd, part)):  # type: ignore[misc]
+        if nbytes and mine.pool.put(held.space, held.piece, nbytes, _writing(part)):
             came += nbytes
     return came
 
 
-def _write(fd: int, part: memoryview) -> None:
-    done = 0
-    while done < len(part):
-        done += os.write(fd, part[done:])
+def _writing(part: memoryview) -> Callable[[PieceBytes], None]:
+    return lambda place: place.write(np.frombuffer(part, dtype=np.uint8), 0)
 
 
 def _pull(mine: KvOffers, server: TransferServer, peer: PeerConnection, name: str, session: str) -> memoryview:

@@ -5,13 +5,12 @@
     0       8            16           24                                  4096
     | magic | tokens u64 | leaves u64 | xxh3-64 of each leaf | zeros ...  | leaf 0 | leaf 1 | ...
 
-A leaf is as many rows of one column (:mod:`prism.memory.rows`) as fit LEAF_BYTES, so that it passes through one small
-buffer that stays in the processor's cache, gathered, summed and written; or is verified and scattered where it lies.
+A leaf is as many rows of one column (:mod:`prism.memory.rows`) as fit LEAF_BYTES. Where it is to lie in memory it is
+gathered and summed there, else in a small buffer from which it is written; it is verified and scattered where it lies.
 """
 
 from __future__ import annotations
 
-import mmap
 import os
 import struct
 from collections.abc import Iterator, Sequence
@@ -27,10 +26,10 @@ from prism.memory.rows import Packed, PoolRows, RowNumbers, packed_bytes
 
 MAGIC: Final = b"PRISMKV1"
 HEADER_BYTES: Final = 4096
-LEAF_BYTES: Final = 256 << 10
+LEAF_BYTES: Final = 1 << 20
 _HEAD: Final = struct.Struct("<8sQQ")
 _MOST_LEAVES: Final = (HEADER_BYTES - _HEAD.size) // 8
-"""Of a piece: 127 MiB of them."""
+"""Of a piece: 508 MiB of them."""
 _UNPACED: Final = LinkPace(0.0)
 
 
@@ -45,31 +44,33 @@ class PieceBytes(Protocol):
         """All of ``data``. Raises ``OSError``."""
         ...
 
+    def room(self, offset: int, nbytes: int) -> Packed | None:
+        """The memory where these bytes are to lie, to write them there; None: by :meth:`write`."""
+        ...
+
     def view(self, offset: int, nbytes: int) -> Packed | None:
         """The bytes where they lie; None when there are fewer. A piece that is complete does not change."""
         ...
 
 
 class FileBytes:
-    """An open file, which is mapped when it is read: its bytes are touched once, in the caches, by sum and copy."""
+    """An open file that has no pages yet: where the machine has no memory for them that is an error of a write, and
+    would be a signal through a mapping."""
 
     def __init__(self, fd: int) -> None:
         self._fd = fd
-        self._mapped: Packed | None = None
 
     def write(self, data: Packed, offset: int) -> None:
         done = 0
         while done < len(data):
             done += os.pwrite(self._fd, data.data[done:], offset + done)
 
+    def room(self, offset: int, nbytes: int) -> None:
+        return None
+
     def view(self, offset: int, nbytes: int) -> Packed | None:
-        if self._mapped is None:
-            size = os.fstat(self._fd).st_size
-            if size == 0:
-                return None
-            mapped = mmap.mmap(self._fd, size, mmap.MAP_SHARED | mmap.MAP_POPULATE, mmap.PROT_READ)
-            self._mapped = np.frombuffer(mapped, dtype=np.uint8)
-        return self._mapped[offset : offset + nbytes] if offset + nbytes <= len(self._mapped) else None
+        found = np.frombuffer(os.pread(self._fd, nbytes, offset), dtype=np.uint8)
+        return found if len(found) == nbytes else None
 
 
 class MemoryBytes:
@@ -80,6 +81,9 @@ class MemoryBytes:
 
     def write(self, data: Packed, offset: int) -> None:
         np.copyto(self.memory[offset : offset + len(data)], data)
+
+    def room(self, offset: int, nbytes: int) -> Packed | None:
+        return self.view(offset, nbytes)
 
     def view(self, offset: int, nbytes: int) -> Packed | None:
         return self.memory[offset : offset + nbytes] if offset + nbytes <= len(self.memory) else None
@@ -136,10 +140,12 @@ def write_piece(
     sums = []
     for leaf in leaves:
         began_s = pace.begin()
-        packed = staging.take(leaf.nbytes)
+        room = place.room(leaf.offset, leaf.nbytes)
+        packed = staging.take(leaf.nbytes) if room is None else room
         pool.gather(leaf.column, rows[leaf.first : leaf.end], packed)
         sums.append(xxhash.xxh3_64_intdigest(packed.data))
-        place.write(packed, leaf.offset)
+        if room is None:
+            place.write(packed, leaf.offset)
         pace.copied(leaf.nbytes, began_s)
     head = np.zeros(HEADER_BYTES, dtype=np.uint8)
     head[: _HEAD.size] = np.frombuffer(_HEAD.pack(MAGIC, len(rows), len(sums)), dtype=np.uint8)

@@ -19,7 +19,6 @@ from prism.kv.naming import PieceName
 from prism.kv.pacing import LinkPace
 from prism.kv.piece_file import (
     BadPiece,
-    FileBytes,
     MemoryBytes,
     PieceBytes,
     PieceStaging,
@@ -116,8 +115,8 @@ class PieceStore:
         where = np.ascontiguousarray(piece.rows)
         nbytes = piece_bytes([column.width for column in source.columns], len(where))
 
-        def write(fd: int) -> None:
-            write_piece(FileBytes(fd), source, where, staging, self._pace)
+        def write(place: PieceBytes) -> None:
+            write_piece(place, source, where, staging, self._pace)
 
         def write_lent(place: MemoryBytes, pace: LinkPace) -> None:
             write_piece(place, source, where, staging, pace)
@@ -141,10 +140,10 @@ class PieceStore:
                 if lent is not None and self._read(*lent, target, where, skip):
                     return True
             self._lent.drop(piece.key)
-        with self.pool.opened(piece.space, piece.name) as fd:
-            if fd is None:
+        with self.pool.opened(piece.space, piece.name) as place:
+            if place is None:
                 return False
-            come = self._read(FileBytes(fd), self._pace, target, where, skip)
+            come = self._read(place, self._pace, target, where, skip)
         if not come:
             self.pool.drop(piece.space, piece.name)
         return come
@@ -179,9 +178,9 @@ class PieceStore:
         space, file = key
         piece = PieceName.of_file(int(file[:6], 16), file[7:])
 
-        def write(fd: int) -> None:
+        def write(place: PieceBytes) -> None:
             began_s = self._pace.begin()
-            FileBytes(fd).write(memory, 0)
+            place.write(memory, 0)
             self._pace.copied(len(memory), began_s)
 
         try:

@@ -28,7 +28,7 @@ RowNumbers = npt.NDArray[np.int64]
 Packed = npt.NDArray[np.uint8]
 """Contiguous bytes of host memory."""
 
-_CACHED_BYTES: Final = 1 << 20
+_CACHED_BYTES: Final = 512 << 10
 """What is longer is not still in the caches when it is read next."""
 
 

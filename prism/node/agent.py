@@ -286,7 +286,7 @@ class NodeAgent:
         if self.lending is not None:
             self.measures.lent(self.lending.lent())
         if self._kv_pool is not None:
-            await asyncio.to_thread(self._kv_pool.claims)
+            await asyncio.to_thread(self._kv_pool.tend)
         self.measures.faults(self.pool.faults())
         lengths = await self.store.lengths([keys.device_queue(d) for d in self.shells])
         for device, length in zip(self.shells, lengths, strict=True):

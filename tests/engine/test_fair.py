@@ -62,4 +62,4 @@ async def test_requests_take_turns(
     finally:
         await handle.deactivate()
     assert all(rig.free_bytes(i) == DEVICE_BYTES for i in range(2))
-    assert kept.use().booked_bytes == kept.use().file_bytes
+    assert kept.use().booked_bytes == kept.use().file_bytes + kept.use().free_bytes

@@ -126,7 +126,8 @@ class Story:
             return
         data = bytearray(file.read_bytes())
         data[(number * 7919) % len(data)] ^= 255
-        file.write_bytes(data)
+        with file.open("r+b") as there:  # an engine that has it mapped would find it shorter for a moment
+            there.write(data)
 
     async def check_books(self) -> None:
         await self.leave()
@@ -134,7 +135,7 @@ class Story:
             self.rig.pool.memory[device].reap()
             assert self.rig.free_bytes(i) == DEVICE_BYTES
         use = self.pool.use()
-        assert use.booked_bytes == use.file_bytes <= BOUND
+        assert use.booked_bytes == use.file_bytes + use.free_bytes <= BOUND
         assert not list(self.pool.directory.glob("*/.part-*"))
 
 

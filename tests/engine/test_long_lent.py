@@ -102,7 +102,9 @@ async def test_every_kind_of_request_is_answered_as_on_a_device_with_room(
     assert len(chances[0]) >= LONG
     assert chances[0] == pytest.approx(chances[1], abs=1e-3)
     assert rig.free_bytes(0) == rig.free_bytes(1) == DEVICE_BYTES
-    assert tiers.use().booked_bytes == tiers.use().file_bytes, "only what is kept for the next turn"
+    assert tiers.use().booked_bytes == tiers.use().file_bytes + tiers.use().free_bytes, (
+        "only what is kept for the next turn"
+    )
 
 
 async def begin(rig: Rig, handle: EngineHandle, asked: tuple[int, ...], new: int) -> str:

@@ -36,7 +36,7 @@ async def tiers(rig: Rig) -> AsyncIterator[HostPool]:
 def claimed(tiers: HostPool) -> int:
     """Bytes that are not pieces kept for anybody."""
     use = tiers.use()
-    return use.booked_bytes - use.file_bytes
+    return use.booked_bytes - use.file_bytes - use.free_bytes
 
 
 async def test_prompts_larger_than_the_device_are_answered_as_on_a_large_one(

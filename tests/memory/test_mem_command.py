@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import json
-import os
 from pathlib import Path
 
+import numpy as np
 import pytest
 from click.testing import CliRunner
 
@@ -48,7 +48,7 @@ def test_what_is_lent_and_kept_in_host_memory_is_shown(tmp_path: Path) -> None:
         try:
             piece = PieceChain(space_of("a"), as_tokens(range(9))).piece(0, 9)
             pool = HostPool(host_pool_directory(tmp_path), 1 << 20)
-            pool.put(space_of("a"), piece, 4096, lambda fd: os.ftruncate(fd, 4096))
+            pool.put(space_of("a"), piece, 4096, lambda place: place.write(np.zeros(4096, dtype=np.uint8), 0))
             shown = CliRunner().invoke(command, ["--accounts", str(tmp_path)])
             assert "KV in host memory: 4.0 KiB of 1.0 MiB in 1 pieces" in shown.output, shown.output
         finally:
