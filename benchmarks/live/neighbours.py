@@ -5,14 +5,16 @@ of eight with 400 Gbit/s; seven get the generator's trace at 4 requests/s togeth
 and 1 again. The seven are the same without the burst. Every machine keeps its share of the catalog in host memory (one
 copy of each model in the fleet), others come over the network. Ways:
 
-- *auto*, *pair*, *whole*: Prism with ``live_scaling.mode`` so; *whole* are replicas as they were,
+- *auto*, *pair*, *pipelines*, *whole*: Prism with ``live_scaling.mode`` so; *whole* are replicas as they were,
 - *serverlessllm*: the rival policy, a device to one instance at a time,
 - *no loading*: Prism, with weights and engines that are there in no time.
 
-"/ ideal" is device time over that of the same burst where loading takes no time and nobody else is there
-(:mod:`benchmarks.live.burst`).
+"times" is serverlessllm's p90 over this way's: where loading takes no time that is what there is to gain by loading
+sooner. "spare" is the part of the device time that instances beyond one took after the burst, where nobody wanted their
+memory (:mod:`prism.scheduler.victims`: they are the first to leave). "/ ideal" is device time over that of the same
+burst where loading takes no time and nobody else is there (:mod:`benchmarks.live.burst`).
 
-    python -m benchmarks.live.neighbours [--only 13B] [--draws 3]
+    python -m benchmarks.live.neighbours [--only 13B] [--draws 3] [--first 1] [--nic-gbit 400]
 
 Goals: p90 of the burst's first tokens a fifth of serverlessllm's, device time within 10% of ideal, the neighbours'
 attainment at most 2 points below what it is without the burst. The last result is in docs/results/live-scaling.md.
@@ -28,6 +30,7 @@ from statistics import median
 from typing import Final
 
 from benchmarks.live.burst import LONGEST, STEPS, burst_jobs, play
+from prism.core.ids import ModelName
 from prism.core.settings import LiveMode, PolicySettings
 from prism.sim.cluster_file import parse_cluster
 from prism.sim.cluster_sections import Cluster
@@ -43,12 +46,14 @@ CASES: Final = (
     ("13B, 16 GPUs", "meta-llama/Llama-2-13b-chat-hf", 1, 16),
     ("70B, 64 GPUs", "meta-llama/Llama-3.3-70B-Instruct", 4, 64),
 )
-WAYS: Final = ("auto", "pair", "whole", "serverlessllm", "no loading")
+WAYS: Final = ("auto", "pair", "pipelines", "whole", "serverlessllm", "no loading")
 BURSTING: Final = "bursting"
 OTHERS: Final = tuple(f"other-{i}" for i in range(7))
 OTHERS_RPS: Final = 4.0
 TTFT_S, TPOT_S = 1.0, 0.1
 NO_TIME: Final = {"relayout": 0.0, "ready": 0.0, "park": 0.0, "command": 0.0}
+NIC_GBIT: Final = 400.0
+"""Of a machine, which its eight GPUs share."""
 FAST_LINKS: Final = 1e15
 
 
@@ -62,13 +67,15 @@ class BurstOutcome:
     ttft_met: float
     met: float
     device_s: float
+    spare_s: float
+    """Of it, what instances beyond one took after the burst: they are the first to leave when anybody wants memory."""
     others_met: float
 
 
-def cluster(gpus: int, *, loading: bool) -> Cluster:
+def cluster(gpus: int, *, loading: bool, nic_gbit: float) -> Cluster:
     group: dict[str, object] = {"gpu": "H100", "nodes": gpus // 8, "gpus_per_node": 8}
     if loading:
-        network = {"nic_gbit": 400.0}
+        network = {"nic_gbit": nic_gbit}
         return parse_cluster({"groups": [group], "network": network, "load": {"source": "spread"}}, "neighbours")
     group["rates"] = {"pcie_bytes_per_s": FAST_LINKS}
     fast = {"groups": [group | {"dram_gbytes_per_s": FAST_LINKS}], "timing": NO_TIME, "load": {"parked_per_device": 8}}
@@ -105,10 +112,12 @@ def rows(draw: int, *, bursting: bool) -> Iterable[TraceRow]:
     return heapq.merge(*found, key=lambda row: row.arrival_s)
 
 
-def run(path: str, tp: int, gpus: int, way: str, draw: int, *, bursting: bool = True) -> SimResult:
+def run(
+    path: str, tp: int, gpus: int, way: str, draw: int, *, bursting: bool = True, nic_gbit: float = NIC_GBIT
+) -> SimResult:
     names = (BURSTING, *OTHERS)
     models = tuple(known_spec(name, path, TTFT_S, TPOT_S, tp) for name in names)
-    fleet = cluster(gpus, loading=way != "no loading")
+    fleet = cluster(gpus, loading=way != "no loading", nic_gbit=nic_gbit)
     return simulate(
         SimSpec(fleet, models, policy(way, gpus // tp), lambda: rows(draw, bursting=bursting), preload_share=1.0)
     )
@@ -126,26 +135,36 @@ def outcome(result: SimResult) -> BurstOutcome:
     timeline = result.report.timeline
     assert timeline is not None
     stays = [r for r in timeline.residences if r.model == BURSTING]
-    device_s = sum(max(0.0, min(end_s, r.end_s if r.end_s is not None else end_s) - max(0.0, r.start_s)) for r in stays)
+
+    def device_s(since_s: float) -> float:
+        ends = (min(end_s, r.end_s if r.end_s is not None else end_s) - max(since_s, r.start_s) for r in stays)
+        return sum(max(0.0, took_s) for took_s in ends)
+
+    burst_s = end_s - STEPS[-1][0]
+    one = result.world.specs[ModelName(BURSTING)].tp * STEPS[-1][0]
     return BurstOutcome(
         ttft_s[len(ttft_s) // 2],
         ttft_s[int(0.9 * len(ttft_s))],
         ttft_s[-1],
         sum(r.met_ttft() for r in mine) / len(mine),
         met(mine),
-        device_s,
+        device_s(0.0),
+        max(0.0, device_s(burst_s) - one),
         met(theirs),
     )
 
 
-def compare(label: str, path: str, tp: int, gpus: int, draws: Sequence[int]) -> None:
-    found = {way: [outcome(run(path, tp, gpus, way, draw)) for draw in draws] for way in WAYS}
-    calm = {
-        way: median(met(run(path, tp, gpus, way, d, bursting=False).world.recorder.records) for d in draws)
-        for way in WAYS
-    }
+def calmly(path: str, tp: int, gpus: int, way: str, draw: int, nic_gbit: float) -> float:
+    """The others' goodput without the burst."""
+    return met(run(path, tp, gpus, way, draw, bursting=False, nic_gbit=nic_gbit).world.recorder.records)
+
+
+def compare(label: str, path: str, tp: int, gpus: int, draws: Sequence[int], nic_gbit: float) -> None:
+    found = {way: [outcome(run(path, tp, gpus, way, d, nic_gbit=nic_gbit)) for d in draws] for way in WAYS}
+    calm = {way: median(calmly(path, tp, gpus, way, d, nic_gbit) for d in draws) for way in WAYS}
     spec = known_spec(label, path, TTFT_S, TPOT_S, tp)
     ideal_s = median(play(LiveSystem.IDEAL, spec, gpus // tp, burst_jobs(draw)).device_s for draw in draws)
+    rival_s = median(one.p90_s for one in found["serverlessllm"])
     for way in WAYS:
         runs = found[way]
         device_s = median(one.device_s for one in runs)
@@ -155,8 +174,10 @@ def compare(label: str, path: str, tp: int, gpus: int, draws: Sequence[int]) -> 
             f"{median(one.met for one in runs):.1%}",
             f"{median(one.p50_s for one in runs):.2f}",
             f"{median(one.p90_s for one in runs):.2f}",
+            f"{rival_s / median(one.p90_s for one in runs):.1f}",
             f"{median(one.last_s for one in runs):.2f}",
             f"{device_s:.0f}",
+            f"{median(one.spare_s for one in runs):.0f}",
             f"{device_s / ideal_s:.2f}",
             f"{others_met:.1%}",
             f"{100 * (others_met - calm[way]):+.1f}",
@@ -168,13 +189,15 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--only", default="", help="what the label of a case begins with")
     parser.add_argument("--draws", type=int, default=3)
+    parser.add_argument("--first", type=int, default=1, help="number of the first draw")
+    parser.add_argument("--nic-gbit", type=float, default=NIC_GBIT, help="network of a machine of eight GPUs")
     args = parser.parse_args()
-    columns = "TTFT met | goodput | p50, s | p90, s | last, s | device s | / ideal | others' goodput | by the burst"
-    print(f"| models | way | {columns} |")
-    print("|---|---|---|---|---|---|---|---|---|---|---|")
+    columns = "TTFT met | goodput | p50, s | p90, s | times | last, s | device s | spare | / ideal | others' goodput"
+    print(f"| models | way | {columns} | by the burst |")
+    print("|---|" + "---|" * 12)
     for label, path, tp, gpus in CASES:
         if label.startswith(args.only):
-            compare(label, path, tp, gpus, range(1, args.draws + 1))
+            compare(label, path, tp, gpus, range(args.first, args.first + args.draws), args.nic_gbit)
 
 
 if __name__ == "__main__":
