@@ -19,14 +19,15 @@ class Split(StrEnum):
 
 _FIRST: Final = {Split.TUNING: 1, Split.JUDGING: 101}
 _LAST: Final = {Split.TUNING: 99, Split.JUDGING: 999}
-SPENT: Final = frozenset({*range(101, 155)})
+SPENT: Final = frozenset({*range(101, 155), *range(165, 173)})
 """Draws for judging that somebody has looked into; they are tuning draws from then on. 101 to 103: how first maps are
 judged was changed after figures 7 and 12 had been seen on them. 104 to 111: admission by promises was made because of
 what their figures showed. 112 to 115: that promises are kept with a chance, because of theirs.
 116 to 119: that what answers have suffered so far counts, because of theirs. 120 to 130: results were looked into on
 them, and that models in use give way to their neighbours' KV was made because of 128 and 129. 131 to 134: that rule was
 looked at on them. 135 to 144: decisions were looked into in 136 and 142, and turning models away was tried on all.
-145 to 154: whether its constants should be others was asked of them."""
+145 to 154: whether its constants should be others was asked of them.
+165 to 172: engines that stand still were made because of what figure 7 showed on them."""
 RECORDED: Final = {
     Split.TUNING: ("arena_prism_e2e_8m.parquet", "arena_vtc_27m.parquet", "hyperbolic_fig_7m_digitised.parquet"),
     Split.JUDGING: ("azure2023_conv.parquet", "mooncake_conversation.parquet", "semisynth_servegen_multi_2h.parquet"),

@@ -122,6 +122,7 @@ def print_summary(result: SimResult, as_json: bool) -> None:
     click.echo(
         f"{stats.simulated_s:,.0f} s simulated in {stats.wall_s:.1f} s ({stats.times_real:,.0f}x), "
         f"{stats.activations} activations, {report.output_tokens_per_s:,.0f} output tokens/s"
+        f"{f', engines stood still for {stats.held_s:,.1f} s' if stats.held_s else ''}"
     )
     if report.all.errors:
         click.echo("errors: " + ", ".join(f"{count:,} {code}" for code, count in sorted(report.all.errors.items())))

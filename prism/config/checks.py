@@ -14,6 +14,7 @@ from prism.config.yaml_source import KeyPath, YamlSource
 from prism.core.errors import InvalidValue
 from prism.core.settings import LongPromptPlace
 from prism.core.specs import Scheduling, SpeculativeAlgorithm
+from prism.scheduler.gpu_pauses import LOOK_EVERY_S
 
 ADAPTER_KEYS: Final = ("name", "base", "adapter", "revision", "aliases", "slo", "late", "max_wait")
 """What an entry with a `base` may say."""
@@ -191,6 +192,9 @@ def _policy(document: CatalogFile, source: YamlSource) -> Problems:
     if cluster.failure_backoff_max_s < cluster.failure_backoff_s:
         path = ("policy", "failure_backoff_max")
         yield source.problem(path, cluster.failure_backoff_max_s, "is less than failure_backoff")
+    if 0 < (longest_s := document.policy.settings().gpu.longest_pause_s) < LOOK_EVERY_S:
+        why = f"must be 0 or at least {LOOK_EVERY_S:g} s, for which a decision holds"
+        yield source.problem(("policy", "longest_pause"), longest_s, why)
     if document.engines.parked_per_device > document.engines.max_per_device:
         path = ("engines", "parked_per_device")
         yield source.problem(path, document.engines.parked_per_device, "is more than engines.max_per_device")

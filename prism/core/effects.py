@@ -61,6 +61,21 @@ class Abort:
 
 GpuEffect = Dispatch | Refuse | SendBack | Abort
 
+
+@dataclass(frozen=True, slots=True)
+class Hold:
+    """The instance's engine makes no decode step for ``for_s`` from the end of the one in progress on, unless it is
+    held again; prompts are not held. Simulated engines only."""
+
+    key: InstanceKey
+    for_s: float
+    reason: Reason
+
+    @property
+    def model(self) -> ModelName:
+        return self.key.model
+
+
 # --- the cluster ---
 
 
@@ -145,7 +160,7 @@ class ShareWaiting:
 
 ClusterEffect = Activate | Deactivate | Route | RefuseWaiting | ShareWaiting
 
-Effect = GpuEffect | ClusterEffect
+Effect = GpuEffect | Hold | ClusterEffect
 
 
 def decision_record(effect: Effect, now_s: float) -> dict[str, object]:

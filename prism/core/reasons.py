@@ -38,6 +38,10 @@ class ReasonCode(StrEnum):
     """Sent back: no engine on this device has the model (any more)."""
     CANCELLED = "cancelled"
     """Stopped: the client went away or an operator asked."""
+    BEARS_A_PAUSE = "bears_a_pause"
+    """Held: the other engines of its device need the bandwidth, and its answers are ahead of their objective."""
+    GIVES_WAY = "gives_way"
+    """Held: the other engines of its device need the bandwidth to keep more answers in time than it could."""
     # A model, in the cluster.
     DEMAND = "demand"
     """Activated: requests wait for it."""

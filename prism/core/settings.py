@@ -115,6 +115,9 @@ class GpuSettings:
     decode_reserve_tokens: int = 64
     """KV kept free for each running request to grow into before a new prompt may start; half of the longest answer that
     it may have, if that is less."""
+    longest_pause_s: float = 0.0
+    """An engine may make no decode step for this long so that its neighbours keep their time per token
+    (:mod:`prism.policy.pauses`); 0: never. Simulated engines only."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -45,6 +45,7 @@ from prism.scheduler.backlog import Backlog
 from prism.scheduler.gpu_dispatch import Dispatcher, too_large
 from prism.scheduler.gpu_engines import DeviceEngines
 from prism.scheduler.gpu_memory import MemoryBudget
+from prism.scheduler.gpu_pauses import Pauses
 from prism.scheduler.gpu_queue import WaitingQueue
 from prism.scheduler.shortage import Shortage
 
@@ -82,6 +83,8 @@ class GpuScheduler:
         self._memory = MemoryBudget(self._engines)
         self._dispatcher = Dispatcher(settings, self._queue, self._engines, self._memory)
         self._backlog = Backlog()
+        self.pauses = Pauses(self._engines, settings.longest_pause_s)
+        """Which engines stand still for a moment."""
 
     # --- questions ---
 

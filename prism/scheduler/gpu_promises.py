@@ -78,6 +78,11 @@ class Promises:
         """What a decode step of the engine takes beside those that run."""
         return self._alone_s(engine, self._batch(engine, 0, 0)) * self._crowd
 
+    def alone_step(self, engine: EngineState) -> tuple[float, float]:
+        """Seconds that a decode step of the engine takes alone as it runs now, and its share of the bandwidth in it."""
+        batch = self._batch(engine, 0, 0)
+        return self._alone_s(engine, batch), bandwidth_share(self._rates_of(engine), batch)
+
     def latest_s(self, request: Request, before_s: float) -> float:
         """From when on the request cannot wait without missing its first token, ``before_s`` (its own prefill included)
         being prefilled before it comes."""

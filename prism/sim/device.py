@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import Protocol
 
-from prism.core.effects import Dispatch, GpuEffect, Refuse, SendBack
+from prism.core.effects import Dispatch, GpuEffect, Hold, Refuse, SendBack
 from prism.core.events import (
     DeviceReport,
     EngineDown,
@@ -31,6 +31,7 @@ from prism.sim.account import Account
 from prism.sim.cluster_sections import TimingSection
 from prism.sim.engine import Engine
 from prism.sim.gpus import GpuKind
+from prism.sim.holding import HeldEngines
 from prism.sim.job import Job
 from prism.sim.queue import EventQueue
 from prism.sim.reports import DeviceShard, Reports
@@ -42,7 +43,7 @@ _TICK = Tick()
 class DeviceSink(Protocol):
     """Who hears of a device's progress."""
 
-    def decided(self, effect: GpuEffect) -> None:
+    def decided(self, effect: GpuEffect | Hold) -> None:
         """Its scheduler decided ``effect``, which is carried out next."""
 
     def ended(self, job: Job) -> None:
@@ -88,6 +89,7 @@ class SimDevice:
         self._wake = queue.alarm(self._tick)
         self._reports = Reports(self, queue, float(timing.report_every), sink.reported)
         self._resume_s = float(timing.resume)
+        self._holding = HeldEngines(queue, self.scheduler.pauses, self.engines, sink.decided)
 
     # --- requests ---
 
@@ -170,6 +172,7 @@ class SimDevice:
             job.first_token_s = self._queue.now_s
         self._stale[engine] = None
         self.tell(FirstToken(job.id))
+        self._holding.changed()
 
     def finished(self, engine: Engine, job: Job) -> None:
         self._stale[engine] = None
@@ -177,6 +180,7 @@ class SimDevice:
             self.tell(self.requests.close(job, self._queue.now_s, job.generated))
             self._forget(job)
             self._sink.ended(job)
+            self._holding.changed()
 
     def stepped(self, engine: Engine) -> None:
         self._stale[engine] = None
@@ -228,6 +232,7 @@ class SimDevice:
         self._reports.forget_keep_alive(engine.key)
         self.engines.pop(engine.key, None)
         self.tell(EngineDown(engine.key))
+        self._holding.changed()
         for job in unfinished:
             self.requests.lose(job)
             self._queue.after(self._resume_s, self._front_answered, job)
@@ -245,6 +250,7 @@ class SimDevice:
             engine.stop()
         self.engines.clear()
         self._wake.clear()
+        self._holding.stop()
         self._reports.stop()
         return self.requests.clear()
 

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Protocol
 
+from prism.core.ids import RequestId
 from prism.core.instances import InstanceKey
 from prism.sim.batch import DecodeBatch
 from prism.sim.intake import EngineIntake, EngineLimits
@@ -107,6 +108,10 @@ class Engine:
         """The last step ran elsewhere, too."""
         self._pause_s = 0.0
         """That the next step takes more."""
+        self._held_at_s: float | None = None
+        """Since when it makes no decode step; None: it may."""
+        self.held_s = 0.0
+        """In all, the time now not counted."""
         kv.recall_run = self._cut
         kv.settled_tokens = self.used_tokens_now
 
@@ -129,6 +134,14 @@ class Engine:
         begun = min(self._run_steps, self._steps_done() + 1)
         return self.kv.used_tokens - len(self.batch) * (self._run_steps - begun)
 
+    def made(self) -> dict[RequestId, int]:
+        """Tokens after the first one of every answer that decodes, up to the last whole step; of none where its steps
+        take more than one device."""
+        if self._lean is not None or len(self.pools) > 1:
+            return {}
+        step = self.batch.step + (self._steps_done() if self.phase is Phase.DECODE else 0)
+        return {job.id: job.generated - 1 + step - job.entered_step for job in self.batch.jobs}
+
     def _with_prompt(self) -> list[Job]:
         """Jobs whose prompt is being prefilled."""
         jobs = [job for job, _ in self._prefilling]
@@ -150,6 +163,19 @@ class Engine:
         devices); the first one takes ``pause_s`` more."""
         self._lean, self._pause_s = place, self._pause_s + pause_s
         self._wake()
+
+    def hold(self, now_s: float) -> None:
+        """After the step in progress it decodes no more until :meth:`go_on`; who comes is prefilled all the same."""
+        if self._held_at_s is None:
+            self._held_at_s = now_s
+            self._cut()
+
+    def go_on(self, now_s: float) -> None:
+        """It decodes again."""
+        if self._held_at_s is not None:
+            self.held_s += now_s - self._held_at_s
+            self._held_at_s = None
+            self._wake()
 
     def stop(self) -> list[Job]:
         """The engine ends now and gives its memory back; returns the unfinished jobs with their tokens counted."""
@@ -208,7 +234,10 @@ class Engine:
         if self._lean is not None and not self._lean.ready:
             self._stint.rest()
             return
-        if not self._fill() and (not self.batch.jobs or not self._begin_decode()):
+        if self._held_at_s is not None and self.batch.jobs:
+            if not self._fill():
+                self._stint.rest()
+        elif not self._fill() and (not self.batch.jobs or not self._begin_decode()):
             self.intake.hungry = False  # whoever was retracted gave memory back before anybody waited for it
             if not self._fill():
                 self._rest()

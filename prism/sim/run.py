@@ -82,6 +82,8 @@ class SimStats:
     """Number of decisions by ``kind:reason``."""
     steps: int
     retractions: int
+    held_s: float
+    """Time for which engines stood still for others, all together."""
     never_ended: int
     """Requests that were still there when nothing went on any more; they count as missed."""
 
@@ -244,5 +246,6 @@ def _stats(world: World, spent_s: tuple[float, float], warm_up_s: float) -> SimS
         decisions=dict(sorted(recorder.counts.items())),
         steps=sum(engine.steps for engine in engines),
         retractions=sum(engine.retractions for engine in engines),
+        held_s=sum(engine.held_s for engine in engines),
         never_ended=len(world.front.open),
     )

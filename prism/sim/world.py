@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from typing import Final
 
-from prism.core.effects import Activate, ClusterEffect, Deactivate, GpuEffect, RefuseWaiting, Route, ShareWaiting
+from prism.core.effects import Activate, ClusterEffect, Deactivate, GpuEffect, Hold, RefuseWaiting, Route, ShareWaiting
 from prism.core.events import ClusterEvent, DeviceReport, NodeJoined, PinChanged
 from prism.core.ids import DeviceId, ModelName, NodeId
 from prism.core.settings import PolicySettings
@@ -106,7 +106,7 @@ class World:
             case ShareWaiting():
                 self.queue.after(self.cluster.timing.command, self.nodes.share_waiting, effect)
 
-    def decided(self, effect: GpuEffect) -> None:
+    def decided(self, effect: GpuEffect | Hold) -> None:
         """A device's scheduler decided ``effect``."""
         self.recorder.decided(effect, self.queue.now_s)
 

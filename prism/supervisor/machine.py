@@ -69,7 +69,7 @@ class Machine(Supervisor):
         devices = resolve_devices(catalog, LOCAL_NODE, gpus.memory_bytes, gpus.refused, gpus.islands)
         secret_file = options.secret_file if options.fleet else None
         super().__init__(options.state, devices, options.redis_url or "", secret_file, options.log_level, say)
-        self.catalog, self.options = catalog, options
+        self.catalog, self.options, self._settings = catalog, options, settings_of(catalog)
         self._secret = make_secret(options.secret_file) if options.fleet else None
         if self._secret is not None and self._redis_url:
             self._redis_url = with_password(self._redis_url, self._secret)
@@ -99,7 +99,7 @@ class Machine(Supervisor):
             self._add("controller", self._start_controller())
             agent = f"ipc://{self.state.run}/agent.ipc"
             weights = f"{self.options.fleet.host}:0" if self.options.fleet else ""
-            self._add("agent", self._start_agent(LOCAL_NODE, agent, settings_of(self.catalog), weights))
+            self._add("agent", self._start_agent(LOCAL_NODE, agent, self._settings, weights))
             for index in range(self.options.front_workers):
                 self._fronts.append(self._add(f"front-{index}", self._front_starter(index)))
             await self._until(lambda: self._agent_is_up(store), "the node agent")
@@ -130,7 +130,7 @@ class Machine(Supervisor):
                 raise CannotStart(why) from error
 
     def _fleet_document(self, secret: FleetSecret) -> FleetDocument:
-        return FleetDocument(version=__version__, check=secret.check_value(), settings=settings_of(self.catalog))
+        return FleetDocument(version=__version__, check=secret.check_value(), settings=self._settings)
 
     def _mailbox(self, name: str) -> str:
         """Where a process that other machines write to reads: on the network only in a fleet."""

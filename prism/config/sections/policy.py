@@ -134,6 +134,13 @@ class PolicyConfig(Section, frozen=True, kw_only=True):
             "longest answer that it may have, if that is less."
         ),
     ] = UNSET
+    longest_pause: Annotated[
+        Duration,
+        Meta(
+            description="How long an engine may make no decode step so that its neighbours keep their time per token; "
+            "0: never. Simulated engines only: a live system refuses it."
+        ),
+    ] = UNSET
     expected_rates: Annotated[
         dict[str, Annotated[float, Meta(ge=0.0)]] | UnsetType,
         Meta(

@@ -1,0 +1,58 @@
+"""Has engines of a simulated device stand still as its scheduler wants it (:mod:`prism.scheduler.gpu_pauses`)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+from prism.core.effects import Hold
+from prism.core.ids import RequestId
+from prism.core.instances import InstanceKey
+from prism.scheduler.gpu_pauses import LOOK_EVERY_S, Pauses
+from prism.sim.engine import Engine
+from prism.sim.queue import EventQueue
+
+
+class HeldEngines:
+    """Owned by a device. Looks when an answer begins or ends, and every :data:`LOOK_EVERY_S` while two engines or more
+    decode. ``decided`` hears of every engine that begins to stand still."""
+
+    def __init__(
+        self,
+        queue: EventQueue,
+        pauses: Pauses,
+        engines: Mapping[InstanceKey, Engine],
+        decided: Callable[[Hold], None],
+    ) -> None:
+        self._queue, self._pauses, self._engines, self._decided = queue, pauses, engines, decided
+        self._held: set[InstanceKey] = set()
+        self._alarm = queue.alarm(self._look)
+
+    def changed(self) -> None:
+        """An answer began or ended: it is looked at once, after what happens now."""
+        if self._pauses.wanted or self._held:
+            self._alarm.set(self._queue.now_s)
+
+    def _look(self, _: object) -> None:
+        now_s = self._queue.now_s
+        holds = {hold.key: hold for hold in self._pauses.look(self._tokens(), now_s)}
+        for key in [key for key in self._held if key not in holds]:
+            self._held.discard(key)
+            if (engine := self._engines.get(key)) is not None:
+                engine.go_on(now_s)
+        for key, hold in holds.items():
+            if key not in self._held:
+                self._held.add(key)
+                self._decided(hold)
+                self._engines[key].hold(now_s)
+        if self._pauses.wanted:
+            self._alarm.set(now_s + LOOK_EVERY_S)
+
+    def _tokens(self) -> dict[RequestId, int]:
+        tokens: dict[RequestId, int] = {}
+        for engine in self._engines.values():
+            tokens |= engine.made()
+        return tokens
+
+    def stop(self) -> None:
+        """The device is gone."""
+        self._alarm.clear()
