@@ -10,6 +10,7 @@ from http import HTTPStatus
 from typing import Any
 
 from sglang_patches.graphs import capture_due
+from sglang_patches.holding import stands_still
 from sglang_patches.hooks import Hook, HookKind
 from sglang_patches.long_prompts import long_of
 from sglang_patches.long_steps import plan_turns
@@ -34,12 +35,23 @@ def schedule(original: Callable[..., Any], scheduler: Any, running_batch: Any, l
         running_batch, last_batch = scheduler.running_batch, scheduler.last_batch
     lease = scheduler.token_to_kv_pool_allocator.lease
     lease.before_step(scheduler)
+    if stands_still(scheduler, running_batch, last_batch):
+        seat.stepped(scheduler)
+        if last_batch is None:  # else its results are to be looked at first
+            seat.wait(seat.held_s())
+        return _no_step(running_batch)
     plan = plan_step(scheduler, lambda: plan_turns(original, scheduler, running_batch, last_batch))
     lease.planned(scheduler.enable_overlap)
     seat.stepped(scheduler)
     if plan.batch_to_run is None and last_batch is None and seat.rank == 0:
         _nap(scheduler, seat)
     return plan
+
+
+def _no_step(running_batch: Any) -> Any:
+    from sglang.srt.managers.schedule_batch import NextBatchPlan
+
+    return NextBatchPlan(batch_to_run=None, running_batch=running_batch)
 
 
 def _nap(scheduler: Any, seat: Seat) -> None:

@@ -157,6 +157,10 @@ class Seat(Protocol):
         """Sleep until a command is here or ``timeout_s`` has passed."""
         ...
 
+    def held_s(self) -> float:
+        """For how long no decode step is to be made yet; 0: they may."""
+        ...
+
     def resumed(self, rid: str) -> Sequence[int]:
         """Tokens that earlier attempts of the request generated; empty for a fresh one."""
         ...

@@ -65,7 +65,7 @@ GpuEffect = Dispatch | Refuse | SendBack | Abort
 @dataclass(frozen=True, slots=True)
 class Hold:
     """The instance's engine makes no decode step for ``for_s`` from the end of the one in progress on, unless it is
-    held again; prompts are not held. Simulated engines only."""
+    held again; prompts are not held."""
 
     key: InstanceKey
     for_s: float

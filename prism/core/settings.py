@@ -117,7 +117,7 @@ class GpuSettings:
     it may have, if that is less."""
     longest_pause_s: float = 0.0
     """An engine may make no decode step for this long so that its neighbours keep their time per token
-    (:mod:`prism.policy.pauses`); 0: never. Simulated engines only."""
+    (:mod:`prism.policy.pauses`); 0: never."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -145,6 +145,12 @@ class Handle(Protocol):
         """Let go of the LoRA adapter called ``name``, unless requests here still need it. Unknown names are ignored."""
         ...
 
+    def hold(self, for_s: float) -> None:
+        """Make no decode step for so long from now on, or until told again; 0: go on. From the first call on the engine
+        tells what its answers have (:class:`prism.engine.events.TokensMade`). One for whose steps others wait goes
+        on."""
+        ...
+
     def events(self) -> AsyncIterator[AnyEvent]:
         """Events in order, ending after :class:`Died` or when ``deactivate`` is done. One consumer."""
         ...

@@ -8,7 +8,7 @@ from __future__ import annotations
 import msgspec
 import xxhash
 
-from prism.engine.events import Accepted, AttemptFinished, AttemptFirstToken, EngineCounters, Lost
+from prism.engine.events import Accepted, AttemptFinished, AttemptFirstToken, EngineCounters, Lost, TokensMade
 from prism.remote.orders import GrowRoute, HoldPieces, OrderDone, ServeLayers, SetRoute
 
 
@@ -85,6 +85,13 @@ class Nudge(_Frame, frozen=True, kw_only=True):
     """Look at the account now: somebody waits for memory."""
 
 
+class HoldSteps(_Frame, frozen=True, kw_only=True):
+    """Make no decode step for ``for_s`` from the end of the one in progress on (0: go on), prompts aside. Who has had
+    this command tells what its answers have (:class:`TokensMade`)."""
+
+    for_s: float
+
+
 class DeactivateModel(_Frame, frozen=True, kw_only=True):
     """Drop the model now. Requests still here are named in the answer."""
 
@@ -101,6 +108,7 @@ Command = (
     | SetKvLimit
     | DropAdapter
     | Nudge
+    | HoldSteps
     | DeactivateModel
     | ServeLayers
     | HoldPieces
@@ -184,6 +192,7 @@ Report = (
     | AttemptFirstToken
     | AttemptFinished
     | Lost
+    | TokensMade
     | EngineCounters
     | OrderDone
 )

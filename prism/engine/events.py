@@ -58,6 +58,14 @@ class Lost(EngineEvent, frozen=True, kw_only=True):
     reason: str
 
 
+class TokensMade(EngineEvent, frozen=True, kw_only=True):
+    """What answers that decode have; about every 25 ms, of an engine that may have to stand still for others
+    (:class:`prism.engine.commands.HoldSteps`)."""
+
+    after_first: dict[str, int]
+    """Tokens of this attempt after its first one, by request."""
+
+
 class EngineCounters(EngineEvent, frozen=True, kw_only=True):
     """Where the engine stands; sent when it changes, at most every 50 ms, and once a second while idle."""
 
@@ -112,4 +120,4 @@ class Died(EngineEvent, frozen=True, kw_only=True):
     empty when it was killed. One that is a suspect twice should be failed, not run again."""
 
 
-AnyEvent = Accepted | AttemptFirstToken | AttemptFinished | Lost | EngineCounters | Died
+AnyEvent = Accepted | AttemptFirstToken | AttemptFinished | Lost | TokensMade | EngineCounters | Died

@@ -78,6 +78,7 @@ class FakeHandle:
         self.alive = True
         self.kv_limit_bytes: int | None = None
         self.forgotten: list[str] = []
+        self.holds: list[float] = []
         """Adapters it was told to let go of."""
         self.answer: Callable[[tuple[int, ...]], list[int]] | None = None
         """Tokens to answer a prompt with, ending with ``stop``; None: made-up tokens up to the limit."""
@@ -188,6 +189,9 @@ class FakeHandle:
 
     def forget_adapter(self, name: str) -> None:
         self.forgotten.append(name)
+
+    def hold(self, for_s: float) -> None:
+        self.holds.append(for_s)
 
     async def events(self) -> AsyncIterator[AnyEvent]:
         while (event := await self._events.get()) is not None:

@@ -18,6 +18,7 @@ from prism.engine.commands import (
     Deactivated,
     DeactivateModel,
     DropAdapter,
+    HoldSteps,
     NotActivated,
     Nudge,
     Parked,
@@ -168,6 +169,9 @@ class EngineHandle:
     def nudge(self) -> None:
         """Somebody waits for memory of these devices: let the engine look at the account now."""
         self._links[0].send(Nudge())
+
+    def hold(self, for_s: float) -> None:
+        self._links[0].send(HoldSteps(for_s=for_s))
 
     async def events(self) -> AsyncIterator[AnyEvent]:
         while (event := await self._events.get()) is not None:

@@ -18,6 +18,7 @@ from prism.engine.commands import (
     DeactivateModel,
     DropAdapter,
     EngineInfo,
+    HoldSteps,
     Nudge,
     Report,
     SetKvLimit,
@@ -27,7 +28,7 @@ from prism.engine.commands import (
 )
 from prism.engine.delivery import Delivery
 from prism.engine.device_clock import DeviceClock
-from prism.engine.events import EngineCounters
+from prism.engine.events import EngineCounters, TokensMade
 from prism.engine.frames import FrameSocket
 from prism.engine.sglang_codec import decode_request
 from prism.engine.tracker import Tracker
@@ -35,12 +36,15 @@ from prism.engine.weight_seat import EngineWeights
 from prism.kv.keeper import KvKeeper
 from prism.kv.long_store import LongTiers
 from prism.remote.orders import GrowRoute, HoldPieces, Order, OrderDone, ServeLayers, SetRoute
+from sglang_patches.holding import may_stand_still
 from sglang_patches.kv_move import computed_tokens
 from sglang_patches.long_prompts import LongPrompts
 from sglang_patches.spec_memory import reserve_tokens
 
 _LOAD_EVERY_S: Final = 0.05
 _LOAD_IDLE_S: Final = 1.0
+_TOKENS_EVERY_S: Final = 0.025
+"""Half of the time for which it is decided who stands still."""
 
 
 class WorkerSeat:
@@ -83,6 +87,9 @@ class WorkerSeat:
         self.fair = command.fair
         self.pace: DeviceClock | None = None
         """Likewise: where the device plays another's speed."""
+        self._held_until_s: float | None = None
+        """By the monotonic clock; None: nobody has asked, or ever does."""
+        self._last_tokens_s = 0.0
 
     def close_pools(self) -> None:
         """Give all memory of the model's attention state back, at its end."""
@@ -94,6 +101,7 @@ class WorkerSeat:
         """Another activation of the same model in the same place."""
         self.tracker = Tracker(engine, self._delivery, self.report)
         self.scheduler, self._last_load, self._last_load_s = scheduler, None, 0.0
+        self._held_until_s = None
         scheduler.prism_computed_tokens = 0
 
     # --- commands ---
@@ -122,6 +130,8 @@ class WorkerSeat:
                         self.adapters.forget(name)
                 case Nudge():
                     pass
+                case HoldSteps(for_s=for_s):
+                    self._held_until_s = time.monotonic() + for_s
                 case ServeLayers() | HoldPieces() | SetRoute() | GrowRoute() as order:
                     self._orders.append(order)
                 case ActivateModel(model=model):
@@ -163,6 +173,9 @@ class WorkerSeat:
     def wait(self, timeout_s: float) -> None:
         self._channel.flush()
         self._poller.poll(timeout_s * 1000)
+
+    def held_s(self) -> float:
+        return 0.0 if self._held_until_s is None else max(0.0, self._held_until_s - time.monotonic())
 
     # --- layers in other engines ---
 
@@ -221,6 +234,9 @@ class WorkerSeat:
             return
         self._channel.flush()
         now_s = time.monotonic()
+        if self._held_until_s is not None and now_s - self._last_tokens_s >= _TOKENS_EVERY_S:
+            self._last_tokens_s = now_s
+            self.report(TokensMade(after_first=self._tokens_made(scheduler)))
         if now_s - self._last_load_s < _LOAD_EVERY_S:
             return
         resident = [] if self.adapters is None else self.adapters.resident()
@@ -228,6 +244,13 @@ class WorkerSeat:
         if load != self._last_load or now_s - self._last_load_s >= _LOAD_IDLE_S:
             self._last_load, self._last_load_s = load, now_s
             self.report(load)
+
+    def _tokens_made(self, scheduler: Any) -> dict[str, int]:
+        """Of none where it may not stand still: others wait for its steps."""
+        if not may_stand_still(scheduler):
+            return {}
+        running = [req for req in scheduler.running_batch.reqs if not req.finished()]
+        return {req.rid: max(0, len(req.output_ids) - len(self.resumed(req.rid)) - 1) for req in running}
 
 
 def measure_load(scheduler: Any, weight_bytes: int, world: int, adapters: list[str]) -> EngineCounters:

@@ -15,6 +15,7 @@ from prism.core.specs import DeviceSpec
 from prism.engine import events as engine_events
 from prism.engine.api import Handle
 from prism.node.desk import RequestDesk
+from prism.node.holding import HeldSteps
 from prism.node.intake import QueueReader
 from prism.node.measures import LongCounts
 from prism.node.services import NodeServices
@@ -38,6 +39,7 @@ class DeviceShell:
             services.store, keys.device_queue(spec.id), services.consumer, self.desk.ledger, self.desk.admit
         )
         self._memory, self._services = memory, services
+        self._holding = HeldSteps(self.scheduler, self.desk.handles, services.measures, services.now_s)
         self._last_memory: MemoryReport | None = None
 
     async def run(self) -> None:
@@ -46,6 +48,7 @@ class DeviceShell:
         async with asyncio.TaskGroup() as group:
             group.create_task(self._intake.run())
             group.create_task(self._watch_time())
+            group.create_task(self._holding.run())
 
     def feed(self, event: GpuEvent) -> None:
         """One event into the scheduler, its effects out."""
@@ -58,6 +61,7 @@ class DeviceShell:
         self.desk.handles[up.key] = handle
         self.desk.requests.came_up(up.key.model, self._services.clock_s())
         self.feed(up)
+        self._holding.begin(handle)
 
     def stop_admitting(self, key: InstanceKey) -> None:
         """The instance leaves: what waits goes back to the inactive queue (unless another instance of the model is
@@ -68,6 +72,7 @@ class DeviceShell:
         """The engine is gone."""
         self.desk.handles.pop(key, None)
         self.feed(EngineDown(key))
+        self._holding.end(key)
         self.desk.lose_all(key)
 
     async def consume(self, key: InstanceKey, handle: Handle) -> engine_events.Died | None:
@@ -80,10 +85,14 @@ class DeviceShell:
                     pass  # told by its first token
                 case engine_events.AttemptFirstToken(rid=rid):
                     self.desk.first_token(rid)
+                    self._holding.changed()
                 case engine_events.AttemptFinished():
                     self.desk.finished(event)
+                    self._holding.changed()
                 case engine_events.Lost(rid=rid, attempt=attempt):
                     self.desk.lost(rid, attempt)
+                case engine_events.TokensMade(after_first=after_first):
+                    self._holding.told(key, after_first)
                 case engine_events.EngineCounters():
                     slots = event.free_kv_tokens, event.cached_kv_tokens, event.long_window_tokens
                     self.feed(EngineLoad(key, event.running, event.queued, *slots))

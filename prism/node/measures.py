@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from prism.core.effects import GpuEffect, Route
+from prism.core.effects import GpuEffect, Hold, Route
 from prism.core.ids import DeviceId, ModelName
 from prism.core.instances import devices_of
 from prism.core.specs import DeviceSpec
@@ -43,7 +43,7 @@ class NodeMeasures:
         self._shown: set[tuple[ModelName, DeviceId]] = set()
         self._lent: set[tuple[DeviceId, str]] = set()
 
-    def decision(self, effect: GpuEffect) -> None:
+    def decision(self, effect: GpuEffect | Hold) -> None:
         """A device's scheduler decided ``effect`` and it was carried out."""
         if not isinstance(effect, Route):
             self._metrics.decision(effect)
@@ -54,6 +54,10 @@ class NodeMeasures:
     def engine_died(self, devices: Sequence[DeviceId]) -> None:
         for device in devices:
             self._metrics.inc(names.ENGINE_DEATHS, device=device)
+
+    def held(self, model: str, device: DeviceId, seconds: float) -> None:
+        """An engine of the model stood still for so long."""
+        self._metrics.inc(names.HELD_SECONDS, max(0.0, seconds), model=model, device=device)
 
     def retracted(self, model: str, device: DeviceId, count: int) -> None:
         """``count`` running requests gave their memory up."""

@@ -15,7 +15,7 @@ from pathlib import Path
 from time import perf_counter
 from typing import TYPE_CHECKING, Final, TypeAlias
 
-from prism.core.effects import Activate, Deactivate, Effect, GpuEffect
+from prism.core.effects import Activate, Deactivate, Effect, GpuEffect, Hold
 from prism.core.reasons import ReasonCode
 from prism.obs import names
 from prism.obs.definition import MetricDef, MetricKind
@@ -70,7 +70,7 @@ class Metrics:
         """Count a decision that was carried out, with what follows from it (evictions, migrations)."""
         reason = getattr(effect, "reason", None)
         code = reason.code.value if reason is not None else "route"
-        scheduler = "device" if isinstance(effect, GpuEffect) else "cluster"
+        scheduler = "device" if isinstance(effect, GpuEffect | Hold) else "cluster"
         self.inc(names.DECISIONS, scheduler=scheduler, action=type(effect).__name__, reason=code)
         if isinstance(effect, Deactivate):
             for device in effect.devices:

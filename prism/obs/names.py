@@ -194,6 +194,13 @@ ENGINE_DEATHS: Final = counter(
     "device",
     promql="sum by (device) (increase(prism_engine_deaths_total[1h]))",
 )
+HELD_SECONDS: Final = counter(
+    "prism_held_seconds_total",
+    "Time for which engines made no decode step so that their neighbours kept their time per token.",
+    "model",
+    "device",
+    promql="sum by (device) (rate(prism_held_seconds_total[5m]))",
+)
 RETRACTIONS: Final = counter(
     "prism_retractions_total",
     "Running requests that gave their KV memory up for others and went on later from where they were.",

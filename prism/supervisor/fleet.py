@@ -12,7 +12,6 @@ import msgspec
 
 from prism.config.catalog import Catalog
 from prism.config.sections.machine import LinkConfig
-from prism.core.errors import InvalidValue
 from prism.core.ids import local_name
 from prism.core.pace import DevicePace
 from prism.core.settings import GpuSettings, LiveMode, LongPromptPlace
@@ -103,12 +102,8 @@ class FleetDocument(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def settings_of(catalog: Catalog) -> FleetSettings:
-    """The settings that ``catalog`` gives to every machine of its fleet. Raises :class:`InvalidValue` for one that only
-    simulated engines know."""
+    """The settings that ``catalog`` gives to every machine of its fleet."""
     settings = catalog.policy.settings()
-    if settings.gpu.longest_pause_s > 0.0:
-        why = "only simulated engines stand still for others: leave it out to serve"
-        raise InvalidValue("policy.longest_pause", settings.gpu.longest_pause_s, why)
     engines = EngineSettings(
         # without an engine pool (an ablation) each activation starts its own worker
         parked_per_device=catalog.engines.parked_per_device if settings.cluster.engine_pool else 0,

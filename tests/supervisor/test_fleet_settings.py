@@ -10,7 +10,6 @@ from types import SimpleNamespace
 import pytest
 
 from prism.config.catalog import load_catalog
-from prism.core.errors import InvalidValue
 from prism.supervisor.fleet import settings_of
 
 MODELS = [{"name": "m", "path": "/m"}]
@@ -41,9 +40,3 @@ def test_devices_lend_for_layers_where_any_model_may_begin_early(
     (spec,) = load_catalog(tmp_path / "own.yaml").models
     assert spec.live_scaling == "pair"
     assert settings_of(load_catalog(tmp_path / "own.yaml")).layers_keep_fraction is not None
-
-
-def test_what_only_simulated_engines_do_is_refused(tmp_path: Path) -> None:
-    (tmp_path / "c.yaml").write_text(json.dumps({"models": MODELS, "policy": {"longest_pause": "300ms"}}))
-    with pytest.raises(InvalidValue, match=r"policy\.longest_pause: only simulated engines"):
-        settings_of(load_catalog(tmp_path / "c.yaml"))

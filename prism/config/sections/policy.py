@@ -138,7 +138,7 @@ class PolicyConfig(Section, frozen=True, kw_only=True):
         Duration,
         Meta(
             description="How long an engine may make no decode step so that its neighbours keep their time per token; "
-            "0: never. Simulated engines only: a live system refuses it."
+            "0: never."
         ),
     ] = UNSET
     expected_rates: Annotated[

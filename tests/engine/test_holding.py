@@ -1,0 +1,66 @@
+"""A real engine that stands still for its neighbours: no decode step meanwhile, prompts all the same, and every token
+as if nothing had happened."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+
+import pytest
+
+from tests.engine.rig import Rig, prompt, tokenized
+
+pytestmark = pytest.mark.engine
+NEW = 300
+
+
+async def stands(rig: Rig, rid: str, for_s: float) -> int:
+    """Tokens that come in so long, behind those of the step in progress and of one more."""
+    await asyncio.sleep(0.1)
+    before = len(rig.tokens[rid])
+    await asyncio.sleep(for_s)
+    return len(rig.tokens[rid]) - before
+
+
+async def test_an_answer_that_was_held_is_the_same_and_prompts_come_in_meanwhile(rig: Rig) -> None:
+    async with rig.engine("demo-llama") as handle:
+        whole = rig.reference("demo-llama", prompt(3), NEW)
+        rid = rig.submit(handle, tokenized("held", prompt(3), NEW))
+        await rig.wait_tokens(rid, 5)
+        handle.hold(60.0)
+        assert await stands(rig, rid, 0.3) == 0 and rid not in rig.finish
+        other = rig.submit(handle, tokenized("other", prompt(4), 40))
+        await rig.wait_tokens(other, 1)
+        await asyncio.sleep(0.1)
+        assert other not in rig.finish and len(rig.tokens[other]) < 5, "it is held with the others behind its prompt"
+        handle.hold(0.0)
+        assert await rig.answer(other) == rig.reference("demo-llama", prompt(4), 40)
+        for _ in range(5):
+            handle.hold(0.02)
+            await asyncio.sleep(0.03)
+        assert await rig.answer(rid) == whole
+
+
+async def test_a_pause_ends_by_itself(rig: Rig) -> None:
+    async with rig.engine("demo-llama") as handle:
+        rid = rig.submit(handle, tokenized("short", prompt(5), 60))
+        await rig.wait_tokens(rid, 3)
+        began_s = time.monotonic()
+        handle.hold(0.5)
+        assert await rig.answer(rid) == rig.reference("demo-llama", prompt(5), 60)
+        assert time.monotonic() - began_s >= 0.45
+
+
+async def test_who_is_held_can_be_aborted_and_leave(rig: Rig) -> None:
+    async with rig.engine("demo-llama") as handle:
+        rid = rig.submit(handle, tokenized("gone", prompt(6), NEW))
+        await rig.wait_tokens(rid, 3)
+        handle.hold(60.0)
+        handle.abort(rid)
+        await asyncio.sleep(0.2)
+        handle.hold(0.0)
+        await rig.answer(rid)
+        assert rig.finish[rid]["type"] == "abort"
+        last = rig.submit(handle, tokenized("last", prompt(7), NEW))
+        await rig.wait_tokens(last, 3)
+        handle.hold(60.0)
