@@ -112,9 +112,9 @@ def test_where_paging_costs_more_than_it_gains_the_order_of_arrival_stays() -> N
 
 def test_an_answer_longer_than_usual_does_not_keep_newcomers_out() -> None:
     rounds = Rounds(320, 0.01, [request("long", 40, 130, answer=1000), request("b", 100, 20)], [request("new", 100)])
-    rounds.rounds._answer_tokens = 50.0
+    rounds.rounds._usual.note(50)
     running, waiting, _ = rounds.turn()
-    assert rounds.rounds.pays and running == ["long"] and waiting == ["new", "b"]
+    assert rounds.rounds.pays and running == ["b"] and waiting == ["new", "long"], "whose KV is largest makes room"
 
 
 def test_memory_that_became_too_small_does_not_end_turns() -> None:
