@@ -14,7 +14,7 @@ sooner. "spare" is the part of the device time that instances beyond one took af
 memory (:mod:`prism.scheduler.victims`: they are the first to leave). "/ ideal" is device time over that of the same
 burst where loading takes no time and nobody else is there (:mod:`benchmarks.live.burst`).
 
-    python -m benchmarks.live.neighbours [--only 13B] [--draws 3] [--first 1] [--nic-gbit 400]
+    python -m benchmarks.live.neighbours [--only 13B] [--draws 3] [--first 1] [--nic-gbit 400] [--ways whole pair]
 
 Goals: p90 of the burst's first tokens a fifth of serverlessllm's, device time within 10% of ideal, the neighbours'
 attainment at most 2 points below what it is without the burst. The last result is in docs/results/live-scaling.md.
@@ -46,7 +46,8 @@ CASES: Final = (
     ("13B, 16 GPUs", "meta-llama/Llama-2-13b-chat-hf", 1, 16),
     ("70B, 64 GPUs", "meta-llama/Llama-3.3-70B-Instruct", 4, 64),
 )
-WAYS: Final = ("auto", "pair", "pipelines", "whole", "serverlessllm", "no loading")
+RIVAL: Final = "serverlessllm"
+WAYS: Final = ("auto", "pair", "pipelines", "whole", RIVAL, "no loading")
 BURSTING: Final = "bursting"
 OTHERS: Final = tuple(f"other-{i}" for i in range(7))
 OTHERS_RPS: Final = 4.0
@@ -83,7 +84,7 @@ def cluster(gpus: int, *, loading: bool, nic_gbit: float) -> Cluster:
 
 
 def policy(way: str, instances: int) -> PolicySettings:
-    if way == "serverlessllm":
+    if way == RIVAL:
         return PolicySettings.named(way)
     chosen = PolicySettings.named("prism")
     mode = LiveMode.WHOLE if way == "no loading" else LiveMode(way)
@@ -159,13 +160,15 @@ def calmly(path: str, tp: int, gpus: int, way: str, draw: int, nic_gbit: float) 
     return met(run(path, tp, gpus, way, draw, bursting=False, nic_gbit=nic_gbit).world.recorder.records)
 
 
-def compare(label: str, path: str, tp: int, gpus: int, draws: Sequence[int], nic_gbit: float) -> None:
-    found = {way: [outcome(run(path, tp, gpus, way, d, nic_gbit=nic_gbit)) for d in draws] for way in WAYS}
-    calm = {way: median(calmly(path, tp, gpus, way, d, nic_gbit) for d in draws) for way in WAYS}
+def compare(
+    label: str, path: str, tp: int, gpus: int, draws: Sequence[int], nic_gbit: float, ways: Sequence[str]
+) -> None:
+    found = {way: [outcome(run(path, tp, gpus, way, d, nic_gbit=nic_gbit)) for d in draws] for way in ways}
+    calm = {way: median(calmly(path, tp, gpus, way, d, nic_gbit) for d in draws) for way in ways}
     spec = known_spec(label, path, TTFT_S, TPOT_S, tp)
     ideal_s = median(play(LiveSystem.IDEAL, spec, gpus // tp, burst_jobs(draw)).device_s for draw in draws)
-    rival_s = median(one.p90_s for one in found["serverlessllm"])
-    for way in WAYS:
+    rival_s = median(one.p90_s for one in found[RIVAL])
+    for way in ways:
         runs = found[way]
         device_s = median(one.device_s for one in runs)
         others_met = median(one.others_met for one in runs)
@@ -191,13 +194,15 @@ def main() -> None:
     parser.add_argument("--draws", type=int, default=3)
     parser.add_argument("--first", type=int, default=1, help="number of the first draw")
     parser.add_argument("--nic-gbit", type=float, default=NIC_GBIT, help="network of a machine of eight GPUs")
+    parser.add_argument("--ways", nargs="+", choices=WAYS, default=WAYS, help=f"{RIVAL} is always one of them")
     args = parser.parse_args()
+    ways = tuple(way for way in WAYS if way in (*args.ways, RIVAL))
     columns = "TTFT met | goodput | p50, s | p90, s | times | last, s | device s | spare | / ideal | others' goodput"
     print(f"| models | way | {columns} | by the burst |")
     print("|---|" + "---|" * 12)
     for label, path, tp, gpus in CASES:
         if label.startswith(args.only):
-            compare(label, path, tp, gpus, range(args.first, args.first + args.draws), args.nic_gbit)
+            compare(label, path, tp, gpus, range(args.first, args.first + args.draws), args.nic_gbit, ways)
 
 
 if __name__ == "__main__":

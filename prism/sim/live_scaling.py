@@ -36,6 +36,8 @@ _BURST_S: Final = 0.3
 _WAIT_SHARE: Final = 0.25
 """Part of its objective after which waiting is too long."""
 _POOL: Final = (LiveSystem.PRISM, LiveSystem.PIPELINES, LiveSystem.ZIGZAG, LiveSystem.MULTICAST)
+_LOADING: Final = tuple(way for way in ScaleWay if way is not ScaleWay.WAIT)
+"""As in :func:`prism.policy.live.scale_out.choose_scale_out`: how many instances there are is not the choice's."""
 _WAYS: Final = {ScaleWay.PIPELINES: LiveSystem.PIPELINES, ScaleWay.ZIGZAG: LiveSystem.ZIGZAG}
 
 
@@ -248,8 +250,7 @@ class LiveScaling:
             self._fleet.most_sources,
         )
         system, arrivals = self._chosen(wanted, now_s)
-        if arrivals.receivers:
-            self._start(system, arrivals, now_s)
+        self._start(system, arrivals, now_s)
 
     def _chosen(self, wanted: ScaleOutRequest, now_s: float) -> tuple[LiveSystem, LiveArrivals]:
         if self._system is not LiveSystem.PRISM:
@@ -259,11 +260,12 @@ class LiveScaling:
         serving = [s for s in self._servers.values() if s.alone_s <= now_s]
         coming = [s for s in self._servers.values() if s.alone_s > now_s]
         whole_s = max(r.alone_s for r in (*piped.receivers.values(), *chained.receivers.values()))
+        full = len(serving) if self._queue else sum(len(s.running) >= self._room for s in serving)
         case = ScaleOutCase(
             receivers=tuple(piped.receivers.values()),
             ready_s=piped.ready_s,
             serving=len(serving),
-            overloaded=len(serving) if self._queue else sum(len(s.running) >= self._room for s in serving),
+            overloaded=min(full, self._unpaired(now_s)),
             served_per_s=self._served_per_s(),
             waiting=len(self._queue),
             arrivals_per_s=max(len(self._recent) / _RATE_S, sum(t > now_s - _BURST_S for t in self._recent) / _BURST_S),
@@ -273,10 +275,8 @@ class LiveScaling:
             chained=tuple(chained.receivers.values()),
             stage_wait=self._fleet.links.stage_wait,
         )
-        choice = choose_scaling(case)
+        choice = choose_scaling(case, possible=_LOADING)
         self.outcome.choices.append(choice)
-        if choice.way is ScaleWay.WAIT and not self._fleet.at_once:
-            return self._system, LiveArrivals({})
         system = _WAYS.get(choice.way, LiveSystem.MULTICAST)
         return system, chained if system is LiveSystem.ZIGZAG else piped
 
@@ -296,9 +296,14 @@ class LiveScaling:
             for number, ready_s in arrivals.ready_s.items()
             if together
         }
-        serving = sum(s.alone_s <= now_s for s in self._servers.values())
+        unpaired = self._unpaired(now_s)
         for index, (name, receiver) in enumerate(sorted(arrivals.receivers.items(), key=lambda r: r[1].alone_s)):
             room = None if receiver.pipeline is None else rooms.get(receiver.pipeline)
-            paired = system is LiveSystem.ZIGZAG and index < serving
+            paired = system is LiveSystem.ZIGZAG and index < unpaired
             limits, links = self._limits, self._fleet.links
             self._add(LiveServer(name, now_s, receiver, self._cost, limits, links, room, paired))
+
+    def _unpaired(self, now_s: float) -> int:
+        """Instances that serve and run nobody's layers: each does so for one newcomer at a time."""
+        servers = self._servers.values()
+        return sum(s.alone_s <= now_s for s in servers) - sum(s.paired and s.alone_s > now_s for s in servers)

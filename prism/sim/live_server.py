@@ -70,7 +70,7 @@ class LiveServer:
     ) -> None:
         self.name, self.began_s = name, began_s
         self._receiver, self._cost, self._limits, self._links = receiver, cost, limits, links
-        self._room, self._paired = room, paired
+        self._room, self.paired = room, paired
         self.alone_s = began_s + receiver.alone_s
         self.running: list[LiveJob] = []
         self.busy_until_s = 0.0
@@ -84,7 +84,7 @@ class LiveServer:
         """From when it may serve something."""
         if self._room is not None:
             return min(self._room.ready_s, self.alone_s)
-        return self.began_s + self._receiver.first_s if self._paired else self.alone_s
+        return self.began_s + self._receiver.first_s if self.paired else self.alone_s
 
     def speed(self, now_s: float) -> float:
         """In parts of a whole instance; 0: it serves nothing yet."""

@@ -12,7 +12,7 @@ from prism.policy.live.choice import ScaleWay
 from prism.sim.gpus import gpu
 from prism.sim.live_arrivals import LiveLinks, LiveSystem, ScaleOutRequest, plan_arrivals
 from prism.sim.live_scaling import LiveFleet, LiveOutcome, LiveScaling
-from prism.sim.live_server import LiveJob
+from prism.sim.live_server import LiveJob, LiveServer
 from prism.sim.models import known_spec
 
 SPEC = known_spec("m", "meta-llama/Llama-2-13b-chat-hf", 1.0, 0.1)
@@ -103,3 +103,20 @@ def test_a_run_is_the_same_each_time() -> None:
         return outcome.ttft_s(), outcome.device_s, outcome.tokens
 
     assert told() == told()
+
+
+def test_one_that_serves_is_paired_with_one_newcomer_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[LiveServer] = []
+
+    class Seen(LiveServer):
+        def __init__(self, *args: object, **more: object) -> None:
+            super().__init__(*args, **more)  # type: ignore[arg-type]
+            made.append(self)
+
+    monkeypatch.setattr("prism.sim.live_scaling.LiveServer", Seen)
+    play(LiveSystem.ZIGZAG, burst(40, every_s=0.05) + burst(400, every_s=0.005, at_s=2.0))
+    orders = {server.began_s for server in made if server.paired}
+    assert len(orders) > 1
+    for begun_s in orders:
+        loading = [s for s in made if s.paired and s.began_s <= begun_s < s.alone_s]
+        assert len(loading) <= sum(s.alone_s <= begun_s for s in made)
