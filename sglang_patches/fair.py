@@ -34,7 +34,7 @@ from prism.policy.fair import (
     plan_round,
     turn_tokens,
 )
-from sglang_patches.kv_demand import LOOKAHEAD_STEPS
+from prism.policy.kv_ahead import LOOKAHEAD_STEPS
 from sglang_patches.kv_move_in import KvMoves, without
 from sglang_patches.kv_placement import own_blocks
 from sglang_patches.seat import KvStore

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 from itertools import accumulate
-from math import ceil
 from typing import Any, Final, NamedTuple
 
+from prism.policy.kv_ahead import LOOKAHEAD_STEPS, beyond_next_steps, entering_tokens, next_steps_tokens, rounded
 from sglang_patches.spec_memory import reserve_tokens
 
 _CLIP_NEW_TOKENS: Final = 4096
 """SGLang's admission looks at most so many tokens of one request ahead (``CLIP_MAX_NEW_TOKENS``)."""
-LOOKAHEAD_STEPS: Final = 16
-"""Decode steps the lease covers ahead, so that it does not change at every step."""
 
 
 class GroupDemand(NamedTuple):
@@ -38,14 +36,14 @@ def demand_tokens(scheduler: Any, block: int, page: int = 1) -> GroupDemand:
     ratio = scheduler.new_token_ratio_tracker.current
     requests, guesses = running_requests(scheduler), reserve_tokens(scheduler)
     most = _answer_ahead(scheduler)
-    running = _rounded(len(requests) * _rounded(LOOKAHEAD_STEPS + guesses, page), block)
-    reserved = sum(ceil(_remaining(r, most) * ratio) for r in requests)
+    running = rounded(next_steps_tokens(len(requests), guesses, page), block)
+    chunked_answer = 0
     if (chunked := scheduler.chunked_req) is not None:
-        running += _rounded(_rest_of_prompt(chunked), block)
-        reserved += _remaining(chunked, most)
-    extra = max(0, reserved - running)
+        running += rounded(_rest_of_prompt(chunked), block)
+        chunked_answer = _remaining(chunked, most)
+    extra = beyond_next_steps((_remaining(r, most) for r in requests), ratio, running - chunked_answer)
     lengths = [_length(r, page, most) + guesses for r in _admissible(scheduler, requests)]
-    admissions = [extra + total for total in accumulate(_rounded(length, block) for length in lengths)]
+    admissions = [extra + total for total in accumulate(rounded(length, block) for length in lengths)]
     return GroupDemand(running, admissions, len(requests) * guesses, next(iter(lengths), 0))
 
 
@@ -54,11 +52,11 @@ def demand_window(scheduler: Any, block: int, page: int = 1) -> GroupDemand:
     chunk. SGLang lets a request in only if there is a whole window for it, whatever its length."""
     window, chunk = int(scheduler.tree_cache.sliding_window_size), scheduler.chunked_prefill_size or 1 << 30
     requests = running_requests(scheduler)
-    running = _rounded(len(requests) * _rounded(LOOKAHEAD_STEPS, page), block)
+    running = rounded(next_steps_tokens(len(requests), page=page), block)
     if (chunked := scheduler.chunked_req) is not None:
-        running += _rounded(min(_rest_of_prompt(chunked), chunk), block)
-    needs = [max(_rounded(min(_tokens(r), chunk), page), window) + page + 1 for r in _admissible(scheduler, requests)]
-    admissions = list(accumulate(_rounded(need, block) for need in needs))
+        running += rounded(min(_rest_of_prompt(chunked), chunk), block)
+    needs = [max(rounded(min(_tokens(r), chunk), page), window) + page + 1 for r in _admissible(scheduler, requests)]
+    admissions = list(accumulate(rounded(need, block) for need in needs))
     return GroupDemand(running, admissions, alone=next(iter(needs), 0))
 
 
@@ -86,10 +84,6 @@ def _admissible(scheduler: Any, running: list[Any]) -> list[Any]:
     return waiting
 
 
-def _rounded(tokens: int, block: int) -> int:
-    return -(-tokens // block) * block
-
-
 def _tokens(req: Any) -> int:
     return len(req.origin_input_ids) + len(req.output_ids)
 
@@ -106,7 +100,7 @@ def _answer_ahead(scheduler: Any) -> int:
 
 def _length(req: Any, page: int, most: int) -> int:
     """Tokens for which admission lets a waiting request in: it wants more than its own and a page for alignment."""
-    return _rounded(_tokens(req), page) + _remaining(req, most) + page + 1
+    return entering_tokens(_tokens(req), _remaining(req, most), page)
 
 
 def _remaining(req: Any, most: int) -> int:

@@ -11,15 +11,17 @@ what the engines themselves count.
 
 It needs a quiet machine (two cores carry server, engines and load generator). Another ``--seed`` draws traces that
 nobody has seen. What is in DIR already (the calibration, live runs of the same seed and length) is not measured again,
-so that an interrupted validation goes on where it was; a run that fails does not stop the others. Every live run has a
-server of its own, whose models are asked for some answers and have left again when the trace begins. The last result is
-in docs/results/sim.md.
+so that an interrupted validation goes on where it was (``--begin-within 150`` begins no live run later than so many
+seconds after the start, so that it can be made in pieces); a run that fails does not stop the others. Every live run
+has a server of its own, whose models are asked for some answers and have left again when the trace begins. The last
+result is in docs/results/sim.md.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import math
 import os
 import re
 import shutil
@@ -39,6 +41,7 @@ import yaml
 
 from benchmarks.sim.validation import Outcome, Pair, missed, misses, outcome, summary, table
 from benchmarks.sim.validation_runs import MOST_OUTPUT, MOST_PROMPT, POLICIES, RATES, TRACES, Draw, Run, runs
+from benchmarks.slo.server import exit_on_sigterm
 from prism.obs.kernel import AUTOGROUPS_REMEDY, has_autogroups
 from prism.sim.calibrate import activation_s, calibrate, fit_sharing, plan_run, slowdowns
 from prism.sim.calibration import fit
@@ -220,7 +223,9 @@ def main() -> None:
     parser.add_argument("--traces", default=",".join(TRACES))
     parser.add_argument("--rates", default=",".join(f"{r:g}" for r in RATES))
     parser.add_argument("--policies", default=",".join(POLICIES))
+    parser.add_argument("--begin-within", type=float, default=math.inf, help="Seconds in which live runs may begin.")
     args = parser.parse_args()
+    began_s = time.monotonic()
     if has_autogroups() and not args.simulate_only:
         print(f"before measuring: {AUTOGROUPS_REMEDY} (docs/runbook.md)", file=sys.stderr, flush=True)
     bench = Bench(args.work.resolve(), args.models)
@@ -230,7 +235,8 @@ def main() -> None:
     rows: list[Pair] = []
     failed = 0
     for run in wanted:
-        if args.simulate_only and not bench.done(run):
+        late = args.simulate_only or time.monotonic() - began_s > args.begin_within
+        if late and not bench.done(run):
             continue
         try:
             live, modelled = bench.live(run), bench.simulated(run)
@@ -260,4 +266,5 @@ def save(path: Path, rows: list[Pair]) -> None:
 
 
 if __name__ == "__main__":
+    exit_on_sigterm()
     main()

@@ -10,15 +10,19 @@
 Calibrates each model alone, then runs policies x {request rate, SLO scale, devices} and the ablations. Points that
 differ only in load and objectives share a server, which is put back into its first state between them. ``static`` and
 ``muxserve`` never look at an objective: their points at other scales are one run judged anew; the others are run at
-each. An interrupted comparison goes on where it was; one repeat is finished before the next begins. Writes
-``results.md`` (tables), ``figure7.svg``, ``ablations.svg`` and every run's own report and page. The Arena trace is the
-recorded one where it is found or given (``--recorded arena=FILE``; see :mod:`benchmarks.trace.originals`), else the
-generator's preset; ``results.md`` says which. Results: docs/results/replay.md.
+each. An interrupted comparison goes on where it was, and ``--begin-within 150`` begins no run later than so many
+seconds after the start, so that it can be made in pieces; one repeat is finished before the next begins. ``--policies
+"prism,prism without pauses"`` runs a part switched off over the whole axes, ``--layer-ms`` declares how long devices
+take for a layer. Writes ``results.md`` (tables), ``figure7.svg``, ``ablations.svg`` and every run's own report and
+page. The Arena trace is the recorded one where it is found or given (``--recorded arena=FILE``; see
+:mod:`benchmarks.trace.originals`), else the generator's preset; ``results.md`` says which. Results:
+docs/results/replay.md.
 """
 
 from __future__ import annotations
 
 import argparse
+import math
 import sys
 import time
 from dataclasses import replace
@@ -44,7 +48,7 @@ from prism.trace.report import Report, read_report
 _NUMBERS = {
     "models": int, "device_mib": int, "seconds": float, "start_s": float, "seed": int, "base_rate": float,
     "base_scale": float, "base_devices": int, "prompt_scale": float, "output_scale": float, "most_prompt": int,
-    "most_output": int, "compress": float, "base_rps": float,
+    "most_output": int, "compress": float, "base_rps": float, "layer_ms": float,
 }  # fmt: skip
 
 
@@ -79,7 +83,7 @@ def main(argv: list[str] | None = None) -> int:
         make_models(setup.models_folder)
     runner = _runner(options, setup, grid)
     try:
-        results, failed = _run_all(grid.runs(setup), out, runner, setup.base_scale)
+        results, failed = _run_all(grid.runs(setup), out, runner, setup.base_scale, options.begin_within)
     finally:
         runner.close()
     _write(results, setup, out)
@@ -126,7 +130,8 @@ def _runner(options: argparse.Namespace, setup: Setup, grid: Grid) -> Runner:
     return LiveRunner(setup, given or calibrate(setup, grid.traces, out), out)
 
 
-def _run_all(runs: list[RunSpec], out: Path, runner: Runner, base_scale: float) -> tuple[Results, int]:
+def _run_all(runs: list[RunSpec], out: Path, runner: Runner, base_scale: float, within_s: float) -> tuple[Results, int]:
+    """``within_s``: runs that are not there begin so long after the start at the latest."""
     results: Results = []
     failed, began_s = 0, time.monotonic()
     for number, spec in enumerate(runs, start=1):
@@ -134,6 +139,8 @@ def _run_all(runs: list[RunSpec], out: Path, runner: Runner, base_scale: float) 
         folder = out / "runs" / measured.folder
         try:
             done = folder / "report.json"
+            if not done.exists() and time.monotonic() - began_s > within_s:
+                continue
             report = read_report(done) if done.exists() else runner.run(measured, folder)
             report = judged(report, spec.scale / measured.scale)
         except Exception as exc:  # one failed run must not cost the others
@@ -168,6 +175,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--recorded", action="append", default=[], metavar="NAME=FILE", help="a trace file instead of what is found"
     )
+    parser.add_argument("--begin-within", type=float, default=math.inf, help="seconds in which runs may begin")
     parser.add_argument("--slo", type=Path, help="objectives at scale 1; default: calibrate")
     for name, kind in _NUMBERS.items():
         parser.add_argument(f"--{name.replace('_', '-')}", type=kind, help=f"default: {getattr(Setup(Path()), name)}")

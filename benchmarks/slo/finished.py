@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
-from benchmarks.slo.spec import ABLATIONS, POLICIES, Grid, Setup
+from benchmarks.slo.spec import ABLATIONS, POLICIES, VARIANTS, Grid, Setup
 
 _RUN = re.compile(
     rf"(?P<trace>.+)-(?P<label>(?:{'|'.join(POLICIES)})[^-]*)"
@@ -38,13 +39,17 @@ def grid_of(out: Path, setup: Setup) -> Grid:
         others = [other for other in base if other != name]
         return tuple(sorted({float(r[name]) for r in runs if all(float(r[o]) == base[o] for o in others)}))
 
-    variants = {f"prism {variant}".replace(" ", "_") for variant in ABLATIONS}
+    def named(variants: Iterable[str]) -> dict[str, str]:
+        return {f"prism {variant}".replace(" ", "_"): f"prism {variant}" for variant in variants}
+
+    away = {r["label"] for r in runs if any(float(r[name]) != value for name, value in base.items())}
+    swept = [label for name, label in named(VARIANTS).items() if name in away or name in labels - set(named(ABLATIONS))]
     return Grid(
         traces=tuple(sorted({run["trace"] for run in runs})),
-        policies=tuple(policy for policy in POLICIES if policy in labels),
+        policies=(*(policy for policy in POLICIES if policy in labels), *swept),
         rates=axis("rate"),
         scales=axis("scale"),
         devices=tuple(int(value) for value in axis("devices")),
         repeats=1 + max((int(run["repeat"]) for run in runs), default=-1),
-        ablations=bool(variants & labels),
+        ablations=bool(set(named(ABLATIONS)) & labels - away),
     )

@@ -128,8 +128,9 @@ def catalog(
     models: list[str], setup: Setup, objectives: dict[str, Objective], devices: int, policy: dict[str, Any]
 ) -> dict[str, Any]:
     """A catalog of ``models`` on virtual devices; the objectives are already scaled."""
+    pace = {"pace": {"layer": f"{setup.layer_ms:g}ms"}} if setup.layer_ms else {}
     return {
-        "devices": [{"id": f"host:{i}", "memory": f"{setup.device_mib}MiB"} for i in range(devices)],
+        "devices": [{"id": f"host:{i}", "memory": f"{setup.device_mib}MiB", **pace} for i in range(devices)],
         "defaults": {"engine_args": {"dtype": "float32"}, "max_wait": "30s"},
         "models": [
             {"name": name, "path": str((setup.models_folder / kind_of(name)).resolve()), **slo_of(objectives.get(name))}

@@ -16,7 +16,10 @@ ABLATIONS: dict[str, dict[str, Any]] = {
     "without admission": {"admission": "fcfs"},
     "without elastic memory": {"elastic_memory": False},
     "without engine pool": {"engine_pool": False},
+    "without pauses": {"longest_pause": "0s"},
 }
+VARIANTS = {**ABLATIONS, "with pauses": {"longest_pause": "300ms"}}
+"""What may stand behind ``prism`` where policies are named, to be run over whole axes."""
 
 SCALE_FREE = ("static", "muxserve")
 """Policies that never look at an objective: one run is judged by every scale."""
@@ -40,6 +43,8 @@ class Setup:
     """Requests per second of every trace at rate 1, over its whole length."""
     prompt_scale: float = 1.0
     output_scale: float = 0.3
+    layer_ms: float = 0.0
+    """What a layer takes on a device (declared: ``devices: pace``); 0: what it takes."""
     most_prompt: int = 400
     most_output: int = 120
     seed: int = 0
@@ -104,6 +109,7 @@ class Grid:
 
     traces: tuple[str, ...] = ("arena", "hyperbolic")
     policies: tuple[str, ...] = POLICIES
+    """Of :data:`POLICIES`; ``prism`` with one of :data:`VARIANTS` behind it, too."""
     rates: tuple[float, ...] = (0.5, 1.0, 1.5, 2.0)
     scales: tuple[float, ...] = (2.5, 5.0, 10.0, 15.0)
     devices: tuple[int, ...] = (2,)
@@ -128,12 +134,14 @@ class Grid:
 
     def _sweeps(self, trace: str, repeat: int, setup: Setup) -> Iterator[RunSpec]:
         rate, scale, devices = setup.base_rate, setup.base_scale, setup.base_devices
-        for policy in self.policies:
+        for label in self.policies:
+            policy, _, variant = label.partition(" ")
+            more = (variant, VARIANTS[variant]) if variant else ("", {})
             for x in self.rates:
-                yield RunSpec("rate", trace, policy, x, scale, devices, repeat)
+                yield RunSpec("rate", trace, policy, x, scale, devices, repeat, *more)
             for x in self.scales:
-                yield RunSpec("scale", trace, policy, rate, x, devices, repeat)
+                yield RunSpec("scale", trace, policy, rate, x, devices, repeat, *more)
             for count in self.devices if len(self.devices) > 1 else ():
-                yield RunSpec("devices", trace, policy, rate, scale, count, repeat)
-            if self.ablations:
+                yield RunSpec("devices", trace, policy, rate, scale, count, repeat, *more)
+            if self.ablations and not variant:
                 yield RunSpec("ablation", trace, policy, rate, scale, devices, repeat)

@@ -32,7 +32,7 @@ class DeviceShell:
     def __init__(
         self, spec: DeviceSpec, settings: GpuSettings, memory: Callable[[], MemoryReport], services: NodeServices
     ) -> None:
-        self.device, self.kind, self.page_bytes = spec.id, spec.kind, max(1, spec.page_bytes)
+        self.device, self.kind, self.pace, self.page_bytes = spec.id, spec.kind, spec.pace, max(1, spec.page_bytes)
         self.scheduler = GpuScheduler(spec.id, settings, spec.kind)
         self.desk = RequestDesk(self.scheduler, services)
         self._intake = QueueReader(

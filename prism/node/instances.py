@@ -29,7 +29,7 @@ from prism.node.live_pairs import LivePairs
 from prism.node.local_instance import LiveBeginning, LocalInstance
 from prism.node.measures import NodeMeasures
 from prism.node.weights import NodeWeights, PreparedWeights
-from prism.policy.profiles import prefill_on, profile_on
+from prism.policy.profiles import prefill_on, step_rates
 from prism.scheduler import keepalive
 from prism.scheduler.instance_life import DRAIN_S, InstanceStep, Steps
 from prism.transfer.errors import TransferError
@@ -321,7 +321,6 @@ class Instances:
 
 
 def _engine_up(instance: LocalInstance, handle: Handle, shell: DeviceShell) -> EngineUp:
-    profile = profile_on(instance.spec, shell.kind)
     return EngineUp(
         key=instance.key,
         prefill_tokens_per_s=prefill_on(instance.spec, shell.kind, handle.prefill_tokens_per_s),
@@ -336,7 +335,7 @@ def _engine_up(instance: LocalInstance, handle: Handle, shell: DeviceShell) -> E
         weight_bytes=instance.spec.shard_weight_bytes,
         slo_tpot_s=instance.spec.slo_tpot_s,
         prefer=instance.spec.prefer,
-        rates=None if profile is None else profile.rates,
+        rates=step_rates(instance.spec, shell.kind, shell.pace),
     )
 
 

@@ -20,6 +20,10 @@ class Tenant(Protocol):
         """Reserved for a run in progress and not used yet."""
         ...
 
+    def kept_pages(self) -> int:
+        """Mapped beyond all need, where there is room: counted, never reserved."""
+        ...
+
     def idle_pages(self) -> int:
         """Only caching prefixes."""
         ...
@@ -90,6 +94,11 @@ class Account:
     def ahead_pages(self) -> int:
         """Pages that are reserved for runs in progress and not used yet."""
         return sum(tenant.ahead_pages() for tenant in self.tenants)
+
+    def kept_pages(self) -> int:
+        """Pages that engines have mapped beyond need, as far as there are free ones."""
+        kept = sum(tenant.kept_pages() for tenant in self.tenants)
+        return min(kept, self.free_pages + self.ahead_pages()) if kept else 0
 
     def idle_pages(self) -> int:
         """Pages that only cache prefixes."""

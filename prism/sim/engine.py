@@ -19,6 +19,7 @@ from typing import Protocol
 
 from prism.core.ids import RequestId
 from prism.core.instances import InstanceKey
+from prism.policy.kv_ahead import next_steps_tokens
 from prism.sim.batch import DecodeBatch
 from prism.sim.intake import EngineIntake, EngineLimits
 from prism.sim.job import Job
@@ -114,6 +115,7 @@ class Engine:
         """In all, the time now not counted."""
         kv.recall_run = self._cut
         kv.settled_tokens = self.used_tokens_now
+        kv.ahead_tokens = self._next_steps_tokens
 
     # --- questions ---
 
@@ -133,6 +135,9 @@ class Engine:
             return self.kv.used_tokens
         begun = min(self._run_steps, self._steps_done() + 1)
         return self.kv.used_tokens - len(self.batch) * (self._run_steps - begun)
+
+    def _next_steps_tokens(self) -> int:
+        return next_steps_tokens(len(self.batch))
 
     def made(self) -> dict[RequestId, int]:
         """Tokens after the first one of every answer that decodes, up to the last whole step; of none where its steps
@@ -273,6 +278,8 @@ class Engine:
         self.intake.reset_ratio()
         self._stint.rest()
         waiting = self.intake.waiting
+        if not waiting:
+            self.kv.rest()
         if waiting and waiting[0].prompt_tokens + waiting[0].generated >= self._largest_tokens():
             self._refuse(waiting.popleft())
 
@@ -293,6 +300,7 @@ class Engine:
             context += job.computed_tokens
             pairs += chunk * (job.computed_tokens + chunk / 2)
         work_s, load = self.cost.prefill(tokens, pairs, context, len(self._prefilling))
+        self.kv.note_ahead(self.intake.ahead_tokens(self._prefilling))
         self.steps += 1
         self.phase = Phase.PREFILL
         work_s *= self._take_place([chunk for _, chunk in self._prefilling])
@@ -323,6 +331,7 @@ class Engine:
         return True
 
     def _decoded(self) -> bool:
+        self.kv.note_ahead(self._next_steps_tokens())
         self.steps += self._run_steps
         self.batch.advance(self._run_steps)
         self.intake.decoded(self._run_steps)

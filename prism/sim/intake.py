@@ -9,9 +9,11 @@ request leaves or memory comes back.
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
+from prism.policy.kv_ahead import beyond_next_steps, entering_tokens, next_steps_tokens
 from prism.sim.batch import DecodeBatch
 from prism.sim.job import Job
 from prism.sim.kv import KvMemory
@@ -74,6 +76,16 @@ class EngineIntake:
                 break
             budget -= self._add(self.waiting.popleft(), budget, items)
         return items
+
+    def ahead_tokens(self, items: Sequence[tuple[Job, int]]) -> int:
+        """Tokens that the engine has mapped beyond those in use before a prefill step of ``items``, whose prompts are
+        in use already: at most what one step can take in, prompts counted."""
+        steps = next_steps_tokens(len(self._batch))
+        beyond = beyond_next_steps((self._batch.remaining_tokens,), self._ratio, steps)
+        prompts = sum([job.kv_tokens for job, _ in items])
+        entering = sum([entering_tokens(job.kv_tokens, min(job.remaining, CLIP_ANSWER_TOKENS)) for job, _ in items])
+        most = self._limits.chunk_tokens + self._limits.max_running
+        return max(steps, min(steps + beyond + entering, most) - prompts)
 
     def _add(self, job: Job, budget: int, items: list[tuple[Job, int]]) -> int:
         chunk = min(job.left_tokens, budget)

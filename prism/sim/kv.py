@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import Final
 
 from prism.sim.account import Account
 from prism.sim.prefix import PrefixCache
+
+_PADDING_TOKENS: Final = 1
+"""The slot that engines write padding to lies in a page beside tokens."""
 
 
 class KvMemory:
@@ -14,12 +18,17 @@ class KvMemory:
     ``used_tokens`` are those of requests, including what a run of decode steps in progress has reserved ahead.
     Pages are packed: an engine with ``n`` tokens holds ``ceil(n * bytes_per_token / page)`` of them, and its first page
     from its start to its end (real engines keep the slot that padding is written to).
+
+    What an engine has mapped ahead of use (:mod:`prism.policy.kv_ahead`), and what ran empty since it rested, is only
+    counted (:meth:`mapped_bytes`): it is the first to go when anybody wants memory, so that it decides nothing.
     """
 
     __slots__ = (
         "_accounts",
+        "_kept_pages",
         "_least_pages",
         "_page_bytes",
+        "ahead_tokens",
         "bytes_per_token",
         "cache",
         "mapped_pages",
@@ -43,7 +52,9 @@ class KvMemory:
         """Set by the engine: give back what its run has reserved ahead."""
         self.settled_tokens: Callable[[], int] = self._all_tokens
         """Set by the engine: tokens in use at this moment."""
-        self._least_pages = 0
+        self.ahead_tokens: Callable[[], int] = _none
+        """Set by the engine: tokens that it has mapped ahead of them."""
+        self._least_pages = self._kept_pages = 0
         if all(account.free_pages or account.reclaim(1) for account in self._accounts) and self._take(1):
             self._least_pages = 1
         for account in self._accounts:
@@ -57,7 +68,7 @@ class KvMemory:
     def close(self) -> None:
         """Give everything back."""
         self.used_tokens = 0
-        self._least_pages = 0
+        self._least_pages = self._kept_pages = 0
         self._give(self.mapped_pages)
         for account in self._accounts:
             account.tenants.pop(self, None)
@@ -127,11 +138,32 @@ class KvMemory:
 
     def busy_bytes(self) -> int:
         """Bytes on each device that requests and caches use; the page of an engine without any is not counted."""
-        return self.mapped_bytes() if self.settled_tokens() or self.cache.idle_tokens else 0
+        tokens = self.settled_tokens() + self.cache.idle_tokens
+        return self.pages_for(tokens) * self._page_bytes if tokens else 0
 
     def mapped_bytes(self) -> int:
-        """Bytes on each device at this moment, caches included, reservations ahead not."""
-        return self.pages_for(self.settled_tokens() + self.cache.idle_tokens) * self._page_bytes
+        """Bytes on each device at this moment: what requests and caches use, and what is mapped beyond that."""
+        beyond = min(self._share_of(account) for account in self._accounts)
+        return (self._needed_pages() + beyond) * self._page_bytes
+
+    def note_ahead(self, tokens: int) -> None:
+        """So much is mapped beyond what is in use, and stays so until :meth:`rest`."""
+        pages = self.pages_for(self.used_tokens + self.cache.idle_tokens + tokens + _PADDING_TOKENS)
+        if pages > self._kept_pages:
+            self._kept_pages = pages
+
+    def rest(self) -> None:
+        """The engine has nothing to do: it unmaps what is empty."""
+        self._kept_pages = 0
+
+    def _share_of(self, account: Account) -> int:
+        """Pages mapped beyond need, of an account that may not have as many as all its engines would like."""
+        beyond = self.kept_pages()
+        if beyond:
+            free = account.free_pages + account.ahead_pages()
+            wanted = sum(tenant.kept_pages() for tenant in account.tenants)
+            return beyond if wanted <= free else beyond * free // wanted
+        return 0
 
     def idle_bytes(self) -> int:
         return self.idle_pages() * self._page_bytes
@@ -139,7 +171,18 @@ class KvMemory:
     # --- for the account ---
 
     def ahead_pages(self) -> int:
-        return self.mapped_pages - self.pages_for(self.settled_tokens() + self.cache.idle_tokens)
+        return self.mapped_pages - self._needed_pages()
+
+    def kept_pages(self) -> int:
+        kept, ahead = self._kept_pages, self.ahead_tokens()
+        if ahead:
+            kept = max(kept, self.pages_for(self.settled_tokens() + self.cache.idle_tokens + ahead + _PADDING_TOKENS))
+        if self.share_pages is not None:
+            kept = min(kept, self.share_pages)
+        return max(0, kept - self._needed_pages())
+
+    def _needed_pages(self) -> int:
+        return self.pages_for(self.settled_tokens() + self.cache.idle_tokens)
 
     def idle_pages(self) -> int:
         idle = self.cache.idle_tokens
@@ -211,3 +254,7 @@ class KvMemory:
 
 def _nothing() -> None:
     return None
+
+
+def _none() -> int:
+    return 0

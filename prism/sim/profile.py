@@ -196,5 +196,5 @@ def _run(spec: ProfileSpec, rows: tuple[TraceRow, ...], unbounded: bool = False)
 
 
 def _peak_bytes(result: SimResult) -> int:
-    """The most a device had mapped at a time."""
-    return max((b for s in result.report.timeline.samples for b in s.mapped_bytes.values()), default=0)
+    """The most a device had in use at a time."""
+    return result.world.recorder.most_needed_bytes

@@ -39,6 +39,8 @@ class RunRecorder:
         self.watch: Callable[[Effect, float], None] | None = None
         """Sees every decision as a value."""
         self.sample_every_s = sample_every_s
+        self.most_needed_bytes = 0
+        """The most that a device had in use at a sample, what is mapped ahead of use not counted."""
         self._deliver_s = deliver_s
         self.offset_s = offset_s
         """World time at which the trace begins (before it, a fleet warms up); reports count from it."""
@@ -143,9 +145,9 @@ class RunRecorder:
             queued.update(device.scheduler.waiting())
             device_queued[str(device.id)] = device.scheduler.queued
             account = device.account
-            mapped[str(device.id)] = (account.capacity_pages - account.free_pages) * account.page_bytes - (
-                account.ahead_pages() * account.page_bytes
-            )
+            needed = (account.capacity_pages - account.free_pages - account.ahead_pages()) * account.page_bytes
+            self.most_needed_bytes = max(self.most_needed_bytes, needed)
+            mapped[str(device.id)] = needed + account.kept_pages() * account.page_bytes
             for key, engine in device.engines.items():
                 running[key.model] += engine.running
                 queued[key.model] += len(engine.intake.waiting)

@@ -8,10 +8,11 @@ import pytest
 
 from benchmarks.slo.compare import main
 from benchmarks.slo.finished import grid_of, setup_of
+from benchmarks.slo.fleet import policy_section
 from benchmarks.slo.margins import Reach, margins, ratio, reach
 from benchmarks.slo.misses import cause, causes
 from benchmarks.slo.resources import resources
-from benchmarks.slo.spec import RunSpec, Setup
+from benchmarks.slo.spec import Grid, RunSpec, Setup
 from benchmarks.slo.summary import Point, curves
 from prism.trace.replay.calibrate import write_objectives
 from prism.trace.replay.output import RecordWriter
@@ -153,6 +154,19 @@ def test_a_finished_comparison_is_summarized_without_any_run(
     assert ("scale", "arena", "static") in curves(
         [(RunSpec("scale", "arena", "static", 1.0, 8.0, 2, 0), report(RECORDS))]
     )
+
+
+def test_a_part_switched_off_may_be_run_over_whole_axes(tmp_path: Path) -> None:
+    policies, setup = ("prism", "prism without pauses", "prism with pauses"), Setup(Path("demo-models"))
+    runs = Grid(("arena",), policies, (0.5, 1.0), (), (2,), 1, ablations=False).runs(setup)
+    assert {(r.label, r.rate) for r in runs} == {(policy, rate) for policy in policies for rate in (0.5, 1.0)}
+    section = policy_section(next(r for r in runs if r.label == policies[1]), tmp_path, setup)
+    assert (section["name"], section["longest_pause"]) == ("prism", "0s")
+    for run in runs:
+        folder = tmp_path / "runs" / run.folder
+        folder.mkdir(parents=True)
+        (folder / "report.json").touch()
+    assert {r.folder for r in grid_of(tmp_path, setup).runs(setup)} == {r.folder for r in runs}
 
 
 def test_nothing_to_summarize_is_said(tmp_path: Path) -> None:
