@@ -19,7 +19,7 @@ class Split(StrEnum):
 
 _FIRST: Final = {Split.TUNING: 1, Split.JUDGING: 101}
 _LAST: Final = {Split.TUNING: 99, Split.JUDGING: 999}
-SPENT: Final = frozenset({*range(101, 155), *range(165, 173)})
+SPENT: Final = frozenset(range(101, 181))
 """Draws for judging that somebody has looked into; they are tuning draws from then on. 101 to 103: how first maps are
 judged was changed after figures 7 and 12 had been seen on them. 104 to 111: admission by promises was made because of
 what their figures showed. 112 to 115: that promises are kept with a chance, because of theirs.
@@ -27,6 +27,8 @@ what their figures showed. 112 to 115: that promises are kept with a chance, bec
 them, and that models in use give way to their neighbours' KV was made because of 128 and 129. 131 to 134: that rule was
 looked at on them. 135 to 144: decisions were looked into in 136 and 142, and turning models away was tried on all.
 145 to 154: whether its constants should be others was asked of them.
+155 to 162 (figure 10) and 173 to 180 (engines that stand still): results were looked at on them, and what came next was
+chosen knowing these; 163 and 164 lie between.
 165 to 172: engines that stand still were made because of what figure 7 showed on them."""
 RECORDED: Final = {
     Split.TUNING: ("arena_prism_e2e_8m.parquet", "arena_vtc_27m.parquet", "hyperbolic_fig_7m_digitised.parquet"),
