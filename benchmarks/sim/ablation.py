@@ -1,9 +1,9 @@
 """Are our rules better than the paper's where they differ?
 
 Lookahead against the paper's KVPR (``kvpr``), cost-aware against the paper's migration (``migration``), expected idle
-time against the paper's eviction order (``eviction``): each switched back alone, then all three; and no second instance
-of a model. Fleets of 58 models (``workloads.MIX_58``) on too few, barely enough and enough H100s; every variant gets
-the same requests and objectives (P95 alone; TTFT x5, TPOT x2).
+time against the paper's eviction order (``eviction``): each switched back alone, then all three; no second instance of
+a model; no engine that stands still for others. Fleets of 58 models (``workloads.MIX_58``) on too few, barely enough
+and enough H100s; every variant gets the same requests and objectives (P95 alone; TTFT x5, TPOT x2).
 
     python -m benchmarks.sim.ablation --work DIR [--seconds 400] [--draws 3] [--gpus 10,12,16] [--rate 15]
     python -m benchmarks.sim.ablation --work DIR --write
@@ -31,7 +31,7 @@ from prism.trace.generate import preset
 from prism.trace.row import TraceRow
 
 OURS = variants.PRISM
-WHO = (OURS, variants.ALONE, *variants.PAPER)
+WHO = (OURS, variants.ALONE, variants.NO_PAUSES, *variants.PAPER)
 
 
 @lru_cache(maxsize=1)

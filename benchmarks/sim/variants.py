@@ -27,10 +27,8 @@ UNTOLD: Final = "prism, told nothing"
 """Prism that is not told the trace's mean rates and lengths, as it and the fixed maps are otherwise."""
 MOST: Final = "prism, most served"
 """Prism with ``overload: most_served``."""
-PAUSES: Final = "prism, pauses"
-"""Prism with ``longest_pause`` of :data:`LONGEST_PAUSE_S`: engines stand still for their neighbours."""
-PAUSES_UNTOLD: Final = "prism, pauses, told nothing"
-LONGEST_PAUSE_S: Final = 0.3
+NO_PAUSES: Final = "prism, no pauses"
+"""Prism with ``longest_pause: 0s``: no engine stands still for its neighbours."""
 RIVALS: Final = ("muxserve", "static", "serverlessllm", "qlm")
 POLICIES: Final = (PRISM, UNTOLD, *RIVALS)
 PAPER: Final[dict[str, dict[str, object]]] = {
@@ -51,11 +49,7 @@ def settings(who: str, rows: list[TraceRow]) -> PolicySettings:
     """The settings of one of the names in this module, or of a policy. Everybody knows the trace's means who has a use
     for them."""
     found = _settings(who)
-    return (
-        expecting(found, expect(rows))
-        if found.cluster.policy is PolicyName.PRISM and who not in (UNTOLD, PAUSES_UNTOLD)
-        else found
-    )
+    return expecting(found, expect(rows)) if found.cluster.policy is PolicyName.PRISM and who != UNTOLD else found
 
 
 def _settings(who: str) -> PolicySettings:
@@ -65,9 +59,9 @@ def _settings(who: str) -> PolicySettings:
         return _changed(PolicySettings.named(PRISM), {"max_replicas": 1})
     if who == MOST:
         return _changed(PolicySettings.named(PRISM), {"overload": Overload.MOST_SERVED})
-    if who in (PAUSES, PAUSES_UNTOLD):
+    if who == NO_PAUSES:
         prism = PolicySettings.named(PRISM)
-        return replace(prism, gpu=replace(prism.gpu, longest_pause_s=LONGEST_PAUSE_S))
+        return replace(prism, gpu=replace(prism.gpu, longest_pause_s=0.0))
     return PolicySettings.named(PRISM if who == UNTOLD else who)
 
 

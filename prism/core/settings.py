@@ -115,7 +115,7 @@ class GpuSettings:
     decode_reserve_tokens: int = 64
     """KV kept free for each running request to grow into before a new prompt may start; half of the longest answer that
     it may have, if that is less."""
-    longest_pause_s: float = 0.0
+    longest_pause_s: float = 0.3
     """An engine may make no decode step for this long so that its neighbours keep their time per token
     (:mod:`prism.policy.pauses`); 0: never."""
 
@@ -198,7 +198,8 @@ class PolicySettings:
 
     @staticmethod
     def named(name: str) -> PolicySettings:
-        """The settings of a policy as its paper has it: rivals use greedy engines, ``static`` fixed shares."""
+        """The settings of a policy as its paper has it: rivals use greedy engines that never stand still,
+        ``static`` fixed shares."""
         if name not in [p.value for p in PolicyName]:
             raise InvalidValue("policy", name, "unknown policy", choices=[p.value for p in PolicyName])
         policy = PolicyName(name)
@@ -208,5 +209,5 @@ class PolicySettings:
         replicas = 10 if policy is PolicyName.SERVERLESSLLM else 1
         return PolicySettings(
             ClusterSettings(policy=policy, elastic_memory=elastic, rebalance_every_s=0.0, max_replicas=replicas),
-            GpuSettings(admission=Admission.GREEDY),
+            GpuSettings(admission=Admission.GREEDY, longest_pause_s=0.0),
         )

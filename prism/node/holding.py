@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import math
 from collections.abc import Callable, Mapping
 from typing import Final
 
@@ -19,8 +20,8 @@ HELD_S: Final = 2 * LOOK_EVERY_S
 
 
 class HeldSteps:
-    """Of one device. Looks when an answer begins or ends, and every :data:`LOOK_EVERY_S` while two engines or more
-    answer. ``handles`` are those that serve; all methods are called on the agent's loop and none blocks."""
+    """Of one device. Looks when an answer begins or ends and when something else may change what was decided.
+    ``handles`` are those that serve; all methods are called on the agent's loop and none blocks."""
 
     def __init__(
         self,
@@ -31,7 +32,7 @@ class HeldSteps:
     ) -> None:
         self._scheduler, self._handles, self._measures, self._now_s = scheduler, handles, measures, now_s
         self._on = scheduler.settings.longest_pause_s > 0.0
-        self._tokens: dict[InstanceKey, dict[str, int]] = {}
+        self._made: dict[InstanceKey, dict[RequestId, int]] = {}
         self._held: dict[InstanceKey, float] = {}
         """Who stands still, and up to when that is counted."""
         self._changed = asyncio.Event()
@@ -43,13 +44,13 @@ class HeldSteps:
 
     def end(self, key: InstanceKey) -> None:
         """It is gone."""
-        self._tokens.pop(key, None)
+        self._made.pop(key, None)
         self._held.pop(key, None)
         self.changed()
 
     def told(self, key: InstanceKey, after_first: dict[str, int]) -> None:
         """What its answers have after their first token."""
-        self._tokens[key] = after_first
+        self._made[key] = {RequestId(id): count for id, count in after_first.items()}
 
     def changed(self) -> None:
         """An answer began or ended."""
@@ -58,9 +59,9 @@ class HeldSteps:
     async def run(self) -> None:
         """Until cancelled; ends at once where nobody ever stands still."""
         while self._on:
-            waits_s = LOOK_EVERY_S if self._held or self._scheduler.pauses.wanted else None
+            next_s = self._scheduler.pauses.next_look_s
             with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(waits_s):
+                async with asyncio.timeout(None if math.isinf(next_s) else max(0.0, next_s - self._now_s())):
                     await self._changed.wait()
             self._changed.clear()
             self.look()
@@ -68,8 +69,7 @@ class HeldSteps:
     def look(self) -> None:
         """Decide again, and tell engines."""
         now_s = self._now_s()
-        tokens = {RequestId(id): count for made in self._tokens.values() for id, count in made.items()}
-        holds = {hold.key: hold for hold in self._scheduler.pauses.look(tokens, now_s)}
+        holds = {hold.key: hold for hold in self._scheduler.pauses.look(self._made, now_s)}
         for key, since_s in list(self._held.items()):
             self._measures.held(key.model, self._scheduler.device, now_s - since_s)
             if key not in holds:

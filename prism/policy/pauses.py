@@ -55,12 +55,37 @@ class Stepping:
     """In how many seconds each of its answers is due (:func:`due_in_s`); infinite where nobody minds."""
     must_run: bool = False
     """It stood still for as long as it may, or cannot be stopped."""
+    objective_s: float = 0.0
+    """By which every token postpones what its answers are due for."""
 
 
 def due_in_s(tokens: int, since_first_s: float, objective_s: float) -> float:
     """In how many seconds an answer of ``tokens`` after its first one, which came ``since_first_s`` ago, has to have
     :data:`AHEAD` more; negative: it is too late for them already."""
     return (tokens + AHEAD) * objective_s - since_first_s
+
+
+def may_matter(shares: Sequence[float]) -> bool:
+    """Whether anybody could ever have to stand still of engines with such ``shares`` of the bandwidth: whoever comes
+    last has to find it used up."""
+    return len(shares) > 1 and sum(shares) - min(shares) >= _FULL
+
+
+def all_run_for_s(engines: Sequence[Stepping]) -> float:
+    """For how many seconds all of them run for certain, whatever their steps take meanwhile: nobody on schedule needs
+    more than it gets beside all others. Those that are too late already count from when they could have caught up.
+    0: somebody may have to stand still now."""
+    slow = slowdown(sum([engine.share for engine in engines]))
+    least_s = math.inf
+    for engine in engines:
+        alone_s = AHEAD * engine.step_s
+        gains = engine.objective_s / (engine.step_s * slow) - 1.0
+        for due in engine.due_s:
+            if due >= alone_s:
+                least_s = min(least_s, due - alone_s * slow)
+            elif gains > 0.0:
+                least_s = min(least_s, (alone_s - due) / gains)
+    return max(0.0, least_s)
 
 
 def turns(engines: Sequence[Stepping]) -> list[Turn]:

@@ -79,9 +79,15 @@ class Promises:
         return self._alone_s(engine, self._batch(engine, 0, 0)) * self._crowd
 
     def alone_step(self, engine: EngineState) -> tuple[float, float]:
-        """Seconds that a decode step of the engine takes alone as it runs now, and its share of the bandwidth in it."""
-        batch = self._batch(engine, 0, 0)
-        return self._alone_s(engine, batch), bandwidth_share(self._rates_of(engine), batch)
+        """Seconds that a decode step of the engine, which runs something, takes alone, and its share of the bandwidth
+        in it."""
+        return self._alone_s(engine, self._batch(engine, 0, 0)), self._running[engine.up.key][1]
+
+    def answering_shares(self) -> list[float]:
+        """Of the bandwidth, of the engines that answer; none where all that run something have enough of it."""
+        if self._crowd <= 1.0:
+            return []
+        return [share for engine, share in self._running.values() if engine.answering]
 
     def latest_s(self, request: Request, before_s: float) -> float:
         """From when on the request cannot wait without missing its first token, ``before_s`` (its own prefill included)

@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 
 from prism.core.effects import Hold
-from prism.core.ids import RequestId
 from prism.core.instances import InstanceKey
-from prism.scheduler.gpu_pauses import LOOK_EVERY_S, Pauses
+from prism.scheduler.gpu_pauses import Pauses
 from prism.sim.engine import Engine
 from prism.sim.queue import EventQueue
 
 
 class HeldEngines:
-    """Owned by a device. Looks when an answer begins or ends, and every :data:`LOOK_EVERY_S` while two engines or more
-    decode. ``decided`` hears of every engine that begins to stand still."""
+    """Owned by a device. Looks when an answer begins or ends and whenever something else may change what was decided.
+    ``decided`` hears of every engine that begins to stand still."""
 
     def __init__(
         self,
@@ -29,12 +29,13 @@ class HeldEngines:
 
     def changed(self) -> None:
         """An answer began or ended: it is looked at once, after what happens now."""
-        if self._pauses.wanted or self._held:
+        if self._held or self._pauses.wanted:
             self._alarm.set(self._queue.now_s)
 
     def _look(self, _: object) -> None:
-        now_s = self._queue.now_s
-        holds = {hold.key: hold for hold in self._pauses.look(self._tokens(), now_s)}
+        now_s, pauses = self._queue.now_s, self._pauses
+        made = {key: engine.made() for key, engine in self._engines.items()} if pauses.wanted else {}
+        holds = {hold.key: hold for hold in pauses.look(made, now_s)}
         for key in [key for key in self._held if key not in holds]:
             self._held.discard(key)
             if (engine := self._engines.get(key)) is not None:
@@ -44,14 +45,8 @@ class HeldEngines:
                 self._held.add(key)
                 self._decided(hold)
                 self._engines[key].hold(now_s)
-        if self._pauses.wanted:
-            self._alarm.set(now_s + LOOK_EVERY_S)
-
-    def _tokens(self) -> dict[RequestId, int]:
-        tokens: dict[RequestId, int] = {}
-        for engine in self._engines.values():
-            tokens |= engine.made()
-        return tokens
+        if pauses.next_look_s < math.inf:
+            self._alarm.set(pauses.next_look_s)
 
     def stop(self) -> None:
         """The device is gone."""

@@ -47,6 +47,9 @@ class Engine:
             raise EngineGone("dead")
         self.works.append(work)
 
+    def hold(self, for_s: float) -> None:
+        """Its answers come when a test says so, whoever stands still."""
+
     def abort(self, rid: str) -> None:
         self.aborted.append(rid)
 

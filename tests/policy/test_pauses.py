@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from itertools import chain, combinations
 
 import pytest
@@ -10,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from prism.policy.device_time import slowdown
-from prism.policy.pauses import AHEAD, Stepping, Turn, due_in_s, kept_due_s, turns
+from prism.policy.pauses import AHEAD, Stepping, Turn, all_run_for_s, due_in_s, kept_due_s, may_matter, turns
 
 STEP_S = 0.01
 singles = st.builds(
@@ -91,3 +92,28 @@ def test_the_bandwidth_is_used_up_and_nobody_stands_still_for_nothing(engines: l
     ):
         assert found == [Turn.RUNS] * len(engines)
     assert all(turn is Turn.RUNS for e, turn in zip(engines, found, strict=True) if e.must_run)
+
+
+@given(st.lists(crowds, max_size=6), st.floats(0.0, 1.0))
+def test_all_run_for_as_long_as_that_is_certain_even_if_nobody_gets_a_token(
+    engines: list[Stepping], part: float
+) -> None:
+    for_s = all_run_for_s(engines)
+    later_s = 0.0 if math.isinf(for_s) else part * for_s * 0.999
+    late = [replace(e, due_s=tuple(due - later_s for due in e.due_s)) for e in engines]
+    if for_s > 0.0:
+        assert turns(late) == [Turn.RUNS] * len(engines)
+
+
+@given(st.lists(crowds, max_size=6))
+def test_where_it_cannot_matter_all_run(engines: list[Stepping]) -> None:
+    if not may_matter([e.share for e in engines]):
+        assert turns(engines) == [Turn.RUNS] * len(engines)
+
+
+def test_who_is_too_late_counts_again_when_it_could_have_caught_up() -> None:
+    late = Stepping(STEP_S, 0.7, (0.2,), objective_s=0.028)
+    ahead = bears(9.0)
+    assert all_run_for_s([late, ahead]) == pytest.approx(0.1 / (0.028 / (1.4 * STEP_S) - 1.0))
+    assert all_run_for_s([replace(late, objective_s=0.013), ahead]) == pytest.approx(AHEAD * STEP_S * (9.0 - 1.4))
+    assert all_run_for_s([]) == math.inf

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import math
+
+import pytest
+
 from prism.core.effects import Hold
 from prism.core.events import EngineDown, EngineUp, Finished, FirstToken, MemoryReport, RequestArrived
 from prism.core.ids import DeviceId, Generation, ModelName, RequestId
@@ -10,6 +14,7 @@ from prism.core.reasons import ReasonCode
 from prism.core.request import Request
 from prism.core.settings import Admission, GpuSettings
 from prism.core.specs import DeviceKind, DeviceRates, Prefer
+from prism.policy.pauses import AHEAD
 from prism.scheduler.gpu import GpuScheduler
 from prism.scheduler.gpu_pauses import LOOK_EVERY_S
 
@@ -37,7 +42,7 @@ def key(i: int) -> InstanceKey:
 
 
 def look(s: GpuScheduler, now_s: float, *tokens: int) -> list[Hold]:
-    return s.pauses.look({RequestId(f"r{i}"): count for i, count in enumerate(tokens)}, now_s)
+    return s.pauses.look({key(i): {RequestId(f"r{i}"): count} for i, count in enumerate(tokens)}, now_s)
 
 
 def test_who_is_ahead_stands_still_and_the_reason_says_so() -> None:
@@ -79,6 +84,16 @@ def test_nobody_stands_still_alone() -> None:
     s = device(0.3)
     assert look(s, 1.0, 49, 49, 70)
     s.on_event(Finished(RequestId("r0"), 60), 1.1)
-    assert s.pauses.wanted and look(s, 1.1, 0, 40, 70) == []
+    assert not s.pauses.wanted, "two never have to"
+    assert look(s, 1.1, 0, 40, 70) == [] and s.pauses.next_look_s == math.inf
     s.on_event(EngineDown(key(1)), 1.2)
     assert not s.pauses.wanted and look(s, 1.2, 0, 0, 70) == []
+
+
+def test_it_is_looked_again_when_an_answer_could_fall_behind_and_not_before() -> None:
+    s = device(0.3)
+    assert look(s, 1.0, 60, 60, 60) == []
+    margin_s = (60 + AHEAD) * TPOT_S - 1.0 - AHEAD * 2.1 * 0.01
+    assert s.pauses.next_look_s == pytest.approx(1.0 + margin_s)
+    look(s, 1.0, 49, 49, 70)
+    assert s.pauses.next_look_s == pytest.approx(1.0 + LOOK_EVERY_S), "while somebody stands still"
