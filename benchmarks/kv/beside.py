@@ -25,7 +25,7 @@ from typing import Final
 from benchmarks.demo_models import given_models
 from benchmarks.kv.burst import DEVICE_BYTES, BurstBed, burst_bed
 from prism.engine.handle import EngineHandle
-from prism.kv.host_pool import drop_host_pool
+from prism.kv.pool_directory import drop_host_pool
 from prism.kv.settings import KvSettings, write_kv_settings
 from tests.patience import happens
 

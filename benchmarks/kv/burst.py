@@ -42,7 +42,7 @@ from prism.engine.api import Work
 from prism.engine.handle import EngineHandle
 from prism.engine.options import PoolOptions
 from prism.engine.pool import EnginePool
-from prism.kv.host_pool import drop_host_pool
+from prism.kv.pool_directory import drop_host_pool
 from prism.kv.settings import DeclaredLinks, KvSettings, write_kv_settings
 from prism.trace.lengths import length_table
 from prism.wire.mailbox import Inbox

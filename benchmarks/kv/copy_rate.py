@@ -3,11 +3,15 @@
     python -m benchmarks.kv.copy_rate [--rounds 15] [--mib 192]
 
 A pool with tokens of 128 KiB (Llama-8B) and one of 4 KiB hold one long sequence, its slots as the pool hands them out
-and again in no order. Piece by piece it is packed into memory (*out*) and put back into other slots (*in*); then the
-same with checksums, through the machine's pool: *out, new pages* into one that is empty, *out* into one that is full,
-which drops as much, *in, first* by a process that reads them for the first time, *in* by who wrote or read them before.
-Beside each stands a plain copy of pieces of the same size, in the same round.
+and again in no order. Piece by piece it is packed into memory (*out*) and put back into other slots (*in*), and the
+same with checksums (*summed*); then through the machine's pool: *out* into one that is full, which drops as much, *in*
+by who wrote or read the files before, *out, new pages* into one that is empty, *in, first* by a process that reads
+them for the first time. *Limits*: what the kernel takes for the last two alone, a plain write into new files and a
+plain copy out of files that are mapped for it. Beside each stands a plain copy of pieces of the same size, in the same
+round.
 Goal: out and in at least 85% of the plain copy for pieces of 2 MiB and more.
+
+The second table says where the time of a piece goes, in us: copy, checksum, and all else that the pool does for it.
 
 Last result: docs/results/kv.md.
 """
@@ -26,10 +30,11 @@ import numpy as np
 import numpy.typing as npt
 
 from prism import memory
-from prism.kv.free_files import give_back_tree
 from prism.kv.host_pool import HostPool
 from prism.kv.naming import PieceName
 from prism.kv.piece_file import PieceStaging, piece_bytes, read_piece, write_piece
+from prism.kv.piece_maps import PieceMaps
+from prism.kv.pool_directory import give_back_tree
 from prism.memory.rows import HostPoolRows, Packed, RowNumbers, packed_bytes
 
 MIB = 1 << 20
@@ -71,6 +76,33 @@ class CopyBed:
 
     def part(self, of: Packed, first: int, end: int) -> Packed:
         return of[first * self.width : end * self.width]
+
+
+WAYS = (
+    "out", "in", "out, summed", "in, summed", "pool: out", "pool: in",
+    "pool: out, new pages", "limit", "pool: in, first", "limit of that",
+)  # fmt: skip
+
+
+class PlainFiles:
+    """The kernel's part alone: files of memory that are written for the first time, and mapped for the first time."""
+
+    def __init__(self, bed: CopyBed, folder: Path) -> None:
+        self._bed, self._folder = bed, folder
+        folder.mkdir()
+
+    def write(self, first: int, end: int) -> None:
+        with (self._folder / str(first)).open("wb", buffering=0) as file:
+            file.write(self._bed.part(self._bed.source, first, end).data)
+
+    def read(self, first: int, end: int) -> None:
+        with (self._folder / str(first)).open("r+b") as file:
+            place = PieceMaps().place(file.fileno())
+        np.copyto(self._bed.part(self._bed.packed, first, end), place.memory)
+
+    def drop(self) -> None:
+        for file in self._folder.iterdir():
+            file.unlink()
 
 
 class PoolWays:
@@ -118,7 +150,7 @@ class PoolWays:
             give_back_tree(folder)
 
 
-def rates(bed: CopyBed, piece_tokens: int, pool: PoolWays) -> dict[str, float]:
+def rates(bed: CopyBed, piece_tokens: int, pool: PoolWays, files: PlainFiles) -> dict[str, float]:
     """One round of all ways, in turns."""
 
     def plain(first: int, end: int) -> None:
@@ -130,18 +162,39 @@ def rates(bed: CopyBed, piece_tokens: int, pool: PoolWays) -> dict[str, float]:
     def back(first: int, end: int) -> None:
         bed.rows.scatter(0, bed.here[first:end], bed.part(bed.packed, first, end))
 
+    def out_summed(first: int, end: int) -> None:
+        bed.rows.gather_summed(0, bed.there[first:end], bed.part(bed.packed, first, end))
+
+    def back_summed(first: int, end: int) -> None:
+        bed.rows.scatter_summed(0, bed.here[first:end], bed.part(bed.packed, first, end))
+
     found = {
         "plain copy": bed.each(piece_tokens, plain),
         "out": bed.each(piece_tokens, out),
         "in": bed.each(piece_tokens, back),
+        "out, summed": bed.each(piece_tokens, out_summed),
+        "in, summed": bed.each(piece_tokens, back_summed),
         "pool: out, new pages": bed.each(piece_tokens, pool.writes_new()),
         "pool: out": bed.each(piece_tokens, pool.writes()),
-        "pool: in, first": bed.each(piece_tokens, pool.reads_first()),
         "pool: in": bed.each(piece_tokens, pool.reads()),
+        "limit": bed.each(piece_tokens, files.write),
+        "pool: in, first": bed.each(piece_tokens, pool.reads_first()),
+        "limit of that": bed.each(piece_tokens, files.read),
     }
     check(bed, bed.here[: len(bed.there) // piece_tokens * piece_tokens])
     pool.drop_new()
+    files.drop()
     return found
+
+
+def spent(rounds: list[dict[str, float]], nbytes: int) -> str:
+    """A row of the second table: us of a piece."""
+    us = {way: 1e6 * nbytes / statistics.median(r[way] for r in rounds) for way in ("plain copy", *WAYS)}
+    parts = [us["plain copy"]]
+    for way in ("out", "in"):
+        copy, summed, all_of_it = us[way], us[f"{way}, summed"], us[f"pool: {way}"]
+        parts += [copy, summed - copy, all_of_it - summed]
+    return " | ".join(f"{part:.0f}" for part in parts)
 
 
 def check(bed: CopyBed, rows: RowNumbers) -> None:
@@ -156,9 +209,9 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=15)
     parser.add_argument("--mib", type=int, default=192)
     options = parser.parse_args()
-    ways = ("out", "in", "pool: out, new pages", "pool: out", "pool: in, first", "pool: in")
-    print(f"| tokens | piece | plain copy, GB/s | {' | '.join(ways)} |")
-    print("|---|---|---|" + "---|" * len(ways))
+    print(f"| tokens | piece | plain copy, GB/s | {' | '.join(WAYS)} |")
+    print("|---|---|---|" + "---|" * len(WAYS))
+    where: list[str] = []
     for (name, (layers, heads, dim, size)), shuffled in itertools.product(TOKENS.items(), (False, True)):
         layout = memory.KvLayout(layers=layers, kv_heads=heads, head_dim=dim, dtype_bytes=size)
         with tempfile.TemporaryDirectory(dir="/dev/shm", prefix="prism-bench-") as made:
@@ -166,13 +219,17 @@ def main() -> None:
             for piece_mib in PIECES_MIB:
                 tokens = max(1, int(piece_mib * MIB) // layout.cell_bytes)
                 pool = PoolWays(bed, tokens, Path(made) / f"pool-{piece_mib}")
-                rounds = [rates(bed, tokens, pool) for _ in range(options.rounds + WARM_UP)][WARM_UP:]
+                files = PlainFiles(bed, Path(made) / f"plain-{piece_mib}")
+                rounds = [rates(bed, tokens, pool, files) for _ in range(options.rounds + WARM_UP)][WARM_UP:]
                 give_back_tree(Path(made) / f"pool-{piece_mib}")
                 plain = statistics.median(r["plain copy"] for r in rounds)
-                shares = [statistics.median(r[way] / r["plain copy"] for r in rounds) for way in ways]
+                shares = [statistics.median(r[way] / r["plain copy"] for r in rounds) for way in WAYS]
                 shown = " | ".join(f"{100 * share:.0f}%" for share in shares)
-                order = "in no order" if shuffled else "as handed out"
-                print(f"| {name}, {order} | {piece_mib} MiB | {plain / 1e9:.2f} | {shown} |", flush=True)
+                row = f"{name}, {'in no order' if shuffled else 'as handed out'} | {piece_mib} MiB"
+                print(f"| {row} | {plain / 1e9:.2f} | {shown} |", flush=True)
+                where.append(f"| {row} | {spent(rounds, tokens * layout.cell_bytes)} |")
+    print("\n| tokens | piece | plain copy, us | out | sum | pool | in | sum | pool |")
+    print("|---|---|---|" + "---|" * 6, *where, sep="\n")
 
 
 if __name__ == "__main__":

@@ -32,7 +32,7 @@ from prism.core.instances import InstanceKey, whole_model
 from prism.core.settings import LongPromptPlace
 from prism.engine.api import Work
 from prism.engine.handle import EngineHandle
-from prism.kv.host_pool import drop_host_pool
+from prism.kv.pool_directory import drop_host_pool
 from prism.wire.messages import Tokens
 from tests.engine.rig import codec, prompt, tokenized
 

@@ -46,7 +46,7 @@ from prism.core.instances import InstanceKey, whole_model
 from prism.core.pace import DevicePace
 from prism.core.specs import Scheduling
 from prism.engine.handle import EngineHandle
-from prism.kv.host_pool import drop_host_pool
+from prism.kv.pool_directory import drop_host_pool
 from prism.kv.settings import DeclaredLinks, KvSettings, write_kv_settings
 from prism.sim.gpus import gpu
 from prism.sim.models import known_spec

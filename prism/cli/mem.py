@@ -18,8 +18,9 @@ from rich.text import Text
 from prism import memory
 from prism.cli import output
 from prism.config.state import DEFAULT_STATE_DIR, StateDir
-from prism.kv.host_pool import HostPool, host_pool_directory
+from prism.kv.host_pool import HostPool
 from prism.kv.lent_shelf import borrower_of, is_long_borrower
+from prism.kv.pool_directory import host_pool_directory
 from prism.kv.settings import read_kv_settings
 from prism.memory.errors import AccountMismatch
 
@@ -144,10 +145,7 @@ def pool_line(accounts: Path) -> str:
     if bound_bytes == 0 or not folder.is_dir():
         return "KV in host memory: none is kept"
     use = HostPool(folder, bound_bytes).use()
-    free = f", {output.size(use.free_bytes)} free for the next" if use.free_bytes else ""
-    return (
-        f"KV in host memory: {output.size(use.file_bytes)} of {output.size(bound_bytes)} in {use.pieces} pieces{free}"
-    )
+    return f"KV in host memory: {output.size(use.file_bytes)} of {output.size(bound_bytes)} in {use.pieces} pieces"
 
 
 def long_lines(accounts: Path, books: Iterable[memory.DeviceStats]) -> list[str]:

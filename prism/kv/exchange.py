@@ -23,9 +23,10 @@ from typing import Any, Final
 import msgspec
 import numpy as np
 
-from prism.kv.host_pool import HostPool, SpaceNote
+from prism.kv.host_pool import HostPool
 from prism.kv.naming import PieceName
 from prism.kv.piece_file import PieceBytes
+from prism.kv.pool_directory import SpaceNote
 from prism.policy.moving import Leg, Way, choose_way
 from prism.transfer.errors import PeerError, SourceLost
 from prism.transfer.incoming import IncomingWindow, PullOptions

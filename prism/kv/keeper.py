@@ -13,11 +13,12 @@ from typing import Any, Final
 
 import numpy.typing as npt
 
-from prism.kv.host_pool import HostPool, SpaceNote
+from prism.kv.host_pool import HostPool
 from prism.kv.lent_shelf import LentShelf
 from prism.kv.naming import PIECE_TOKENS, PieceChain, as_tokens, space_of
 from prism.kv.piece_store import Piece, PieceStore
 from prism.kv.points import PointShelf
+from prism.kv.pool_directory import SpaceNote
 from prism.memory.rows import PoolRows, RowNumbers
 from prism.policy.moving import Leg, Way, WayChoice, choose_way
 

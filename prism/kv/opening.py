@@ -8,12 +8,13 @@ from typing import Final
 
 from prism import memory
 from prism.core.settings import LongPromptPlace
-from prism.kv.host_pool import HostPool, claim_host_pool
+from prism.kv.host_pool import HostPool
 from prism.kv.keeper import KvKeeper
 from prism.kv.lent_shelf import Lender, LentShelf, long_borrower_name
 from prism.kv.long_store import LongTiers
 from prism.kv.machine_memory import spare_memory
 from prism.kv.pacing import LenderPace
+from prism.kv.pool_directory import claim_host_pool
 from prism.kv.settings import DeclaredLinks, KvSettings, read_kv_settings
 from prism.policy.moving import lent_rate
 

@@ -6,14 +6,16 @@
     | magic | tokens u64 | leaves u64 | xxh3-64 of each leaf | zeros ...  | leaf 0 | leaf 1 | ...
 
 A leaf is as many rows of one column (:mod:`prism.memory.rows`) as fit LEAF_BYTES. Where it is to lie in memory it is
-gathered and summed there, else in a small buffer from which it is written; it is verified and scattered where it lies.
+gathered there, else in a small buffer from which it is written; it is scattered from where it lies. Both ways it is
+summed in the same pass.
 """
 
 from __future__ import annotations
 
+import functools
 import os
 import struct
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final, Protocol
 
@@ -30,6 +32,7 @@ LEAF_BYTES: Final = 1 << 20
 _HEAD: Final = struct.Struct("<8sQQ")
 _MOST_LEAVES: Final = (HEADER_BYTES - _HEAD.size) // 8
 """Of a piece: 508 MiB of them."""
+_KNOWN_CUTS: Final = 256
 _UNPACED: Final = LinkPace(0.0)
 
 
@@ -100,15 +103,18 @@ class PieceLeaf:
     nbytes: int
 
 
-def piece_leaves(widths: Sequence[int], tokens: int) -> Iterator[PieceLeaf]:
+@functools.lru_cache(maxsize=_KNOWN_CUTS)
+def piece_leaves(widths: tuple[int, ...], tokens: int) -> tuple[PieceLeaf, ...]:
     """How ``tokens`` rows of columns of these widths (bytes) are cut."""
+    leaves: list[PieceLeaf] = []
     offset = HEADER_BYTES
     for column, width in enumerate(widths):
         step = max(1, LEAF_BYTES // width)
         for first in range(0, tokens, step):
             end = min(first + step, tokens)
-            yield PieceLeaf(column, first, end, offset, (end - first) * width)
+            leaves.append(PieceLeaf(column, first, end, offset, (end - first) * width))
             offset += (end - first) * width
+    return tuple(leaves)
 
 
 def piece_bytes(widths: Sequence[int], tokens: int) -> int:
@@ -133,8 +139,7 @@ def write_piece(
 ) -> None:
     """Write ``rows`` of ``pool`` to ``place``. Raises ``OSError`` (``ENOSPC``), :class:`BadPiece` for a
     piece that has too many leaves."""
-    widths = [column.width for column in pool.columns]
-    leaves = list(piece_leaves(widths, len(rows)))
+    leaves = piece_leaves(tuple([column.width for column in pool.columns]), len(rows))
     if len(leaves) > _MOST_LEAVES:
         raise BadPiece(f"a piece of {len(rows)} tokens has {len(leaves)} leaves, at most {_MOST_LEAVES} are summed")
     sums = []
@@ -142,37 +147,40 @@ def write_piece(
         began_s = pace.begin()
         room = place.room(leaf.offset, leaf.nbytes)
         packed = staging.take(leaf.nbytes) if room is None else room
-        pool.gather(leaf.column, rows[leaf.first : leaf.end], packed)
-        sums.append(xxhash.xxh3_64_intdigest(packed.data))
+        sums.append(pool.gather_summed(leaf.column, rows[leaf.first : leaf.end], packed))
         if room is None:
             place.write(packed, leaf.offset)
         pace.copied(leaf.nbytes, began_s)
-    head = np.zeros(HEADER_BYTES, dtype=np.uint8)
-    head[: _HEAD.size] = np.frombuffer(_HEAD.pack(MAGIC, len(rows), len(sums)), dtype=np.uint8)
-    head[_HEAD.size :][: 8 * len(sums)] = np.asarray(sums, dtype="<u8").view(np.uint8)
-    place.write(head, 0)
+    head = _HEAD.pack(MAGIC, len(rows), len(sums)) + struct.pack(f"<{len(sums)}Q", *sums)
+    place.write(np.frombuffer(head.ljust(HEADER_BYTES, b"\0"), dtype=np.uint8), 0)
 
 
 def read_piece(place: PieceBytes, pool: PoolRows, rows: RowNumbers, skip: int, pace: LinkPace = _UNPACED) -> None:
-    """Write the piece's rows from its ``skip``-th on to ``rows`` of ``pool``, each leaf after it was verified. Raises
-    :class:`BadPiece`; some rows may have been written then."""
+    """Write the piece's rows from its ``skip``-th on to ``rows`` of ``pool``, each leaf summed as it is copied. Raises
+    :class:`BadPiece`; rows may have been written then, and mean nothing."""
     tokens = skip + len(rows)
-    leaves = list(piece_leaves([column.width for column in pool.columns], tokens))
+    leaves = piece_leaves(tuple([column.width for column in pool.columns]), tokens)
     for leaf, expected in zip(leaves, _read_sums(place, tokens, len(leaves)), strict=True):
         if leaf.end <= skip:
             continue
         began_s = pace.begin()
         packed = place.view(leaf.offset, leaf.nbytes)
-        if packed is None or xxhash.xxh3_64_intdigest(packed.data) != expected:
+        if packed is None or _put_back(packed, leaf, pool, rows, skip) != expected:
             raise BadPiece(f"bytes {leaf.offset}..{leaf.offset + leaf.nbytes} of a piece are not what was stored")
-        begin = max(leaf.first, skip)
-        width = leaf.nbytes // (leaf.end - leaf.first)
-        pool.scatter(leaf.column, rows[begin - skip : leaf.end - skip], packed[(begin - leaf.first) * width :])
         pace.copied(leaf.nbytes, began_s)
 
 
-def _read_sums(place: PieceBytes, tokens: int, leaves: int) -> list[int]:
+def _put_back(packed: Packed, leaf: PieceLeaf, pool: PoolRows, rows: RowNumbers, skip: int) -> int:
+    """Writes the leaf's rows from the piece's ``skip``-th on; returns the sum of all."""
+    if leaf.first >= skip:
+        return pool.scatter_summed(leaf.column, rows[leaf.first - skip : leaf.end - skip], packed)
+    width = leaf.nbytes // (leaf.end - leaf.first)
+    pool.scatter(leaf.column, rows[: leaf.end - skip], packed[(skip - leaf.first) * width :])
+    return xxhash.xxh3_64_intdigest(packed.data)
+
+
+def _read_sums(place: PieceBytes, tokens: int, leaves: int) -> tuple[int, ...]:
     head = place.view(0, HEADER_BYTES)
     if leaves > _MOST_LEAVES or head is None or _HEAD.unpack_from(head.data) != (MAGIC, tokens, leaves):
         raise BadPiece(f"the piece is not one of {tokens} tokens in {leaves} leaves")
-    return [int(x) for x in np.frombuffer(head, dtype="<u8", count=leaves, offset=_HEAD.size)]
+    return struct.unpack_from(f"<{leaves}Q", head.data, _HEAD.size)

@@ -1,6 +1,6 @@
 """Files of the machine's pool in this process's memory: mapped once, read and written as often as they come.
 
-A file is known by its inode, since its name changes when its pages hold the next piece (:mod:`prism.kv.free_files`).
+A file is known by its inode, since its name changes when its pages hold the next piece (:mod:`prism.kv.pool_room`).
 Whoever touches its bytes holds a lock on it, so that nobody gives its pages back meanwhile; a mapping that stays behind
 after they were given back has none and is not touched again.
 """

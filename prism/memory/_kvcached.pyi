@@ -26,6 +26,16 @@ def gather_rows(
 def scatter_rows(base_address: int, stride_bytes: int, width_bytes: int, rows: Slots, packed_address: int) -> None:
     """Copy packed bytes to rows of host memory; without Python's lock."""
 
+def gather_summed_rows(
+    packed_address: int, base_address: int, stride_bytes: int, width_bytes: int, rows: Slots, streamed: bool = False
+) -> int:
+    """As :func:`gather_rows`; returns XXH3 of the packed bytes. Raises ``ValueError`` for fewer than 241."""
+
+def scatter_summed_rows(
+    base_address: int, stride_bytes: int, width_bytes: int, rows: Slots, packed_address: int
+) -> int:
+    """As :func:`scatter_rows`; returns XXH3 of the packed bytes. Raises ``ValueError`` for fewer than 241."""
+
 class CoreDevice:
     def __init__(
         self, name: str, capacity_bytes: int, page_bytes: int, account_dir: str, cuda_library: str

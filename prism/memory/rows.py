@@ -13,12 +13,14 @@ others may have no memory behind them.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Protocol
 
 import numpy as np
 import numpy.typing as npt
+import xxhash
 
 from prism.memory import _kvcached
 from prism.memory._kvcached import Pool
@@ -30,6 +32,8 @@ Packed = npt.NDArray[np.uint8]
 
 _CACHED_BYTES: Final = 512 << 10
 """What is longer is not still in the caches when it is read next."""
+_LEAST_SUMMED_BYTES: Final = 241
+"""What is shorter is summed in another way."""
 
 
 _LINE_BYTES: Final = 64
@@ -91,8 +95,34 @@ class PoolRows(Protocol):
         """Write ``packed`` to the column's part of ``rows``."""
         ...
 
+    def gather_summed(self, column: int, rows: RowNumbers, packed: Packed) -> int:
+        """As :meth:`gather`; returns XXH3 (64 bits) of ``packed``."""
+        ...
 
-class HostPoolRows:
+    def scatter_summed(self, column: int, rows: RowNumbers, packed: Packed) -> int:
+        """As :meth:`scatter`; returns XXH3 (64 bits) of ``packed``."""
+        ...
+
+
+class SummedAfterwards(ABC):
+    """Sums packed bytes when they were copied."""
+
+    @abstractmethod
+    def gather(self, column: int, rows: RowNumbers, packed: Packed) -> None: ...
+
+    @abstractmethod
+    def scatter(self, column: int, rows: RowNumbers, packed: Packed) -> None: ...
+
+    def gather_summed(self, column: int, rows: RowNumbers, packed: Packed) -> int:
+        self.gather(column, rows, packed)
+        return xxhash.xxh3_64_intdigest(packed.data)
+
+    def scatter_summed(self, column: int, rows: RowNumbers, packed: Packed) -> int:
+        self.scatter(column, rows, packed)
+        return xxhash.xxh3_64_intdigest(packed.data)
+
+
+class HostPoolRows(SummedAfterwards):
     """Rows of a pool on a host device: copies of this process, without Python's lock."""
 
     def __init__(self, pool: Pool, layers: range | None = None) -> None:
@@ -110,8 +140,23 @@ class HostPoolRows:
         address = self._pool.address + where.start
         _kvcached.scatter_rows(address, where.stride, where.width, rows, packed.ctypes.data)
 
+    def gather_summed(self, column: int, rows: RowNumbers, packed: Packed) -> int:
+        if len(packed) < _LEAST_SUMMED_BYTES:
+            return super().gather_summed(column, rows, packed)
+        where = self.columns[column]
+        address = self._pool.address + where.start
+        streamed = len(packed) > _CACHED_BYTES
+        return _kvcached.gather_summed_rows(packed.ctypes.data, address, where.stride, where.width, rows, streamed)
 
-class DevicePoolRows:
+    def scatter_summed(self, column: int, rows: RowNumbers, packed: Packed) -> int:
+        if len(packed) < _LEAST_SUMMED_BYTES:
+            return super().scatter_summed(column, rows, packed)
+        where = self.columns[column]
+        address = self._pool.address + where.start
+        return _kvcached.scatter_summed_rows(address, where.stride, where.width, rows, packed.ctypes.data)
+
+
+class DevicePoolRows(SummedAfterwards):
     """Rows of a pool on a GPU: gathered into one buffer of the device by one kernel, then one copy over the link, on a
     stream of their own (AQUA 6: many small pieces reach a fraction of a link's rate).
 
@@ -166,7 +211,7 @@ class DevicePoolRows:
             self._stream.synchronize()
 
 
-class CopiedRows:
+class CopiedRows(SummedAfterwards):
     """A copy of some rows of another pool, by the same numbers: they may change or go meanwhile."""
 
     def __init__(self, source: PoolRows, rows: RowNumbers) -> None:
@@ -180,10 +225,22 @@ class CopiedRows:
             self._data.append(packed)
 
     def gather(self, column: int, rows: RowNumbers, packed: Packed) -> None:
-        width = self.columns[column].width
-        places = self._order[np.searchsorted(self._sorted, rows)]
-        data = self._data[column].reshape(-1, width)
-        np.take(data, places, axis=0, out=packed.reshape(-1, width), mode="clip")
+        width, places = self.columns[column].width, self._places(rows)
+        _kvcached.gather_rows(packed.ctypes.data, self._data[column].ctypes.data, width, width, places)
+
+    def gather_summed(self, column: int, rows: RowNumbers, packed: Packed) -> int:
+        if len(packed) < _LEAST_SUMMED_BYTES:
+            return super().gather_summed(column, rows, packed)
+        width, places, streamed = self.columns[column].width, self._places(rows), len(packed) > _CACHED_BYTES
+        data = self._data[column].ctypes.data
+        return _kvcached.gather_summed_rows(packed.ctypes.data, data, width, width, places, streamed)
+
+    def _places(self, rows: RowNumbers) -> RowNumbers:
+        """Raises ``KeyError`` for rows that were not copied."""
+        found = np.searchsorted(self._sorted, rows)
+        if len(rows) and not np.array_equal(self._sorted[np.minimum(found, len(self._sorted) - 1)], rows):
+            raise KeyError("rows that were not copied")
+        return np.ascontiguousarray(self._order[found])
 
     def scatter(self, column: int, rows: RowNumbers, packed: Packed) -> None:
         raise TypeError("a copy of rows is read only")

@@ -19,7 +19,7 @@ from prism.core.errors import PrismError
 from prism.core.ids import NodeId
 from prism.core.specs import DeviceKind, DeviceSpec
 from prism.engine.zygote_client import ZygoteClient, promote
-from prism.kv.host_pool import drop_host_pool
+from prism.kv.pool_directory import drop_host_pool
 from prism.kv.settings import write_kv_settings
 from prism.node.main import NodeConfig
 from prism.obs import names

@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 
 from prism.core.specs import Scheduling
-from prism.kv.host_pool import HostPool, drop_host_pool, host_pool_directory
+from prism.kv.host_pool import HostPool
+from prism.kv.pool_directory import drop_host_pool, host_pool_directory
 from prism.kv.settings import KvSettings, write_kv_settings
 from tests.engine.rig import DEVICE_BYTES, Rig, prompt, reference, tokenized
 from tests.patience import happens
@@ -62,4 +63,4 @@ async def test_requests_take_turns(
     finally:
         await handle.deactivate()
     assert all(rig.free_bytes(i) == DEVICE_BYTES for i in range(2))
-    assert kept.use().booked_bytes == kept.use().file_bytes + kept.use().free_bytes
+    assert kept.use().booked_bytes == kept.use().file_bytes

@@ -10,7 +10,8 @@ from collections.abc import AsyncIterator
 import pytest
 
 from prism.engine.handle import EngineHandle
-from prism.kv.host_pool import HostPool, drop_host_pool, host_pool_directory
+from prism.kv.host_pool import HostPool
+from prism.kv.pool_directory import drop_host_pool, host_pool_directory
 from prism.kv.settings import DeclaredLinks, KvSettings, write_kv_settings
 from tests.engine.rig import DEVICE_BYTES, Rig, prompt, tokenized, until_died
 from tests.patience import happens
@@ -77,7 +78,7 @@ async def test_lent_kv_outlives_the_lenders_engine_and_goes_where_there_is_room_
     await handle.deactivate()
     rig.pool.memory[rig.devices[1]].reap()
     assert rig.free_bytes(0) == rig.free_bytes(1) == DEVICE_BYTES
-    assert lending.use().booked_bytes == lending.use().file_bytes + lending.use().free_bytes
+    assert lending.use().booked_bytes == lending.use().file_bytes
 
 
 async def test_a_borrower_killed_while_it_copies_leaves_nothing_with_its_lender(rig: Rig, lending: HostPool) -> None:
@@ -93,7 +94,7 @@ async def test_a_borrower_killed_while_it_copies_leaves_nothing_with_its_lender(
     for device in rig.devices:
         rig.pool.memory[device].reap()
     assert rig.free_bytes(0) == rig.free_bytes(1) == DEVICE_BYTES
-    assert lending.use().booked_bytes == lending.use().file_bytes + lending.use().free_bytes
+    assert lending.use().booked_bytes == lending.use().file_bytes
     assert not list(lending.directory.glob("*/.part-*"))
     async with rig.engine(NAME) as again:
         resumed = rig.tokens[rid][:]

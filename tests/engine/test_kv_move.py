@@ -14,7 +14,8 @@ import pytest
 from prism.core.specs import Scheduling
 from prism.engine.handle import EngineHandle
 from prism.kv.exchange import HeldPiece, fetch_kv
-from prism.kv.host_pool import HostPool, drop_host_pool, host_pool_directory
+from prism.kv.host_pool import HostPool
+from prism.kv.pool_directory import drop_host_pool, host_pool_directory
 from prism.kv.settings import DeclaredLinks, KvSettings, write_kv_settings
 from tests.engine.families import FAMILIES, make_model
 from tests.engine.rig import DEVICE_BYTES, Rig, prompt, reference, tokenized
@@ -99,7 +100,7 @@ async def test_a_conversation_goes_on_from_its_cache_wherever_its_model_comes_ba
         _, hits = await turn(rig, handle, following)
         assert hits == 0, "corrupt pieces are computed again"
     assert rig.free_bytes(0) == rig.free_bytes(1) == DEVICE_BYTES
-    assert kept.use().booked_bytes == kept.use().file_bytes + kept.use().free_bytes
+    assert kept.use().booked_bytes == kept.use().file_bytes
 
 
 async def test_prefixes_that_are_evicted_come_back(rig: Rig, kept: HostPool) -> None:
@@ -163,7 +164,7 @@ async def test_others_go_on_while_kv_comes_over_a_link_and_a_kill_while_it_leave
     os.kill(handle.pids[0], signal.SIGKILL)
     await leaving
     use = kept.use()
-    assert use.booked_bytes == use.file_bytes + use.free_bytes and not list(kept.directory.glob("*/.part-*"))
+    assert use.booked_bytes == use.file_bytes and not list(kept.directory.glob("*/.part-*"))
     async with rig.engine(NAME) as again:
         resumed = rig.tokens[beside][:]
         rid = rig.submit(again, tokenized("", prompt(2), len(resumed) + 3), resumed=resumed)
@@ -209,7 +210,7 @@ async def test_requests_with_windows_are_paged_out_and_in(
     await until_counted(handle)
     await handle.deactivate()
     assert rig.free_bytes(0) == DEVICE_BYTES
-    assert kept.use().booked_bytes == kept.use().file_bytes + kept.use().free_bytes
+    assert kept.use().booked_bytes == kept.use().file_bytes
 
 
 @pytest.mark.slow

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 
-from prism.memory.rows import Packed, RowColumn, RowNumbers
+from prism.memory.rows import Packed, RowColumn, RowNumbers, SummedAfterwards
 
 
-class ArrayRows:
+class ArrayRows(SummedAfterwards):
     """Rows of ``count`` tokens with columns of these widths; random bytes."""
 
     def __init__(self, widths: tuple[int, ...] = (48,), count: int = 1000, seed: int = 0) -> None:

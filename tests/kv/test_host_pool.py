@@ -14,10 +14,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from prism.kv.host_pool import HostPool, SpaceNote, claim_host_pool, drop_host_pool, host_pool_directory
+from prism.kv.host_pool import HostPool
 from prism.kv.machine_memory import SpareMemory
 from prism.kv.naming import PieceChain, PieceName, as_tokens, space_of
 from prism.kv.piece_file import PieceBytes
+from prism.kv.pool_directory import SpaceNote
 
 KIB = 1 << 10
 SPACE, OTHER = space_of("a"), space_of("b")
@@ -131,29 +132,7 @@ def test_many_writers_stay_within_the_bound(tmp_path: Path) -> None:
     with ThreadPoolExecutor(4) as threads:
         list(threads.map(work, range(4)))
     use = HostPool(tmp_path, 20 * KIB).use()
-    assert use.file_bytes + use.free_bytes == use.booked_bytes <= 20 * KIB
-
-
-def test_a_pool_that_is_dropped_takes_nothing_and_harms_nobody(tmp_path: Path) -> None:
-    accounts = tmp_path / "accounts"
-    accounts.mkdir()
-    pool = HostPool(claim_host_pool(accounts, tmp_path), 4 * KIB)
-    a, b = pieces(2)
-    put(pool, a)
-    drop_host_pool(accounts, tmp_path)
-    assert not host_pool_directory(accounts, tmp_path).exists()
-    assert read(pool, a) is None and not pool.has(SPACE, a)
-    assert not put(pool, b)
-
-
-def test_pools_of_states_that_are_gone_are_removed(tmp_path: Path) -> None:
-    gone, here = tmp_path / "gone", tmp_path / "here"
-    for accounts in (gone, here):
-        accounts.mkdir()
-        claim_host_pool(accounts, tmp_path)
-    gone.rmdir()
-    claim_host_pool(here, tmp_path)
-    assert not host_pool_directory(gone, tmp_path).exists() and host_pool_directory(here, tmp_path).exists()
+    assert use.file_bytes == use.booked_bytes <= 20 * KIB
 
 
 def test_a_machine_that_runs_short_of_memory_gets_that_of_pieces(tmp_path: Path) -> None:
@@ -169,7 +148,7 @@ def test_a_machine_that_runs_short_of_memory_gets_that_of_pieces(tmp_path: Path)
     assert pool.use().pieces <= 18 - 9 and pool.has(SPACE, first[0]), "the ends go first"
     left[0] = 100 * KIB
     assert put(pool, first[18])
-    assert pool.use().booked_bytes == pool.use().file_bytes + pool.use().free_bytes
+    assert pool.use().booked_bytes == pool.use().file_bytes
 
 
 @pytest.mark.parametrize("code", [errno.ENOSPC, errno.ENOMEM])

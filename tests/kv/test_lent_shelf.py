@@ -17,10 +17,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from prism import memory
-from prism.kv.host_pool import HostPool, drop_host_pool
+from prism.kv.host_pool import HostPool
 from prism.kv.keeper import KvKeeper
 from prism.kv.lent_shelf import FreeRanges, Key, Lender, LentShelf, borrower_name, borrower_of
 from prism.kv.opening import open_keeper
+from prism.kv.pool_directory import drop_host_pool
 from prism.kv.settings import DeclaredLinks, KvSettings, write_kv_settings
 from prism.memory.rows import Packed, RowNumbers
 from tests.kv.rows import ArrayRows
@@ -185,7 +186,7 @@ def test_a_lender_that_reclaims_while_a_page_in_is_half_done_gets_all_and_the_pa
 
     for data in rows.data:
         data[:] = 0
-    rows.scatter = slow  # type: ignore[method-assign]
+    rows.scatter = slow  # type: ignore[method-assign, assignment]
     with ThreadPoolExecutor(1) as thread:
         come = thread.submit(kept.fetch, TOKENS, "", 0, 640, ROWS)
         assert half.wait(60)

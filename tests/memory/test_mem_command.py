@@ -11,8 +11,9 @@ from click.testing import CliRunner
 
 from prism import memory
 from prism.cli.mem import command
-from prism.kv.host_pool import HostPool, drop_host_pool, host_pool_directory
+from prism.kv.host_pool import HostPool
 from prism.kv.naming import PieceChain, as_tokens, space_of
+from prism.kv.pool_directory import drop_host_pool, host_pool_directory
 from prism.kv.settings import KvSettings, write_kv_settings
 
 

@@ -9,10 +9,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import xxhash
 
 from prism import memory
 from prism.memory import _kvcached
-from prism.memory.rows import DevicePoolRows, HostPoolRows, PoolRows, row_columns
+from prism.memory.rows import CopiedRows, DevicePoolRows, HostPoolRows, PoolRows, row_columns
 
 TOKEN = memory.KvLayout(layers=3, kv_heads=2, head_dim=8, dtype_bytes=2)
 LAYOUTS = {
@@ -112,3 +113,49 @@ def test_rows_in_runs_and_alone_are_copied_whole_and_nothing_else_is(width: int,
     packed[:-3] = brought.reshape(-1)
     _kvcached.scatter_rows(pool.ctypes.data, stride, width, rows, packed.ctypes.data)
     assert pool.tobytes() == expected.tobytes()
+
+
+@pytest.mark.parametrize("width", [1, 7, 64, 512, 1000, 4096, 5000, 1 << 16])
+@pytest.mark.parametrize("runs", [False, True])
+def test_what_is_copied_is_summed_as_the_library_sums_it(width: int, runs: bool) -> None:
+    """The bytes are those of the way without a sum, the sum is XXH3 of them: of lengths at and around its stripes."""
+    for count in (1, 2, 3, 9, 33):
+        if width * count < 241:
+            with pytest.raises(ValueError, match="too few"):
+                _kvcached.gather_summed_rows(0, 0, width, width, np.arange(count))
+            continue
+        made, gap = np.random.default_rng(count), 0 if runs else 16
+        pool = made.integers(0, 256, (2 * count, width + gap), dtype=np.uint8)
+        rows = np.arange(count) + 1 if runs else made.permutation(2 * count)[:count].copy()
+        packed, again = (np.zeros(count * width, dtype=np.uint8) for _ in range(2))
+        for streamed in (False, True):
+            found = _kvcached.gather_summed_rows(
+                packed.ctypes.data, pool.ctypes.data, width + gap, width, rows, streamed
+            )
+            _kvcached.gather_rows(again.ctypes.data, pool.ctypes.data, width + gap, width, rows)
+            assert packed.tobytes() == again.tobytes() == pool[rows, :width].tobytes()
+            assert found == xxhash.xxh3_64_intdigest(packed.data)
+        target, expected = pool.copy(), pool.copy()
+        brought = made.integers(0, 256, (count, width), dtype=np.uint8)
+        expected[rows, :width] = brought
+        found = _kvcached.scatter_summed_rows(target.ctypes.data, width + gap, width, rows, brought.ctypes.data)
+        assert target.tobytes() == expected.tobytes() and found == xxhash.xxh3_64_intdigest(brought.data)
+
+
+def test_a_copy_of_rows_gives_what_was_copied(tmp_path: Path) -> None:
+    pool = divide(tmp_path, LAYOUTS["gaps"])
+    rows, numbers = HostPoolRows(pool), take(pool, 100)
+    made = fill(rows, pool, numbers, 4)
+    copied = CopiedRows(rows, np.sort(numbers))
+    fill(rows, pool, numbers, 5)
+    wanted = np.random.default_rng(2).permutation(100)[:40]
+    for column, where in enumerate(rows.columns):
+        packed = np.empty(40 * where.width, dtype=np.uint8)
+        expected = made[column].reshape(100, -1)[wanted].tobytes()
+        copied.gather(column, numbers[wanted].copy(), packed)
+        assert packed.tobytes() == expected
+        packed[:] = 0
+        assert copied.gather_summed(column, numbers[wanted].copy(), packed) == xxhash.xxh3_64_intdigest(expected)
+        assert packed.tobytes() == expected
+    with pytest.raises(KeyError):
+        copied.gather(0, np.array([799]), np.empty(rows.columns[0].width, dtype=np.uint8))
