@@ -43,7 +43,7 @@ from benchmarks.sim.validation import Outcome, Pair, missed, misses, outcome, su
 from benchmarks.sim.validation_runs import MOST_OUTPUT, MOST_PROMPT, POLICIES, RATES, TRACES, Draw, Run, runs
 from benchmarks.slo.server import exit_on_sigterm
 from prism.obs.kernel import AUTOGROUPS_REMEDY, has_autogroups
-from prism.sim.calibrate import activation_s, calibrate, fit_sharing, plan_run, slowdowns
+from prism.sim.calibrate import activation_s, calibrate, fit_crowding, fit_sharing, plan_run, slowdowns
 from prism.sim.calibration import fit
 from prism.sim.inputs import Inputs
 from prism.sim.run import simulate
@@ -121,20 +121,21 @@ class Bench:
         share, background = fit_sharing(slower, os.cpu_count() or 1)
         alone = (r for r in records if r.row in plan.alone)
         machine = f"{os.cpu_count()} cores, virtual devices"
-        made = calibrate(alone, "cpu", machine, {"engine_share": share})
+        made = calibrate(alone, "cpu", machine, {"engine_share": share, "thread_share": 1.0 / (os.cpu_count() or 1)})
         (self.work / "table.json").write_bytes(msgspec.json.encode(made))
         wake_s = activation_s(records, plan)
         front_s = fit(made).request_s
-        self.cluster(wake_s, front_s, background)
+        crowding = fit_crowding(slower, os.cpu_count() or 1, share, background)
+        self.cluster(wake_s, front_s, background, crowding)
         return (
             f"activation {1e3 * wake_s:.0f} ms, a request {1e3 * front_s:.1f} ms beside its steps, "
-            f"slower together {slower}: share {share:.2f}, rest {background:.2f}"
+            f"slower together {slower}: share {share:.2f}, rest {background:.2f}, crowding {crowding:.2f}"
         )
 
-    def cluster(self, relayout_s: float, front_s: float, background: float) -> None:
+    def cluster(self, relayout_s: float, front_s: float, background: float, crowding: float) -> None:
         group = {
             "gpu": "cpu", "nodes": 1, "gpus_per_node": 2, "memory": MEMORY, "shared_compute": True,
-            "background_load": background,
+            "background_load": background, "cores": os.cpu_count() or 1, "crowding": crowding,
         }  # fmt: skip
         took = {"front": front_s, "deliver": 0.0, "ready": 0.0, "relayout": relayout_s}
         timing = {key: f"{1e3 * seconds:.1f}ms" for key, seconds in took.items()}

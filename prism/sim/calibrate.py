@@ -191,8 +191,8 @@ def fit_sharing(slower: Mapping[int, float], cores: int) -> tuple[float, float]:
     """``(engine share, background)`` of a host's compute such that ``n`` engines are slowed down by ``n * share +
     background`` (:mod:`prism.sim.sharing`): least squares, with at least ``1 / cores`` for an engine and one engine
     alone not slowed down. Engines that were slower by less than ``n / cores`` did not run all at the same time: such a
-    point says nothing and is left out. What grows faster than the number of engines is not sharing (threads in each
-    other's way, or a disturbed measurement) and counts as if it grew with it: two at once are what is common."""
+    point says nothing and is left out. What grows faster than the number of engines is not sharing but crowding
+    (:func:`fit_crowding`), and counts here as if it grew with it: two at once are what is common."""
     least = 1.0 / cores
     points = [(count, ratio) for count, ratio in sorted(slower.items()) if ratio > max(1.0, count * least)]
     if not points:
@@ -207,6 +207,17 @@ def fit_sharing(slower: Mapping[int, float], cores: int) -> tuple[float, float]:
         error = sum((count * share + background - ratio) ** 2 for count, ratio in points)
         options.append((error, share, background))
     return min(options)[1:]
+
+
+def fit_crowding(slower: Mapping[int, float], cores: int, share: float, background: float) -> float:
+    """What each engine beyond ``cores`` costs all of them besides its share (:class:`prism.sim.sharing.Crowd`): what
+    was measured with more engines than cores over what :func:`fit_sharing` says, per engine beyond."""
+    beyond = [
+        (ratio - max(1.0, count * share + background)) / (count - cores)
+        for count, ratio in slower.items()
+        if count > cores
+    ]
+    return max(0.0, median(beyond)) if beyond else 0.0
 
 
 def calibrate(

@@ -103,6 +103,7 @@ class Calibration:
             switch_s=fitted["switch_s"],
             engine_share=kind.engine_share,
             overhead_is_compute=kind.overhead_is_compute,
+            thread_share=kind.thread_share,
         )
 
 

@@ -40,6 +40,10 @@ class NodeGroup(Section, frozen=True, kw_only=True):
     """All devices of a node share one compute pool (virtual devices on one CPU)."""
     background_load: Annotated[float, Meta(ge=0.0)] = 0.0
     """Compute that the rest of the system takes all the time, as a share of the node's pool."""
+    cores: Count | None = None
+    """Of a node whose devices share its compute; only ``crowding`` asks."""
+    crowding: Annotated[float, Meta(ge=0.0)] = 0.0
+    """How many times of what it takes alone a step takes more for each engine beyond ``cores``, besides its share."""
 
 
 class NetworkSection(Section, frozen=True, kw_only=True):

@@ -69,6 +69,9 @@ class GpuKind:
     """What an engine's process takes of the device beside weights and KV: context, graphs, workspaces."""
     parked_bytes: float = 0.5e9
     """The same of a parked one."""
+    thread_share: float = 0.0
+    """The part of ``engine_share`` that is the engine's own thread (1 / cores); the rest is what the system does with
+    the tokens of one answer, and grows with the tokens per second. 0: nothing is known of that."""
 
     @property
     def between_bytes_per_s(self) -> float:

@@ -14,7 +14,7 @@ from prism.sim.fetch import Fetcher
 from prism.sim.gpus import GpuKind, gpu, with_rates
 from prism.sim.host_cache import HostCache
 from prism.sim.links import Link, Network
-from prism.sim.sharing import Pool
+from prism.sim.sharing import Crowd, Pool
 from prism.sim.topology import DeviceLinks, NodeLinks, Topology
 
 MakeDevice = Callable[[DeviceSpec, GpuKind, Pool], SimDevice]
@@ -112,7 +112,8 @@ class Machines:
         if not group.shared_compute:
             return Pool(kind.overlap_gain, group.background_load)
         if node not in self._pools:
-            self._pools[node] = Pool(kind.overlap_gain, group.background_load)
+            crowd = Crowd(group.cores, group.crowding) if group.cores else None
+            self._pools[node] = Pool(kind.overlap_gain, group.background_load, crowd)
         return self._pools[node]
 
     def front_slowdown(self) -> float:

@@ -87,6 +87,7 @@ class StepCost:
     comm_token_s: float
     engine_share: float
     overhead_is_compute: bool
+    thread_share: float = 0.0
     entry_s: float = 0.0
     """This and the next only measurements say: they are 0 in the roofline of :func:`step_cost`."""
     switch_s: float = 0.0
@@ -111,7 +112,16 @@ class StepCost:
         host_s = self.overhead_s + self.sequence_s * batch + self.comm_s + self.comm_token_s * batch
         first_s = host_s + max(compute_s, self.weights_s) + self.kv_token_s * context
         lead_s = self.switch_s if after_prefill else 0.0
-        return Run(first_s, self.kv_token_s * batch, lead_s), self._load(compute_s, memory_s, host_s, first_s)
+        load = self._load(compute_s, memory_s, host_s, first_s)
+        if self.overhead_is_compute and self.thread_share and batch > 1:
+            load.compute = (
+                self.thread_share + (self.engine_share - self.thread_share) * batch * self._lone_s() / first_s
+            )
+        return Run(first_s, self.kv_token_s * batch, lead_s), load
+
+    def _lone_s(self) -> float:
+        """A decode step of one sequence."""
+        return self.overhead_s + self.sequence_s + max(self.gemm_token_s + self.head_s, self.weights_s)
 
     def prefill_tokens_per_s(self, chunk_tokens: int) -> float:
         """Speed of a long prompt cut into chunks: the first guess that schedulers get."""
@@ -145,5 +155,6 @@ def step_cost(model: ModelSpec, gpu: GpuKind, tp: int | None = None) -> StepCost
         comm_token_s=2 * reduced_bytes * (tp - 1) / tp / between,
         engine_share=gpu.engine_share,
         overhead_is_compute=gpu.overhead_is_compute,
+        thread_share=gpu.thread_share,
         head_s=head_flops(shape) / flops,
     )

@@ -7,10 +7,12 @@ resource is over-committed::
     slowdown = max(1, sum of compute loads, sum of memory loads, sum of larger loads / overlap_gain)
 
 The last term bounds what engines gain by leaning on different resources. A straggler is a pool with ``speed`` below 1.
+On a host whose cores play devices, engines beyond its cores cost more than their share (:class:`Crowd`).
 """
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Protocol
 
 from prism.sim.roofline import Load
@@ -23,14 +25,23 @@ class Sharer(Protocol):
         """The pool's :attr:`Pool.rate` is another from now on."""
 
 
+@dataclass(frozen=True, slots=True)
+class Crowd:
+    """Engines that step beyond ``cores`` slow everyone down by ``more`` of its time alone each: cores change hands
+    within steps, and caches with them."""
+
+    cores: int
+    more: float
+
+
 class Pool:
     """Compute and bandwidth of one device, or of the host whose cores play several devices."""
 
-    __slots__ = ("_loads", "_overlap_gain", "background", "rate", "speed")
+    __slots__ = ("_crowd", "_loads", "_overlap_gain", "background", "rate", "speed")
 
-    def __init__(self, overlap_gain: float, background: float = 0.0) -> None:
+    def __init__(self, overlap_gain: float, background: float = 0.0, crowd: Crowd | None = None) -> None:
         self._loads: dict[Sharer, Load] = {}
-        self._overlap_gain = overlap_gain
+        self._overlap_gain, self._crowd = overlap_gain, crowd
         self.background = background
         """Compute that others than engines use all the time (0..1)."""
         self.speed = 1.0
@@ -63,7 +74,10 @@ class Pool:
             compute += load.compute
             memory += load.memory
             larger += load.compute if load.compute > load.memory else load.memory
-        rate = self.speed / max(1.0, compute, memory, larger / self._overlap_gain)
+        slowdown = max(1.0, compute, memory, larger / self._overlap_gain)
+        if self._crowd is not None and (beyond := len(self._loads) - self._crowd.cores) > 0:
+            slowdown += beyond * self._crowd.more
+        rate = self.speed / slowdown
         if rate != self.rate:
             self.rate = rate
             for sharer in list(self._loads):

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from prism.core.errors import InvalidValue
-from prism.sim.calibrate import activation_s, calibrate, fit_sharing, plan_run, slowdowns
+from prism.sim.calibrate import activation_s, calibrate, fit_crowding, fit_sharing, plan_run, slowdowns
 from prism.sim.calibration import CalibrationFile, StepSample, fit, load_calibration, non_negative_least_squares
 from prism.sim.cluster_file import parse_cluster
 from prism.sim.gpus import gpu
@@ -164,5 +164,8 @@ def test_engines_that_do_not_disturb_each_other_take_one_core_each() -> None:
     assert fit_sharing({}, cores=2) == (0.5, 0.0)
     assert fit_sharing({2: 1.28, 3: 1.36}, cores=2) == (0.5, pytest.approx(0.28))  # three at a time were not three
     assert fit_sharing({2: 1.4, 3: 3.0}, cores=2) == (pytest.approx(0.7), pytest.approx(0.0))  # more than sharing
+    assert fit_crowding({2: 1.14, 3: 2.28}, 2, 0.57, 0.0) == pytest.approx(2.28 - 3 * 0.57)
+    assert fit_crowding({2: 1.4, 3: 1.5}, 2, 0.5, 0.4) == 0.0
+    assert fit_crowding({2: 1.4}, 2, 0.5, 0.4) == 0.0
     share, background = fit_sharing({2: 1.3, 3: 1.9}, cores=2)
     assert (share, background) == (pytest.approx(0.6, abs=0.01), pytest.approx(0.1, abs=0.02))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -19,7 +20,8 @@ from prism.sim.models import MODELS, catalog_specs, known_model, known_spec
 from prism.sim.prefix import PrefixCache
 from prism.sim.queue import EventQueue
 from prism.sim.roofline import Load, Run, head_flops, layer_flops_per_token, step_cost
-from prism.sim.sharing import Pool
+from prism.sim.sharing import Crowd, Pool
+from tests.sim.helpers import tiny_spec
 
 LLAMA = "meta-llama/Llama-3.1-8B-Instruct"
 
@@ -135,6 +137,17 @@ def test_engines_slow_down_only_when_the_device_is_full() -> None:
     assert pool.rate == 0.5
 
 
+def test_engines_beyond_the_cores_cost_more_than_their_share() -> None:
+    pool, engines = Pool(1.0, 0.1, Crowd(2, 0.5)), [_Engine() for _ in range(4)]
+    rates = []
+    for engine in engines:
+        pool.set_load(engine, Load(0.5, 0.0))
+        rates.append(1 / pool.rate)
+    assert rates == pytest.approx([1.0, 1.1, 1.6 + 0.5, 2.1 + 1.0])
+    pool.set_load(engines[0], None)
+    assert 1 / pool.rate == pytest.approx(2.1)
+
+
 def test_a_thread_beside_engines_waits_for_a_core_not_for_their_share() -> None:
     pool, engines = Pool(1.0, 0.1), (_Engine(), _Engine())
     assert pool.beside_threads(0.5) == 1.0
@@ -185,3 +198,15 @@ def test_what_is_on_its_way_comes_once_for_all_who_ask() -> None:
     fetcher.fetch((link,), 100.0, lambda: done.append((4, queue.now_s)), "m")
     queue.run_until(36.0)
     assert done[-1] == (4, 35.0)  # it has come, and is asked for anew
+
+
+def test_what_the_system_does_with_tokens_grows_with_their_number() -> None:
+    """Alone an answer takes its share; four at once take the thread and four times the rest, per time."""
+    host = replace(gpu("cpu"), engine_share=0.6, thread_share=0.5)
+    cost = step_cost(tiny_spec("m"), host)
+    alone, one = cost.decode(1, 0)
+    four, many = cost.decode(4, 0)
+    assert one.compute == 0.6
+    assert many.compute == pytest.approx(0.5 + 0.1 * 4 * alone.first_s / four.first_s)
+    assert step_cost(tiny_spec("m"), replace(host, thread_share=0.0)).decode(4, 0)[1].compute == 0.6
+    assert cost.prefill(100, 0.0, 0, 1)[1].compute == 0.6
