@@ -35,6 +35,7 @@ from benchmarks.slo.fleet import make_models, trace_source
 from benchmarks.slo.live import LiveRunner, calibrate
 from benchmarks.slo.margins import margins
 from benchmarks.slo.misses import misses
+from benchmarks.slo.pauses import pauses
 from benchmarks.slo.plots import ablation_bars, figure_7
 from benchmarks.slo.resources import facts, resources
 from benchmarks.slo.server import exit_on_sigterm
@@ -96,7 +97,7 @@ def _write(results: Results, setup: Setup, out: Path) -> None:
     sources = {name: trace_source(name, out) for name in dict.fromkeys(spec.trace for spec, _ in results)}
     parts = (
         facts(results, setup, sources), markdown(results), margins(found), misses(results, out / "runs"),
-        resources(results, setup),
+        resources(results, setup), pauses((spec for spec, _ in results), out / "runs"),
     )  # fmt: skip
     text = "\n".join(part for part in parts if part)
     (out / "results.md").write_text(text)

@@ -16,6 +16,7 @@ from benchmarks.slo.fleet import (
     trace_source,
     write_catalog,
 )
+from benchmarks.slo.pauses import held_s, note
 from benchmarks.slo.server import Server
 from benchmarks.slo.spec import SCALE_FREE, RunSpec, Setup
 from prism.trace.replay.calibrate import objective_of, write_objectives
@@ -91,7 +92,10 @@ class LiveRunner:
             watched = watcher if watcher.available() else None
             plan = make_plan(options)
             facts = {**self._facts, "trace_source": trace_source(spec.trace, self._out)}
-            return run_replay(plan, folder, title=title, watcher=watched, facts=facts).report
+            before_s = held_s(server.url)
+            report = run_replay(plan, folder, title=title, watcher=watched, facts=facts).report
+            note(folder, held_s(server.url) - before_s)
+            return report
         except BaseException:
             self.close(failed=True)
             raise

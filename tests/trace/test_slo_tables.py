@@ -11,6 +11,7 @@ from benchmarks.slo.finished import grid_of, setup_of
 from benchmarks.slo.fleet import policy_section
 from benchmarks.slo.margins import Reach, margins, ratio, reach
 from benchmarks.slo.misses import cause, causes
+from benchmarks.slo.pauses import note, pauses
 from benchmarks.slo.resources import resources
 from benchmarks.slo.spec import Grid, RunSpec, Setup
 from benchmarks.slo.summary import Point, curves
@@ -167,6 +168,17 @@ def test_a_part_switched_off_may_be_run_over_whole_axes(tmp_path: Path) -> None:
         folder.mkdir(parents=True)
         (folder / "report.json").touch()
     assert {r.folder for r in grid_of(tmp_path, setup).runs(setup)} == {r.folder for r in runs}
+
+
+def test_how_long_engines_stood_still_is_summed_over_repeats(tmp_path: Path) -> None:
+    specs = [RunSpec("rate", "arena", policy, 1.0, 5.0, 2, i) for policy in ("prism", "static") for i in range(2)]
+    for spec in specs:
+        (tmp_path / spec.folder).mkdir()
+        note(tmp_path / spec.folder, 0.0)
+    assert pauses(specs, tmp_path) == ""
+    note(tmp_path / specs[0].folder, 1.25)
+    note(tmp_path / specs[1].folder, 2.0)
+    assert "| arena | prism | 3.2 |" in pauses(specs, tmp_path)
 
 
 def test_nothing_to_summarize_is_said(tmp_path: Path) -> None:
