@@ -32,6 +32,7 @@ def all_hooks() -> tuple[Hook, ...]:
         pooling,
         quantised,
         remote_steps,
+        remote_under_way,
         reuse,
         room,
         sampling,
@@ -76,6 +77,7 @@ def all_hooks() -> tuple[Hook, ...]:
         spec_memory,
         spec_sampling,
         remote_steps,
+        remote_under_way,
         long_steps,
     )
     return tuple(hook for module in modules for hook in module.HOOKS)

@@ -6,6 +6,7 @@ from itertools import accumulate
 from typing import Any, Final, NamedTuple
 
 from prism.policy.kv_ahead import LOOKAHEAD_STEPS, beyond_next_steps, entering_tokens, next_steps_tokens, rounded
+from sglang_patches.remote_requests import requests_under_way
 from sglang_patches.spec_memory import reserve_tokens
 
 _CLIP_NEW_TOKENS: Final = 4096
@@ -75,7 +76,8 @@ def running_requests(scheduler: Any) -> list[Any]:
     requests = [r for r in scheduler.running_batch.reqs if not r.finished()]
     if scheduler.last_batch is not None and scheduler.last_batch is not scheduler.running_batch:
         requests += [r for r in scheduler.last_batch.reqs if not r.finished()]
-    return requests
+    known = {id(r) for r in requests}
+    return requests + [r for r in requests_under_way(scheduler) if not r.finished() and id(r) not in known]
 
 
 def _admissible(scheduler: Any, running: list[Any]) -> list[Any]:

@@ -25,7 +25,7 @@ from prism.remote.messages import (
 from sglang_patches.remote_batches import BatchPart
 from sglang_patches.remote_peer import MEASURED_BYTES
 from sglang_patches.remote_pieces import State
-from sglang_patches.remote_questions import PeerLost, Pump, Question, Questions
+from sglang_patches.remote_questions import NAP_S, PeerLost, Pump, Question, Questions
 from sglang_patches.remote_ranks import Ranks, RanksOutcome
 from sglang_patches.remote_stops import TOLD_BYTES, KvRate, RoutePeer, Stop
 from sglang_patches.remote_tensors import pack_tensors, unpack_tensors
@@ -173,9 +173,9 @@ class PeerAsking:
         sent = pack_tensors(t for t in state or () if t is not None)
         return self.questions.send(stop.peer.link, self._work(stop, part), self._batch, sent)
 
-    def nap(self, waits: bool, since_s: float) -> None:
+    def nap(self, waits: bool, since_s: float, most_s: float = NAP_S) -> None:
         """See :meth:`Questions.nap`."""
-        self.questions.nap(waits, since_s + self.answer_s)
+        self.questions.nap(waits, since_s + self.answer_s, most_s)
 
     def state(self, stop: Stop, part: BatchPart, received: Received) -> State:
         """What an answer says. Raises :class:`PeerLost` when it is something else."""

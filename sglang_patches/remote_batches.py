@@ -75,6 +75,22 @@ def whole_batch(ids: Any, positions: Any, batch: Any) -> BatchPart:
     )
 
 
+def scheduled_batch(batch: Any) -> BatchPart:
+    """All of a ``ScheduleBatch`` that prefills or decodes, with its tokens on the device."""
+    decodes, ends = bool(batch.forward_mode.is_decode()), batch.seq_lens.tolist()
+    prefixes = [] if decodes else [int(n) for n in batch.prefix_lens]
+    starts = [end - 1 for end in ends] if decodes else prefixes
+    return BatchPart(
+        rows=batch.req_pool_indices.tolist(),
+        seq_lens=ends,
+        out_slots=batch.out_cache_loc.tolist(),
+        positions=[at for start, end in zip(starts, ends, strict=True) for at in range(start, end)],
+        token_ids=batch.input_ids.tolist(),
+        prefix_lens=prefixes,
+        extend_lens=[] if decodes else [int(n) for n in batch.extend_lens],
+    )
+
+
 def forward_batch(part: BatchPart, device: Any, spec_algorithm: Any) -> Any:
     """SGLang's ``ForwardBatch`` of it, as far as decoder layers look at one."""
     from sglang.srt.model_executor.forward_batch_info import CaptureHiddenMode, ForwardBatch, ForwardMode

@@ -68,10 +68,18 @@ class Growth:
         """The route stays as it is."""
         self._order = None
 
-    def go_on(self, idle: bool) -> None:
+    @property
+    def takes_over(self) -> bool:
+        """Layers are being taken over, or are here to be."""
+        if self._order is None or not self._leader.remote:
+            return False
+        return self._taking is not None or bool(self._may_take())
+
+    def go_on(self, idle: bool, alone: bool = True) -> None:
         """Bring the pieces that have arrived (all of them while nothing runs, else as many as :data:`BRING_S` suffices
         for, one at least: pieces that come faster than steps end would never all be here), and when there is none,
-        take over what is here of what peers run. Without peers the engine goes on alone once it has everything."""
+        take over what is here of what peers run. Without peers the engine goes on alone once it has everything. Not
+        ``alone``: batches are under way, and nothing is taken over."""
         if self._order is None or not (self._leader.remote or self._routes.stalled):
             return
         end_s = time.monotonic() + max(BRING_S, BRING_SHARE * self._leader.step_s)
@@ -79,6 +87,8 @@ class Growth:
             if not idle and self._ranks.same(time.monotonic() >= end_s):
                 return
         self._tend()
+        if not alone:
+            return
         if self._routes.stalled:
             self._routes.go_on_alone()
         else:
@@ -130,13 +140,19 @@ class Growth:
         self.stop_taking()
         self._grew(grown(self._leader.route, kv.runs), None if kv.nothing else kv.told)
 
-    def _to_take(self, way: KvWay) -> KvTaking | None:
-        """What is here and runs at peers. When its KV is better made again, that is done when everything is here."""
+    def _may_take(self) -> Any:
+        """What is here and runs at peers, if it is to be taken over now."""
         held = self._foreign.held
         runs, whole = ends_held(self._leader.route, held), len(held) == self._pieces.count
         waits = self._order is not None and self._order.when_whole
-        if not runs or ((waits or len(held) == self._declined) and not whole):
+        return runs if whole or not (waits or len(held) == self._declined) else None
+
+    def _to_take(self, way: KvWay) -> KvTaking | None:
+        """What is here and runs at peers. When its KV is better made again, that is done when everything is here."""
+        if not (runs := self._may_take()):
             return None
+        held = self._foreign.held
+        whole = len(held) == self._pieces.count
         kv = KvTaking(self._scheduler, self._leader, runs, self._pieces.layers, way, self._ranks)
         self._declined = 0 if kv.fetches or whole else len(held)
         if whole and not kv.fetches:

@@ -35,6 +35,7 @@ from sglang_patches.remote_peer import ForeignWork
 from sglang_patches.remote_pieces import ModelPieces
 from sglang_patches.remote_ranks import Ranks, RanksApart, RanksOutcome
 from sglang_patches.remote_routes import Routes
+from sglang_patches.remote_under_way import MOST, BatchesUnderWay
 from sglang_patches.seat import Seat
 
 log = logging.getLogger(__name__)
@@ -58,9 +59,12 @@ class RemoteLayers:
         self._leader = RouteLeader(scheduler, self._pieces, self._asking, ranks)
         self._leader.attach()
         self._routes = Routes(
-            scheduler, self._pieces, self._hub, self._foreign, self._leader, ranks, lambda: self._growth.stop_taking()
+            scheduler, self._pieces, self._hub, self._foreign, self._leader, ranks, self._begins_again
         )
         self._growth = Growth(scheduler, self._pieces, self._foreign, self._leader, self._routes, ranks)
+        self.under_way = BatchesUnderWay(scheduler, self._pieces, self._leader, self._is_quiet)
+        self._late: list[Order] = []
+        """Orders that wait until nothing is under way."""
         if self._seat.first_pieces:
             self._foreign.held = frozenset(self._seat.first_pieces)
 
@@ -96,7 +100,25 @@ class RemoteLayers:
             leaders=self._foreign.leaders,
             taken=self._growth.taken,
             parts=self._leader.parts,
+            ahead=MOST - 1 if self.under_way.possible else 1,
+            most=self.under_way.most,
         )
+
+    def due(self, orders: Sequence[Order]) -> list[Order]:
+        """Those that may be carried out now: none with batches under way."""
+        self._late += orders
+        due: list[Order] = []
+        if not self.under_way:
+            due, self._late = self._late, []
+        return due
+
+    def _is_quiet(self) -> bool:
+        """Nothing is to be begun beside other batches: orders wait, or layers are to be taken over."""
+        return bool(self._late) or self._growth.takes_over or self._routes.stalled
+
+    def _begins_again(self) -> list[Any]:
+        self._growth.stop_taking()
+        return self.under_way.drop()
 
     def step(self, orders: Sequence[Order]) -> None:
         """Between two steps of the scheduler."""
@@ -107,7 +129,7 @@ class RemoteLayers:
             self._carry_out(order)
         if self._leader.lost or any(peer.lost for peer in self._leader.peers):
             self._routes.go_on_elsewhere()
-        self._growth.go_on(self._idle)
+        self._growth.go_on(self._idle, alone=not self.under_way)
         if waiting and (self._idle or not self._leader.remote):  # otherwise it is done while the own batch waits
             self.serve()
 
@@ -135,7 +157,8 @@ class RemoteLayers:
     @property
     def _idle(self) -> bool:
         scheduler = self._scheduler
-        return not scheduler.waiting_queue and scheduler.running_batch.is_empty() and scheduler.last_batch is None
+        nothing_runs = scheduler.running_batch.is_empty() and scheduler.last_batch is None and not self.under_way
+        return nothing_runs and not scheduler.waiting_queue
 
     # --- messages ---
 
@@ -203,6 +226,7 @@ class RemoteLayers:
 
     def close(self) -> None:
         """The model leaves."""
+        self.under_way.drop()
         self._routes.close()
         self._leader.detach()
         self._foreign.drop_all()

@@ -52,6 +52,9 @@ class RouteLeader:
         """Over the route as it is; 0: not known."""
         self.step_s = 0.0
         """What the last step over the route took."""
+        self.ready: Sequence[State] | None = None
+        """Of the batch that SGLang runs next, its parts' states behind all stops but the head
+        (:mod:`sglang_patches.remote_under_way`)."""
         self.here: Any = None
         """By slot, whether its KV of the layers that are being taken over was fetched and not written since; None:
         nothing is fetched."""
@@ -64,6 +67,12 @@ class RouteLeader:
     @property
     def peers(self) -> list[RoutePeer]:
         return list({id(stop.peer): stop.peer for stop in self.route if stop.peer is not None}.values())
+
+    def stops_before_head(self) -> list[Stop]:
+        """The route without the head, which is SGLang's matter and runs on all parts at once."""
+        head = self._pieces.count - 1
+        *stops, last = self.route
+        return [*stops, Stop(None, last.first, head)] if last.first < head else stops
 
     def attach(self) -> None:
         forward = self.forward
@@ -98,6 +107,9 @@ class RouteLeader:
     def _follow(self, ids: Any, positions: Any, batch: Any) -> Any:
         if self.here is not None:
             self.here[batch.out_cache_loc.cpu()] = False
+        if self.ready is not None:
+            states, self.ready = self.ready, None
+            return self._head(states, ids, positions, batch)
         start_s = time.monotonic()
         whole = whole_batch(ids, positions, batch)
         counts = micro_batches(whole.extend_lens, 1 + len(self.peers)) if self.cuts and not whole.decodes else []
@@ -106,10 +118,14 @@ class RouteLeader:
             state = self._in_parts(list(whole.cut(counts)), ids, positions, batch)
         else:
             state = self._at_once(whole, ids, positions, batch)
-        self.step_s = time.monotonic() - start_s
-        if not whole.decodes and len(ids) >= _TIMED_TOKENS:
-            self.prefill_tokens_s = len(ids) / max(self.step_s, 1e-6)
+        self.took(len(ids), time.monotonic() - start_s, whole.decodes)
         return state
+
+    def took(self, tokens: int, seconds: float, decodes: bool) -> None:
+        """A batch of so many tokens went over the route."""
+        self.step_s = seconds
+        if not decodes and tokens >= _TIMED_TOKENS:
+            self.prefill_tokens_s = tokens / max(seconds, 1e-6)
 
     def _at_once(self, whole: BatchPart, ids: Any, positions: Any, batch: Any) -> Any:
         state: Any = None
@@ -121,11 +137,8 @@ class RouteLeader:
         return state
 
     def _in_parts(self, parts: Sequence[BatchPart], ids: Any, positions: Any, batch: Any) -> Any:
-        """Engines compute different parts at the same time; the head, which is SGLang's matter, runs on all at once."""
-        head = self._pieces.count - 1
-        *stops, last = self.route
-        if last.first < head:
-            stops.append(Stop(None, last.first, head))
+        """Engines compute different parts at the same time."""
+        stops = self.stops_before_head()
         backend = self._runner.attn_backend
 
         def run_here(stop: Stop, part: BatchPart, state: State | None) -> State:
@@ -139,6 +152,10 @@ class RouteLeader:
         finally:
             self.asking.questions.forget()
             backend.init_forward_metadata(batch)
+        return self._head(states, ids, positions, batch)
+
+    def _head(self, states: Sequence[State], ids: Any, positions: Any, batch: Any) -> Any:
+        head = self._pieces.count - 1
         together = [None if one[0] is None else torch.cat(one) for one in zip(*states, strict=True)]
         return self._pieces.run(head, head + 1, (together[0], together[1]), ids, positions, batch)
 

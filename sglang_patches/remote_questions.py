@@ -10,7 +10,7 @@ from prism.core.errors import PrismError
 from prism.remote.link import PeerLink, Received
 from prism.remote.messages import Message, Refused
 
-_NAP_S: Final = 0.05
+NAP_S: Final = 0.05
 
 
 class PeerLost(PrismError):
@@ -56,7 +56,7 @@ class Questions:
                 if time.monotonic() > give_up_s:
                     question[0].close(f"no answer within {limit_s:.0f} s")
                     continue
-                self._pump(_NAP_S)
+                self._pump(NAP_S)
         finally:
             self._asked.discard(question)
         return answer
@@ -79,13 +79,18 @@ class Questions:
         """Whether the answer is there, and nobody has taken it."""
         return question in self._answers
 
-    def nap(self, waits: bool, give_up_s: float) -> None:
-        """Take what arrived; ``waits``: after waiting for it a little. Whoever has not answered at ``give_up_s``
-        (``time.monotonic``) is lost."""
+    def nap(self, waits: bool, give_up_s: float, most_s: float = NAP_S) -> None:
+        """Take what arrived; ``waits``: after waiting for it a little, ``most_s`` at most. Whoever has not answered at
+        ``give_up_s`` (``time.monotonic``) is lost."""
         if waits and time.monotonic() > give_up_s:
             for link, _ in self._asked - self._answers.keys():
                 link.close("no answer in time")
-        self._pump(_NAP_S if waits else 0.0)
+        self._pump(most_s if waits else 0.0)
+
+    def drop(self, question: Question) -> None:
+        """Its answer is of no use any more."""
+        self._asked.discard(question)
+        self._answers.pop(question, None)
 
     def forget(self) -> None:
         """Answers that are still to come are of no use."""

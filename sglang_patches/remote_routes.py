@@ -56,7 +56,8 @@ def _as_told(path: str, numbers: Iterator[int]) -> _Greeted:
 
 
 class Routes:
-    """Of one engine. ``begins_again`` is called before its requests begin again."""
+    """Of one engine. ``begins_again`` is called before its requests begin again; it returns those that are in none of
+    SGLang's batches."""
 
     def __init__(
         self,
@@ -66,7 +67,7 @@ class Routes:
         foreign: ForeignWork,
         leader: RouteLeader,
         ranks: Ranks,
-        begins_again: Callable[[], None],
+        begins_again: Callable[[], list[Any]],
     ) -> None:
         self._scheduler, self._pieces, self._hub = scheduler, pieces, hub
         self._foreign, self._leader, self._ranks, self._begins_again = foreign, leader, ranks, begins_again
@@ -208,8 +209,9 @@ class Routes:
         from sglang.srt.managers.io_struct import PauseGenerationReqInput
         from sglang.srt.mem_cache.base_prefix_cache import EvictParams
 
-        self._begins_again()
-        scheduler = self._scheduler
+        scheduler, elsewhere = self._scheduler, self._begins_again()
+        scheduler.running_batch.reqs = list(dict.fromkeys([*scheduler.running_batch.reqs, *elsewhere]))
+        self._leader.ready = None
         if (moves := getattr(scheduler, "prism_kv_moves", None)) is not None:
             moves.close()
             scheduler.prism_kv_moves = scheduler.prism_fair = None

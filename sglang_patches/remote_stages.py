@@ -37,40 +37,91 @@ class Stages(Generic[Stop, Part, State, Question]):
     """Take what arrived, after waiting for it if nothing else can be done (True), as it has been since a time."""
 
 
+class Passing(Generic[Stop, Part, State, Question]):
+    """Parts on their way through ``stops``, in the order in which they were added; more may be added at any time."""
+
+    def __init__(self, stops: Sequence[Stop], stages: Stages[Stop, Part, State, Question]) -> None:
+        self._stops, self._stages = stops, stages
+        self._parts: list[Part] = []
+        self._states: list[State | None] = []
+        self._at: list[int] = []
+        """By part, the stop that it is at."""
+        self._asked: list[Question | None] = []
+
+    def add(self, parts: Sequence[Part]) -> None:
+        self._parts += parts
+        self._states += [None] * len(parts)
+        self._at += [0] * len(parts)
+        self._asked += [None] * len(parts)
+
+    @property
+    def open(self) -> list[Question]:
+        """What was asked and not answered."""
+        return [question for question in self._asked if question is not None]
+
+    def passed(self, count: int) -> bool:
+        """Whether the first ``count`` (>= 1) parts are behind the last stop."""
+        return self._at[count - 1] == len(self._stops)
+
+    def take(self, count: int) -> list[State]:
+        """The states of the first ``count`` parts, which have passed, behind the last stop; they are forgotten."""
+        states = [state for state in self._states[:count] if state is not None]
+        for of_parts in (self._parts, self._states, self._at, self._asked):
+            del of_parts[:count]
+        return states
+
+    def advance(self) -> bool:
+        """Take the answers that are there, ask for what may be asked, and run one part here, if there is one that may
+        be: the one at the earliest stop, as what comes out of it is work for others. False: nothing moved. Raises what
+        the stages raise."""
+        moved = False
+        for i in range(len(self._parts)):
+            if self._at[i] < len(self._stops) and not self._here(i):
+                moved = self._ask(i) or moved
+        ready = [i for i in range(len(self._parts)) if self._at[i] < len(self._stops) and self._runs_next(i)]
+        if ready:
+            i = min(ready, key=lambda i: (self._at[i], i))
+            self._states[i] = self._stages.run_here(self._stops[self._at[i]], self._parts[i], self._states[i])
+            self._at[i] += 1
+        return moved or bool(ready)
+
+    def _ask(self, i: int) -> bool:
+        """Whether part ``i`` has its answer from the peer that it is at."""
+        stop, stages = self._stops[self._at[i]], self._stages
+        if self._asked[i] is None and self._goes_next(i):
+            self._asked[i] = stages.send(stop, self._parts[i], self._states[i])
+        question = self._asked[i]
+        if question is None or (state := stages.received(stop, self._parts[i], question)) is None:
+            return False
+        self._states[i], self._asked[i] = state, None
+        self._at[i] += 1
+        return True
+
+    def _here(self, i: int) -> bool:
+        return self._stages.is_here(self._stops[self._at[i]])
+
+    def _goes_next(self, i: int) -> bool:
+        """The part before has passed the stop, or waits at a peer that answers in order."""
+        before = i - 1
+        return i == 0 or self._at[before] > self._at[i] or (self._at[before] == self._at[i] and self._waits(before))
+
+    def _waits(self, i: int) -> bool:
+        return self._asked[i] is not None
+
+    def _runs_next(self, i: int) -> bool:
+        return self._here(i) and self._goes_next(i)
+
+
 def run_stages(
     parts: Sequence[Part], stops: Sequence[Stop], stages: Stages[Stop, Part, State, Question]
 ) -> list[State]:
     """The state of each part behind the last stop. Raises what ``stages`` raise."""
-    states: list[State | None] = [None] * len(parts)
-    at = [0] * len(parts)
-    asked: list[Question | None] = [None] * len(parts)
+    passing = Passing(stops, stages)
+    passing.add(parts)
     moved_s = time.monotonic()
-
-    def here(i: int) -> bool:
-        return stages.is_here(stops[at[i]])
-
-    def goes_next(i: int) -> bool:
-        """The part before has passed the stop, or waits at a peer that answers in order."""
-        return i == 0 or at[i - 1] > at[i] or (at[i - 1] == at[i] and asked[i - 1] is not None)
-
-    while at[-1] < len(stops):
-        moved = False
-        for i, part in enumerate(parts):
-            if at[i] == len(stops) or here(i):
-                continue
-            if (question := asked[i]) is None and goes_next(i):
-                asked[i] = question = stages.send(stops[at[i]], part, states[i])
-            if question is not None and (state := stages.received(stops[at[i]], part, question)) is not None:
-                states[i], asked[i], moved = state, None, True
-                at[i] += 1
-        # The earliest stop first: what comes out of it is work for others.
-        ready = [i for i in range(len(parts)) if at[i] < len(stops) and here(i) and goes_next(i)]
-        if ready:
-            i = min(ready, key=lambda i: (at[i], i))
-            states[i] = stages.run_here(stops[at[i]], parts[i], states[i])
-            at[i] += 1
-            moved = True
+    while not passing.passed(len(parts)):
+        moved = passing.advance()
         if moved:
             moved_s = time.monotonic()
         stages.nap(not moved, moved_s)
-    return [state for state in states if state is not None]
+    return passing.take(len(parts))

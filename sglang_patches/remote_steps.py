@@ -13,6 +13,7 @@ from typing import Any
 from sglang_patches.hooks import Hook, HookKind
 from sglang_patches.kv_move_in import without
 from sglang_patches.remote_layers import RemoteLayers
+from sglang_patches.remote_under_way import Planned
 from sglang_patches.seat import Seat
 
 log = logging.getLogger(__name__)
@@ -36,6 +37,7 @@ def before_step(scheduler: Any) -> None:
     if remote is not None:
         if orders or not remote.whole:
             _settle(scheduler)
+        orders = remote.due(orders)
         remote.step(orders)
 
 
@@ -55,13 +57,14 @@ def _settle(scheduler: Any) -> None:
         scheduler.prism_settled = True
 
 
-def plan_step(scheduler: Any, plan: Callable[[], Any]) -> Any:
-    """``plan()``, with requests held back while no route is left; foreign work when there is nothing to run."""
+def plan_step(scheduler: Any, plan: Planned, running_batch: Any, last_batch: Any) -> Any:
+    """``plan`` of both batches, with requests held back while no route is left; foreign work when there is nothing to
+    run."""
     remote: RemoteLayers | None = getattr(scheduler, "prism_remote", None)
     if remote is None:
-        return plan()
+        return plan(running_batch, last_batch)
     waiting = {req.rid: req for req in scheduler.waiting_queue} if remote.stalled else {}
-    found = without(scheduler, waiting, plan)
+    found = without(scheduler, waiting, lambda: remote.under_way.next(plan, running_batch, last_batch))
     if getattr(scheduler, "prism_settled", False):
         scheduler.prism_settled = False
         scheduler.last_batch = None  # the loop would look for its results once more

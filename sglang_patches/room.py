@@ -22,6 +22,7 @@ import torch
 from prism.memory.errors import is_out_of_memory
 from sglang_patches.hooks import Hook, HookKind
 from sglang_patches.kv_lease import evict
+from sglang_patches.remote_requests import requests_under_way
 from sglang_patches.seat import Seat
 from sglang_patches.step_width import StepWidth
 
@@ -155,6 +156,7 @@ def _running(scheduler: Any, failed: Any) -> list[Any]:
     batches = [scheduler.running_batch, scheduler.last_batch, failed]
     known = [req for batch in batches if batch is not None for req in batch.reqs]
     known += [] if scheduler.chunked_req is None else [scheduler.chunked_req]
+    known += requests_under_way(scheduler)
     return [req for req in dict.fromkeys(known) if req.kv is not None and not req.finished()]
 
 
@@ -172,6 +174,8 @@ def _retract(scheduler: Any, requests: list[Any]) -> None:
     scheduler.token_to_kv_pool_allocator.lease.retractions += len(requests)
     scheduler.running_batch.reqs = []
     scheduler.last_batch = scheduler.cur_batch_for_debug = scheduler.chunked_req = None
+    if (remote := getattr(scheduler, "prism_remote", None)) is not None:
+        remote.under_way.drop()
 
 
 def _give_back(scheduler: Any) -> None:

@@ -40,7 +40,9 @@ def schedule(original: Callable[..., Any], scheduler: Any, running_batch: Any, l
         if last_batch is None:  # else its results are to be looked at first
             seat.wait(seat.held_s())
         return _no_step(running_batch)
-    plan = plan_step(scheduler, lambda: plan_turns(original, scheduler, running_batch, last_batch))
+    plan = plan_step(
+        scheduler, lambda running, last: plan_turns(original, scheduler, running, last), running_batch, last_batch
+    )
     lease.planned(scheduler.enable_overlap)
     seat.stepped(scheduler)
     if plan.batch_to_run is None and last_batch is None and seat.rank == 0:

@@ -105,6 +105,9 @@ class EngineLoad:
     """Slots for which the window of a request that is larger than the device has memory: others of the engine that
     wait get it (:class:`prism.policy.long_turns.WindowTurns`), and other models of the device; its bytes are in
     :class:`MemoryReport`, too. 0: there is no window now."""
+    ahead: int = 1
+    """Steps' worth of prompts that it may have at once: several, where it begins some while others are in engines that
+    run layers for it."""
 
 
 @dataclass(frozen=True, slots=True)

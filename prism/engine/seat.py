@@ -39,6 +39,7 @@ from prism.remote.orders import GrowRoute, HoldPieces, Order, OrderDone, ServeLa
 from sglang_patches.holding import may_stand_still
 from sglang_patches.kv_move import computed_tokens
 from sglang_patches.long_prompts import LongPrompts
+from sglang_patches.remote_requests import requests_under_way
 from sglang_patches.spec_memory import reserve_tokens
 
 _LOAD_EVERY_S: Final = 0.05
@@ -261,7 +262,7 @@ def measure_load(scheduler: Any, weight_bytes: int, world: int, adapters: list[s
     cached = int(scheduler.tree_cache.evictable_size())
     long: LongPrompts | None = getattr(scheduler, "prism_long", None)
     tiers = None if long is None else long.tiers
-    in_batch = sum(1 for r in scheduler.running_batch.reqs if not r.finished())
+    in_batch = sum(1 for r in scheduler.running_batch.reqs if not r.finished()) + len(requests_under_way(scheduler))
     in_batch += long is not None and long.run is not None
     queued = len(scheduler.waiting_queue) + len(scheduler.grammar_manager) + (0 if long is None else len(long.waiting))
     return EngineCounters(

@@ -95,7 +95,8 @@ class DeviceShell:
                     self._holding.told(key, after_first)
                 case engine_events.EngineCounters():
                     slots = event.free_kv_tokens, event.cached_kv_tokens, event.long_window_tokens
-                    self.feed(EngineLoad(key, event.running, event.queued, *slots))
+                    ahead = event.remote.ahead if event.remote else 1
+                    self.feed(EngineLoad(key, event.running, event.queued, *slots, ahead))
                     self._services.measures.retracted(key.model, self.device, event.retractions - retractions)
                     self._services.measures.kv_brought(key.model, self.device, event.kv_brought_tokens - brought)
                     self._services.measures.computed(key.model, self.device, event.computed_tokens - computed)

@@ -36,3 +36,7 @@ class RemoteState(msgspec.Struct, frozen=True, kw_only=True):
     taken: LayersTaken | None = None
     parts: int = 0
     """Of prefills that several engines computed at the same time, so far (:mod:`prism.policy.live.micro_batches`)."""
+    ahead: int = 1
+    """Steps' worth of prompts that it may have at once: a leader begins some while others are with its peers."""
+    most: int = 0
+    """Batches that were under way over its route at the same time, so far."""

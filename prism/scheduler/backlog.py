@@ -3,7 +3,9 @@
 A burst fills a device's queue within a fraction of a second; with the next report, a second later, others would load
 too late. So the device says for every model how long its queue has not been empty, or what it takes to prefill if that
 is longer, and makes a report as soon as this is more than its requests can bear, and again whenever the queue has
-doubled. The simulator's devices keep the same rules.
+doubled. What nobody was told of yet is told almost at once, whatever was reported a moment ago: all that waited for a
+model that was nowhere stands with its first instance when that has just said that it is there, and others that come
+with it have nothing to do until it is known. The simulator's devices keep the same rules.
 """
 
 from __future__ import annotations
@@ -16,7 +18,9 @@ from prism.core.ids import ModelName
 from prism.scheduler.shortage import bearable_wait_s
 
 _AGAIN_S: Final = 0.25
-"""Pause between two reports of this kind."""
+"""Pause between two reports of this kind of the same queue."""
+_SOON_S: Final = 0.05
+"""Of a queue that was empty, or could bear its wait, in the last report: a burst is here by then."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,8 +53,13 @@ class Backlog:
 
     def report_due_s(self, lines: Iterable[WaitingLine]) -> float:
         """When the controller is to be told, should the queues stay as they are; infinite when it knows enough."""
-        due_s = min((x.due_s for x in lines if x.count >= 2 * self._told.get(x.model, 0)), default=float("inf"))
-        return max(due_s, self._told_s + _AGAIN_S)
+        return min((self._line_due_s(x) for x in lines), default=float("inf"))
+
+    def _line_due_s(self, line: WaitingLine) -> float:
+        told = self._told.get(line.model, 0)
+        if line.count < 2 * told:
+            return float("inf")
+        return max(line.due_s, self._told_s + (_AGAIN_S if told else _SOON_S))
 
     def note_report(self, lines: Iterable[WaitingLine], now_s: float) -> None:
         """A report was made. What could bear its wait so far is told again when it cannot any more."""

@@ -89,6 +89,8 @@ class EngineState:
     settled: list[RequestId] = field(default_factory=list)
     """Requests whose prefill is done: the next report contains their memory."""
     extra_waiting: int = 0
+    ahead: int = 1
+    """Last report: steps' worth of prompts that it may have at once."""
     last_token_clock_s: float = 0.0
     token_time: TokenTime = field(default_factory=TokenTime)
     turns: PromptTurns = field(init=False)
@@ -100,9 +102,9 @@ class EngineState:
         self.turns = PromptTurns(self.up.slo_tpot_s if minds else float("inf"))
 
     def can_start(self) -> bool:
-        """A request dispatched now would be in the next prefill step: no queue inside, room in batch and chunk. Where
-        requests take turns one that is new is in the next round, whoever else is there."""
-        if self.draining or self.backlog_tokens >= self.up.chunk_tokens:
+        """A request dispatched now would be in the next prefill step that can begin: no queue inside, room in batch and
+        chunk. Where requests take turns one that is new is in the next round, whoever else is there."""
+        if self.draining or self.backlog_tokens >= self.ahead * self.up.chunk_tokens:
             return False
         return self.up.fair or (self.extra_waiting == 0 and len(self.in_flight) < self.up.max_running)
 
@@ -252,7 +254,7 @@ class EngineState:
         cached = load.cached_kv_tokens if self.up.elastic else 0
         self.free_tokens = load.free_kv_tokens - cached
         self.extra_waiting = max(0, load.waiting - self.no_token_yet)
-        self.window_tokens = load.window_tokens
+        self.window_tokens, self.ahead = load.window_tokens, load.ahead
         if self.window_tokens:  # long before the first token of its prompt
             for id in self.long:
                 self._drop_claim(id)

@@ -36,10 +36,19 @@ def test_a_queue_that_takes_long_to_prefill_is_told_of_at_once() -> None:
     assert Backlog().report_due_s([WaitingLine(A, 10.0, SLO_S, 3, 0.4)]) == 10.5
 
 
+def test_a_burst_behind_another_report_is_told_of_almost_at_once() -> None:
+    """That of an engine which just came up, before what waited for it was there."""
+    backlog = Backlog()
+    backlog.note_report([], 10.0)
+    assert backlog.report_due_s([WaitingLine(A, 10.01, SLO_S, 40, 5.0)]) == 10.05
+    backlog.note_report([WaitingLine(A, 10.01, SLO_S, 40, 5.0)], 10.05)
+    assert backlog.report_due_s([WaitingLine(A, 10.01, SLO_S, 90, 9.0)]) == 10.3
+
+
 def test_it_is_told_of_again_only_when_it_has_doubled() -> None:
     backlog = Backlog()
     backlog.note_report([WaitingLine(A, 10.0, SLO_S, 3, 0.0)], 10.4)
-    assert backlog.report_due_s([WaitingLine(A, 10.0, SLO_S, 3, 0.0)]) == 10.65, "it could bear its wait then"
+    assert backlog.report_due_s([WaitingLine(A, 10.0, SLO_S, 3, 0.0)]) == 10.5, "it could bear its wait then"
     backlog.note_report([WaitingLine(A, 10.0, SLO_S, 3, 0.0)], 10.65)
     assert backlog.report_due_s([WaitingLine(A, 10.0, SLO_S, 5, 0.0)]) == float("inf")
     assert backlog.report_due_s([WaitingLine(A, 10.0, SLO_S, 6, 0.0)]) == 10.9

@@ -147,6 +147,17 @@ def test_no_more_is_handed_out_than_one_step_prefills() -> None:
     assert dispatched(s.on_event(FirstToken(RequestId("r0")), 0.1)) == [("r3", ReasonCode.ON_TIME)]
 
 
+def test_an_engine_that_begins_steps_beside_others_gets_as_many_steps_worth() -> None:
+    """Some of its prompts are in engines that run layers for it."""
+    s = scheduler(max_running=10, chunk_tokens=250)
+    started = [bool(dispatched(arrive(s, f"r{i}", 100, 5.0))) for i in range(4)]
+    assert started == [True, True, True, False]
+    assert [id for id, _ in dispatched(s.on_event(EngineLoad(A1, 3, 0, 1000, ahead=2), 0.1))] == ["r3"]
+    started = [bool(dispatched(arrive(s, f"r{i}", 100, 5.0, at=0.1))) for i in range(4, 7)]
+    assert started == [True, False, False]
+    assert not dispatched(s.on_event(EngineLoad(A1, 5, 0, 1000), 0.2)), "it is alone again"
+
+
 def test_a_queue_inside_the_engine_stops_dispatching() -> None:
     s = scheduler(max_running=10)
     arrive(s, "one", 100, 5.0)

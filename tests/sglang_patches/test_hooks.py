@@ -70,6 +70,7 @@ def test_every_declared_hook_fits_the_installed_sglang() -> None:
         declared = sglang_patches.all_hooks()
     targets = [h.target for h in declared]
     shared = {target.rpartition(".")[2] for target in targets if targets.count(target) > 1}
-    assert shared == {"run_batch", "process_batch_result"}, "prompts larger than a device beside room and remote layers"
+    both = {"run_batch", "process_batch_result", "abort_request", "is_fully_idle"}
+    assert shared == both, "prompts larger than a device beside room and remote layers"
     assert all(h.kind is HookKind.AROUND for h in declared if targets.count(h.target) > 1), "each calls the other"
     assert all(h.why for h in sglang_patches.all_hooks())

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sglang_patches.remote_stages import Stages, run_stages
+from sglang_patches.remote_stages import Passing, Stages, run_stages
 
 
 class Place(NamedTuple):
@@ -59,9 +59,12 @@ class Fleet:
                 else:
                     self.answered[question] = self.states[question]
 
+    @property
+    def stages(self) -> Stages[Place, int, list[tuple[int, str]], int]:
+        return Stages(lambda stop: not stop.peer, self.run_here, self.send, self.received, self.nap)
+
     def run(self, parts: int, stops: list[Place]) -> list[list[tuple[int, str]]]:
-        stages = Stages(lambda stop: not stop.peer, self.run_here, self.send, self.received, self.nap)
-        return run_stages(range(parts), stops, stages)
+        return run_stages(range(parts), stops, self.stages)
 
 
 @given(
@@ -72,6 +75,35 @@ def test_every_part_passes_every_stop_in_order(parts: int, peers: list[str], pat
     assert fleet.run(parts, stops) == parts * [stops]
     for stop in stops:
         assert [part for at, part in fleet.log if at == stop] == list(range(parts))
+
+
+@given(
+    st.lists(st.tuples(st.integers(1, 3), st.integers(0, 6)), min_size=1, max_size=5),
+    st.lists(st.sampled_from(["", "a", "b"]), min_size=1, max_size=5),
+    st.lists(st.integers(1, 5)),
+)
+def test_parts_that_come_later_follow_those_before_them(
+    batches: list[tuple[int, int]], peers: list[str], patience: list[int]
+) -> None:
+    """Batches of so many parts, each some looks after the one before; each is taken as soon as it has passed."""
+    fleet, stops = Fleet(patience), [Place(*place) for place in enumerate(peers)]
+    passing, under_way, added, looks = Passing(stops, fleet.stages), list[int](), 0, 0
+    coming = list(batches)
+    while coming or under_way:
+        if coming and (looks >= coming[0][1] or not under_way):
+            count, looks = coming.pop(0)[0], 0
+            passing.add(range(added, added + count))
+            under_way.append(count)
+            added += count
+        looks += 1
+        moved = passing.advance()
+        while under_way and passing.passed(under_way[0]):
+            count = under_way.pop(0)
+            assert passing.take(count) == count * [stops]
+        if under_way:
+            fleet.nap(not moved, 0.0)
+    for stop in stops:
+        assert [part for at, part in fleet.log if at == stop] == list(range(added))
 
 
 def test_the_leader_computes_a_part_while_its_peer_has_the_next() -> None:
