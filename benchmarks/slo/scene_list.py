@@ -69,7 +69,8 @@ SCENES = (
     Scene(
         "memory",
         "figure8",
-        "Two models on one device; one surges, then the other. Elastic memory against fixed shares, all else alike.",
+        "Two models on one device; one surges, then the other. Elastic memory against fixed shares, all else alike: "
+        "fixed shares know no engines that stand still for others, so that here nobody does.",
         (
             Load("m1", ((0, 8, 4.5), (8, 20, 0.4)), 100, 150, _EASY),
             Load("m4", ((0, 9, 0.4), (9, 20, 4.5)), 100, 150, _EASY),
@@ -78,7 +79,7 @@ SCENES = (
         48,
         160,
         {"elastic": {"name": "prism"}, "fixed shares": {"name": "static", "admission": "moore_hodgson"}},
-        {"min_kv_tokens": 250},
+        {"min_kv_tokens": 250, "longest_pause": "0s"},
         pinned=True,
     ),
     Scene(
