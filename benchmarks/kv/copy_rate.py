@@ -5,8 +5,8 @@
 A pool with tokens of 128 KiB (Llama-8B) and one of 4 KiB hold one long sequence, its slots as the pool hands them out
 and again in no order. Piece by piece it is packed into memory (*out*) and put back into other slots (*in*), and the
 same with checksums (*summed*); then through the machine's pool: *out* into one that is full, which drops as much, *in*
-by who wrote or read the files before, *out, new pages* into one that is empty, *in, first* by a process that reads
-them for the first time. *Limits*: what the kernel takes for the last two alone, a plain write into new files and a
+by who wrote or read the memory before, *out, new pages* into one that is empty, *in, first* by a process that reads
+it for the first time. *Limits*: what the kernel takes for the last two alone, a plain write into new files and a
 plain copy out of files that are mapped for it. Beside each stands a plain copy of pieces of the same size, in the same
 round.
 Goal: out and in at least 85% of the plain copy for pieces of 2 MiB and more.
@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import argparse
 import itertools
+import mmap
 import statistics
 import tempfile
 import time
@@ -33,8 +34,7 @@ from prism import memory
 from prism.kv.host_pool import HostPool
 from prism.kv.naming import PieceName
 from prism.kv.piece_file import PieceStaging, piece_bytes, read_piece, write_piece
-from prism.kv.piece_maps import PieceMaps
-from prism.kv.pool_directory import give_back_tree
+from prism.kv.pool_directory import end_pool
 from prism.memory.rows import HostPoolRows, Packed, RowNumbers, packed_bytes
 
 MIB = 1 << 20
@@ -43,7 +43,7 @@ TOKENS = {"128 KiB tokens": (32, 8, 128, 2), "4 KiB tokens": (4, 2, 64, 4)}
 PIECES_MIB = (0.25, 2, 8)
 SPACE = "0" * 32
 WARM_UP = 4
-"""Rounds until the pool is full and all its files are mapped."""
+"""Rounds until the pool is full and all its memory is mapped."""
 
 
 class CopyBed:
@@ -97,8 +97,8 @@ class PlainFiles:
 
     def read(self, first: int, end: int) -> None:
         with (self._folder / str(first)).open("r+b") as file:
-            place = PieceMaps().place(file.fileno())
-        np.copyto(self._bed.part(self._bed.packed, first, end), place.memory)
+            mapped = mmap.mmap(file.fileno(), 0, mmap.MAP_SHARED | mmap.MAP_POPULATE)
+        np.copyto(self._bed.part(self._bed.packed, first, end), np.frombuffer(mapped, dtype=np.uint8))
 
     def drop(self) -> None:
         for file in self._folder.iterdir():
@@ -147,7 +147,10 @@ class PoolWays:
 
     def drop_new(self) -> None:
         for folder in self._folder.glob("new-*"):
-            give_back_tree(folder)
+            end_pool(folder)
+
+    def drop_full(self) -> None:
+        end_pool(self._folder / "full")
 
 
 def rates(bed: CopyBed, piece_tokens: int, pool: PoolWays, files: PlainFiles) -> dict[str, float]:
@@ -221,7 +224,7 @@ def main() -> None:
                 pool = PoolWays(bed, tokens, Path(made) / f"pool-{piece_mib}")
                 files = PlainFiles(bed, Path(made) / f"plain-{piece_mib}")
                 rounds = [rates(bed, tokens, pool, files) for _ in range(options.rounds + WARM_UP)][WARM_UP:]
-                give_back_tree(Path(made) / f"pool-{piece_mib}")
+                pool.drop_full()
                 plain = statistics.median(r["plain copy"] for r in rounds)
                 shares = [statistics.median(r[way] / r["plain copy"] for r in rounds) for way in WAYS]
                 shown = " | ".join(f"{100 * share:.0f}%" for share in shares)

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import mmap
-import os
 from collections.abc import Callable
-from pathlib import Path
 
 import numpy as np
 
@@ -14,24 +11,22 @@ from prism.memory.rows import Packed
 
 
 class ClaimedBytes:
-    """A file of ``nbytes`` whose lock says that its process lives: a dead one's is removed by whoever next counts."""
+    """Given back when its process dies, by whoever next counts."""
 
-    def __init__(self, fd: int, path: Path, nbytes: int, unbook: Callable[[Path, int], None]) -> None:
-        self._fd, self._path, self.nbytes, self._unbook = fd, path, nbytes, unbook
-        os.ftruncate(fd, nbytes)
-        mapped = mmap.mmap(fd, nbytes, mmap.MAP_SHARED, mmap.PROT_READ | mmap.PROT_WRITE)
-        self.memory: Packed = np.frombuffer(mapped, dtype=np.uint8)
+    def __init__(self, memory: Packed, fd: int, offset: int, give_back: Callable[[], None]) -> None:
+        self._file, self._offset, self._give_back = FileBytes(fd), offset, give_back
+        self.nbytes, self._open = len(memory), True
+        self.memory = memory
         """To read what was written."""
 
     def write(self, data: Packed, offset: int) -> None:
         """Raises ``OSError`` when the machine has no memory for it after all: through the mapping that would be a
         signal."""
-        FileBytes(self._fd).write(data, offset)
+        self._file.write(data, self._offset + offset)
 
     def close(self) -> None:
         """Everything is free again."""
-        if self._fd >= 0:
-            self._unbook(self._path, self.nbytes)
-            os.close(self._fd)
-            self._fd = -1
+        if self._open:
+            self._open = False
             self.memory = np.empty(0, dtype=np.uint8)
+            self._give_back()

@@ -1,4 +1,4 @@
-"""The folder in shared memory that is a machine's pool of KV: whose it is, what its files are called, how they go.
+"""The folder in shared memory that is a machine's pool of KV: whose it is, what is noted of its spaces, how it goes.
 
 What is in it: :mod:`prism.kv.host_pool`.
 """
@@ -11,20 +11,25 @@ import hashlib
 import itertools
 import os
 import shutil
-import time
+import threading
 from pathlib import Path
 from typing import Final
 
 import msgspec
 
-from prism.weights.store.locks import try_lock
+from prism.memory._kvcached import PieceIndex
 
 SHARED_MEMORY: Final = Path("/dev/shm")
-PART: Final = ".part-"
-"""Begins the name of what a process is writing, or has claimed; its size ends it."""
-ABOUT: Final = "about"
 FULL: Final = (errno.ENOSPC, errno.ENOMEM, errno.EDQUOT)
 _OWNER: Final = ".accounts"
+_NOTES: Final = "notes"
+_LEAST_SLOTS: Final = 4096
+_SLOT_FOR_BYTES: Final = 32 << 10
+"""Pieces are larger than this, but for a few."""
+_LEAST_VIRTUAL_BYTES: Final = 64 << 30
+_VIRTUAL: Final = 16
+"""Addresses of the pool's memory are so many times its bound, which costs nothing: where pieces of several sizes come
+and go there is a gap for each, and a bound that is larger at the next start has room."""
 _numbers = itertools.count()
 
 
@@ -45,7 +50,7 @@ def host_pool_directory(account_dir: Path, root: Path = SHARED_MEMORY) -> Path:
 
 def drop_host_pool(account_dir: Path, root: Path = SHARED_MEMORY) -> None:
     """Gives all memory of the pool back. Readers that have pieces open keep those."""
-    give_back_tree(host_pool_directory(account_dir, root))
+    end_pool(host_pool_directory(account_dir, root))
 
 
 def claim_host_pool(account_dir: Path, root: Path = SHARED_MEMORY) -> Path:
@@ -56,71 +61,48 @@ def claim_host_pool(account_dir: Path, root: Path = SHARED_MEMORY) -> Path:
     for other in root.glob(f"prism-kv-{os.getuid()}-*"):
         with contextlib.suppress(FileNotFoundError):
             if not Path((other / _OWNER).read_text()).is_dir():
-                give_back_tree(other)
+                end_pool(other)
     return mine
 
 
-def part_name(about: str) -> str:
-    """A name that nobody else has for what this process writes; ``about`` ends it."""
-    return f"{PART}{os.getpid()}-{next(_numbers)}-{time.time_ns()}-{about}"
+def open_index(directory: Path, bound_bytes: int) -> PieceIndex:
+    """The index of the pool there, made for ``bound_bytes`` if it is not. Raises ``OSError``."""
+    slots = max(_LEAST_SLOTS, bound_bytes // _SLOT_FOR_BYTES)
+    return PieceIndex(str(directory), slots, max(_LEAST_VIRTUAL_BYTES, _VIRTUAL * bound_bytes))
 
 
-def note_of(folder: Path) -> SpaceNote:
+def end_pool(directory: Path) -> None:
+    """Remove a pool, and its memory at once, whoever has it mapped; what somebody reads or has claimed goes when that
+    one has done, and nothing is taken in any more."""
+    if (directory / "index").exists():
+        with contextlib.suppress(OSError):  # another version's: its memory goes with its processes
+            open_index(directory, 0).end()
+    shutil.rmtree(directory, ignore_errors=True)
+
+
+def noted_spaces(directory: Path) -> list[str]:
     try:
-        return msgspec.json.decode((folder / ABOUT).read_bytes(), type=SpaceNote)
+        return [name for name in os.listdir(directory / _NOTES) if not name.startswith(".")]  # noqa: PTH208
+    except FileNotFoundError:
+        return []
+
+
+def note_of(directory: Path, space: str) -> SpaceNote:
+    try:
+        return msgspec.json.decode((directory / _NOTES / space).read_bytes(), type=SpaceNote)
     except (FileNotFoundError, msgspec.MsgspecError):
         return SpaceNote()
 
 
-def write_note(folder: Path, note: SpaceNote) -> None:
-    """Whole or not at all; not where there is no memory, or no folder."""
-    partial = folder / part_name("0")
+def write_note(directory: Path, space: str, note: SpaceNote) -> None:
+    """Whole or not at all; not where there is no memory, or no pool any more."""
+    folder = directory / _NOTES
+    partial = folder / f".{os.getpid()}-{threading.get_ident()}-{next(_numbers)}"
     try:
+        folder.mkdir(mode=0o700, exist_ok=True)
         partial.write_bytes(msgspec.json.encode(note))
-        partial.rename(folder / ABOUT)
+        partial.rename(folder / space)
     except OSError as error:
         partial.unlink(missing_ok=True)
         if not isinstance(error, FileNotFoundError) and error.errno not in FULL:
             raise
-
-
-def is_written(part: Path) -> bool:
-    """Whether a living process writes it; the file of a dead one is removed."""
-    try:
-        fd = os.open(part, os.O_RDWR | os.O_CLOEXEC)
-    except FileNotFoundError:
-        return False
-    try:
-        alive = not try_lock(fd, exclusive=True)
-        if not alive:
-            os.ftruncate(fd, 0)  # whoever has it mapped from the piece before
-            part.unlink(missing_ok=True)
-        return alive
-    finally:
-        os.close(fd)
-
-
-def give_back(path: Path) -> bool:
-    """Remove a file, and its pages at once, whoever has them mapped; where somebody holds a lock on it they go when
-    that one has done. False: it was gone."""
-    try:
-        fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
-    except FileNotFoundError:
-        return False
-    try:
-        if try_lock(fd, exclusive=True):
-            os.ftruncate(fd, 0)
-        path.unlink(missing_ok=True)
-    finally:
-        os.close(fd)
-    return True
-
-
-def give_back_tree(directory: Path) -> None:
-    """Remove a pool: the files of its folders as :func:`give_back` does."""
-    for folder in directory.glob("**/"):
-        if folder != directory:
-            for entry in os.scandir(folder):
-                if entry.is_file():
-                    give_back(Path(entry.path))
-    shutil.rmtree(directory, ignore_errors=True)

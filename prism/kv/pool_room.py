@@ -1,126 +1,173 @@
-"""Room in a machine's pool: who gets it, what is dropped for it, and whose file the next piece is written into.
+"""Room in a machine's pool: who gets it, what is dropped for it, and in whose memory the next piece is written.
 
-A full pool writes a piece into the file of one that it drops, of the same size: to make a page of shared memory takes
-the kernel four times as long as to write it. Such a file is locked first and loses its name then, so that it is a
-complete piece or one that is being written at every moment, whenever its writer is killed.
+A full pool writes a piece where one that it drops lies, of the same size: to make a page of shared memory takes the
+kernel four times as long as to write it.
 """
 
 from __future__ import annotations
 
 import os
+import threading
 import time
+import weakref
+from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
 from prism.kv.drop_order import DropOrder
 from prism.kv.machine_memory import SpareMemory
-from prism.kv.pool_books import PoolBooks
-from prism.kv.pool_directory import give_back
-from prism.kv.pool_lock import PoolLock
+from prism.kv.pool_directory import note_of, open_index
 from prism.policy.moving import StoredPiece
-from prism.weights.store.locks import try_lock
 
+Extent = tuple[int, int, int]
+"""A slot of the index, and where in the pool's memory how many bytes are its."""
 _NEAR: Final = 8
 """A piece of the same size is dropped in place of others if it is in the first such part of the pool to go."""
+_TRIES: Final = 4
+"""So often somebody else may take the room that was made."""
+_SPARSE: Final = 4
+"""Addresses of the pool's memory are at least so many times its bound, so that there is always a gap."""
 
 
 class PoolRoom:
-    """Of the pool at ``directory``; all methods take its lock, which is no thread's that calls them."""
+    """Of the pool at ``directory``. Safe in several threads."""
 
     def __init__(self, directory: Path, bound_bytes: int, spare: SpareMemory | None) -> None:
         """Raises ``OSError`` where there is not even memory for the books."""
-        self._directory, self.bound_bytes = directory, bound_bytes
-        self.lock, self._order = PoolLock(directory / "lock"), DropOrder()
-        with self.lock():
-            self._books = PoolBooks(directory, bound_bytes, spare)
+        self._directory, self._spare = directory, spare
+        self.index = open_index(directory, bound_bytes)
+        self.bound_bytes = min(bound_bytes, self.index.virtual_bytes // _SPARSE)
+        self._guard, self._order = threading.Lock(), DropOrder()
+        _rooms.add(self)
 
-    def take_over(self, nbytes: int, part: str) -> int | None:
-        """The file of a piece of ``nbytes`` that a full pool drops, as ``part``: its descriptor, which holds its lock;
-        it is booked. None: there is room, or no such piece, or memory is short."""
-        with self.lock():
-            if self._books.missing_bytes(nbytes) <= 0 or self._books.missing_bytes(0) > 0:
-                return None
-            self._rank_anew()
-            while self._books.missing_bytes(nbytes) > 0:
-                piece = self._order.take(nbytes, self.bound_bytes // _NEAR)
-                if piece is None:
-                    return None
-                if (fd := self._taken_over(piece, part)) is not None:
-                    return fd
-            return None
+    def place(self, name: str, nbytes: int) -> Extent | None:
+        """Where this piece is to be written, in memory that is there; it is booked. None: there is no room. Raises
+        ``OSError`` where the machine has no memory."""
+        with self._guard:
+            taken = self._taken_over(name, nbytes)
+        if taken is not None:
+            return taken
+        return self._made(nbytes, lambda bound_bytes: self.index.begin(name, nbytes, bound_bytes))
 
-    def _taken_over(self, piece: StoredPiece, part: str) -> int | None:
-        """None: it was used meanwhile, or is gone, or somebody reads it, and it is dropped."""
-        path = f"{self._directory}/{piece.name}"
-        try:
-            fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
-        except FileNotFoundError:
-            return None
-        try:
-            if os.fstat(fd).st_mtime == piece.used_s:
-                if try_lock(fd, exclusive=True):
-                    os.rename(path, part)  # noqa: PTH104
-                    taken, fd = fd, -1
-                    return taken
-                self._remove(Path(path))
-        finally:
-            if fd >= 0:
-                os.close(fd)
-        return None
+    def claim(self, label: str, nbytes: int) -> Extent | None:
+        """The same for memory that is no piece's, of which there is none yet."""
+        return self._made(nbytes, lambda bound_bytes: self.index.claim(label, nbytes, bound_bytes))
 
-    def book(self, nbytes: int, part: Path) -> bool:
-        """Book what is to be written to ``part``, which is there and locked."""
-        with self.lock():
-            if nbytes <= self.bound_bytes:
-                self._make(nbytes, part)
-            if nbytes > self.bound_bytes or self._books.missing_bytes(nbytes) > 0:
-                return False
-            self._books.add(nbytes)
-            return True
+    def commit(self, slot: int, nbytes: int) -> bool:
+        """The piece is written. False: it is not needed, and gone."""
+        stored = self.index.commit(slot, time.time())
+        if not stored:
+            self._changed(nbytes)
+        return stored
 
-    def unbook(self, nbytes: int) -> None:
-        """So much was booked and is gone."""
-        with self.lock():
-            self._books.gone(nbytes)
+    def abandon(self, slot: int, nbytes: int) -> None:
+        """What was placed or claimed is given back."""
+        self.index.abandon(slot)
+        self._changed(nbytes)
+
+    def drop(self, name: str) -> None:
+        """Remove a piece."""
+        self._changed(self.index.drop(name))
 
     def give_way(self) -> None:
         """Pieces whose memory the machine needs are dropped."""
-        with self.lock():
+        with self._guard:
             self._make(0)
 
-    def drop(self, path: Path) -> None:
-        """Remove a piece."""
-        with self.lock():
-            self._remove(path)
+    def pieces(self) -> list[StoredPiece]:
+        """All complete ones, by names as ``SPACE/PIECE``."""
+        costs: dict[str, float] = {}
+        found = []
+        for name, nbytes, used_s, position in self.index.pieces():
+            space = name.partition("/")[0]
+            if (cost := costs.get(space)) is None:
+                cost = costs[space] = note_of(self._directory, space).recompute_s_per_byte
+            found.append(StoredPiece(name, nbytes, used_s, nbytes * cost, position))
+        return found
 
-    def count(self) -> tuple[list[StoredPiece], int]:
-        """All complete pieces, and the bytes that are booked. What dead writers left is removed."""
-        with self.lock():
-            return self._books.count(), self._books.booked_bytes
+    def _taken_over(self, name: str, nbytes: int) -> Extent | None:
+        """None: there is room, or no piece of this size is about to go, or memory is short."""
+        if self._missing_bytes(nbytes) <= 0 or self._missing_bytes(0) > 0:
+            return None
+        self._rank_anew()
+        while self._missing_bytes(nbytes) > 0:
+            piece = self._order.take(nbytes, self.bound_bytes // _NEAR)
+            if piece is None:
+                return None
+            # Else it was used meanwhile, or is gone, or somebody reads it, and it is dropped.
+            if (taken := self.index.take_over(piece.name, piece.used_s, name, nbytes)) is not None:
+                return taken
+        return None
 
-    def _make(self, nbytes: int, part: Path | None = None) -> None:
-        """What saves least is dropped until ``nbytes`` fit; if the last order does not do, by a new count."""
+    def _made(self, nbytes: int, take: Callable[[int], Extent | None]) -> Extent | None:
+        """``take`` is given what may be booked."""
+        for _ in range(_TRIES):
+            with self._guard:
+                if nbytes > self.bound_bytes or not self._make(nbytes):
+                    return None
+                bound_bytes = self._bound_now()
+            if (found := take(bound_bytes)) is not None:
+                self._changed(-nbytes)
+                return found
+            with self._guard:  # somebody was quicker, or there is no slot: one more goes
+                self._rank_anew()
+                self._drop_first()
+        return None
+
+    def _bound_now(self) -> int:
+        booked = self.index.books()[0]
+        return self.bound_bytes if self._spare is None else min(self.bound_bytes, booked + self._spare())
+
+    def _missing_bytes(self, nbytes: int) -> int:
+        """What is to go before so much more fits; 0 or less: it does."""
+        booked = self.index.books()[0]
+        bound = self.bound_bytes if self._spare is None else min(self.bound_bytes, booked + self._spare())
+        return int(booked + nbytes - bound)
+
+    def _make(self, nbytes: int) -> bool:
+        """What saves least is dropped until ``nbytes`` fit; if the last order does not do, by a new one. False: they
+        do not fit."""
         for again in (False, True):
-            if self._books.missing_bytes(nbytes) > 0:
-                self._rank_anew(part, again)
-            missing = self._books.missing_bytes(nbytes)
-            while missing > 0 and (piece := self._order.first()) is not None:
-                missing -= self._remove(self._directory / piece.name, piece.used_s)
+            missing = self._missing_bytes(nbytes)
+            if missing > 0:
+                self._rank_anew(again)
+            while missing > 0 and (gone := self._drop_first()) is not None:
+                missing -= gone
             if missing <= 0:
-                return
+                break
+        return self._missing_bytes(nbytes) <= 0
 
-    def _rank_anew(self, part: Path | None = None, again: bool = False) -> None:
+    def _drop_first(self) -> int | None:
+        """The bytes that are gone; None: there are no more pieces in the order."""
+        piece = self._order.first()
+        if piece is None:
+            return None
+        gone = self.index.drop(piece.name, piece.used_s)
+        self._changed(gone)
+        return gone
+
+    def _rank_anew(self, again: bool = False) -> None:
         if again or self._order.is_worn:
-            self._order = DropOrder(self._books.count(part), time.time())
+            self.index.reap()
+            self._order = DropOrder(self.pieces(), time.time())
 
-    def _remove(self, path: Path, used_s: float | None = None) -> int:
-        """``used_s``: not if it was used since then. Returns the bytes that are gone."""
-        try:
-            about = path.stat()
-        except FileNotFoundError:
-            return 0
-        if used_s is not None and about.st_mtime != used_s:
-            return 0
-        give_back(path)
-        self._books.gone(about.st_size)
-        return about.st_size
+    def _changed(self, nbytes: int) -> None:
+        """So much more (or, below 0, less) is free."""
+        if self._spare is not None:
+            self._spare.changed(nbytes)
+
+    def _forked(self) -> None:
+        """In a child: nobody would see that its parent died."""
+        self._guard = threading.Lock()
+        self.index.renew()
+
+
+_rooms: weakref.WeakSet[PoolRoom] = weakref.WeakSet()
+
+
+def _forked() -> None:
+    for room in list(_rooms):
+        room._forked()
+
+
+os.register_at_fork(after_in_child=_forked)

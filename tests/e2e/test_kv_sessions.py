@@ -63,4 +63,4 @@ def test_a_conversation_goes_on_and_a_killed_agent_costs_its_cache_at_most(serve
     for other in others:
         ask(server, demo_models, other)
     use = pool.use()
-    assert use.booked_bytes == use.file_bytes and not list(pool.directory.glob("*/.part-*"))
+    assert use.booked_bytes == use.file_bytes

@@ -13,13 +13,14 @@ import pytest
 
 from prism.core.specs import Scheduling
 from prism.engine.handle import EngineHandle
-from prism.kv.exchange import HeldPiece, fetch_kv
+from prism.kv.exchange import fetch_kv
 from prism.kv.host_pool import HostPool
 from prism.kv.pool_directory import drop_host_pool, host_pool_directory
 from prism.kv.settings import DeclaredLinks, KvSettings, write_kv_settings
 from tests.engine.families import FAMILIES, make_model
 from tests.engine.rig import DEVICE_BYTES, Rig, prompt, reference, tokenized
 from tests.kv.nodes import KvNode
+from tests.kv.stored import forget, named, spoil, stored
 from tests.patience import PATIENCE_S, happens
 
 pytestmark = pytest.mark.engine
@@ -50,14 +51,14 @@ async def turn(rig: Rig, handle: EngineHandle, asked: Sequence[int]) -> tuple[li
 
 def by_way_of_another_machine(kept: HostPool, folder: Path) -> None:
     """All pieces go to another machine's pool over the transport, and from there come back."""
-    (fingerprint,) = {kept.note(f.name).weights.split(" ")[0] for f in kept.directory.iterdir() if f.is_dir()}
+    (fingerprint,) = {kept.note(named(piece)[0]).weights.split(" ")[0] for piece in stored(kept)}
     here, there = (KvNode(name, pool) for name, pool in (("here", kept), ("there", HostPool(folder / "there", BOUND))))
     try:
         before = kept.use()
         assert fetch_kv(there.offers, there.server, here.holder, fingerprint, 1e12, BOUND) == before.file_bytes
         for space in kept.spaces(fingerprint):
             for piece in kept.pieces(space):
-                kept.drop(space, HeldPiece(space, piece.name.partition("/")[2], 0).piece)
+                forget(kept, piece)
         assert kept.use().pieces == kept.use().booked_bytes == 0
         fetch_kv(here.offers, here.server, there.holder, fingerprint, 1e12, BOUND)
         assert kept.use() == before
@@ -92,10 +93,8 @@ async def test_a_conversation_goes_on_from_its_cache_wherever_its_model_comes_ba
             rid = rig.submit(handle, tokenized("", prompt(7, 200), len(resumed) + 5), resumed=resumed)
             assert (await rig.answer(rid)) == rig.reference(NAME, prompt(7, 200), len(resumed) + 5)
             assert cached(rig, rid) >= 200 + 29, "a request that was running when its model left"
-    for file in kept.directory.glob("*/0*"):
-        data = bytearray(file.read_bytes())
-        data[-1] ^= 255
-        file.write_bytes(data)
+    for piece in stored(kept):
+        spoil(kept, piece)
     async with rig.engine(NAME) as handle:
         _, hits = await turn(rig, handle, following)
         assert hits == 0, "corrupt pieces are computed again"
@@ -164,7 +163,7 @@ async def test_others_go_on_while_kv_comes_over_a_link_and_a_kill_while_it_leave
     os.kill(handle.pids[0], signal.SIGKILL)
     await leaving
     use = kept.use()
-    assert use.booked_bytes == use.file_bytes and not list(kept.directory.glob("*/.part-*"))
+    assert use.booked_bytes == use.file_bytes
     async with rig.engine(NAME) as again:
         resumed = rig.tokens[beside][:]
         rid = rig.submit(again, tokenized("", prompt(2), len(resumed) + 3), resumed=resumed)
@@ -219,9 +218,9 @@ async def test_ranks_bring_back_what_all_of_them_have(rig: Rig, kept: HostPool) 
     async with rig.engine(NAME, 0, 1) as handle:
         answer, _ = await turn(rig, handle, said)
     following = [*said, *answer, 9]
-    second = sorted(kept.directory.glob("*/000002-*"))
+    second = stored(kept, 2)
     assert len(second) == 2, "one of each rank"
-    second[0].unlink()
+    forget(kept, second[0])
     async with rig.engine(NAME, 0, 1) as handle:
         _, hits = await turn(rig, handle, following)
         assert hits == 128

@@ -24,6 +24,7 @@ from prism.kv.pool_directory import drop_host_pool, host_pool_directory
 from prism.kv.settings import DeclaredLinks, KvSettings, write_kv_settings
 from tests.engine.families import LATENT_ROWS, REPRESENTS, WINDOWS, make_model, named
 from tests.engine.rig import DEVICE_BYTES, Rig, prompt, reference, tokenized, until_died
+from tests.kv.stored import forget, spoil, stored
 
 pytestmark = [pytest.mark.engine, pytest.mark.slow]
 NAME = "demo-llama"
@@ -37,6 +38,7 @@ others = st.tuples(
     st.integers(0, 1),
     st.integers(0, 1000),
 )
+
 Schedule = list[tuple[str, int, int]]
 schedules = st.lists(st.one_of(turns, both, others), min_size=8, max_size=12)
 
@@ -118,17 +120,14 @@ class Story:
 
     def harm(self, what: str, number: int) -> None:
         """A piece that is stored is overwritten somewhere, or is gone."""
-        files = sorted(self.pool.directory.glob("*/0*"))
-        if not files:
+        pieces = stored(self.pool)
+        if not pieces:
             return
-        file = files[number % len(files)]
+        piece = pieces[number % len(pieces)]
         if what == "forget":
-            file.unlink()
-            return
-        data = bytearray(file.read_bytes())
-        data[(number * 7919) % len(data)] ^= 255
-        with file.open("r+b") as there:  # an engine that has it mapped would find it shorter for a moment
-            there.write(data)
+            forget(self.pool, piece)
+        else:
+            spoil(self.pool, piece, (number * 7919) % piece.nbytes)
 
     async def check_books(self) -> None:
         await self.leave()
@@ -137,7 +136,6 @@ class Story:
             assert self.rig.free_bytes(i) == DEVICE_BYTES
         use = self.pool.use()
         assert use.booked_bytes == use.file_bytes <= BOUND
-        assert not list(self.pool.directory.glob("*/.part-*"))
 
 
 Other = tuple[Path, dict[str, Any]]

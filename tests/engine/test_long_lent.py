@@ -69,10 +69,6 @@ async def small(rig: Rig, model: Path, devices: int = 1) -> EngineHandle:
     return handle
 
 
-def claim_files(tiers: HostPool) -> list[Path]:
-    return sorted(tiers.directory.glob("claims/.part-*"))
-
-
 def said(rig: Rig, rid: str) -> list[float]:
     """The log-probabilities of prompt and answer."""
     extras = [codec()._extra_decoder.decode(item.extra) for item in rig.items[rid] if item.extra]
@@ -165,4 +161,3 @@ async def test_a_borrower_killed_in_mid_prompt_leaves_nothing_with_its_lender(
     await until_died(handle)
     assert tiers.claims() == {}
     assert tiers.use().booked_bytes == 0
-    assert not claim_files(tiers)

@@ -24,6 +24,7 @@ from prism.transfer.errors import PeerError, SourceLost
 from prism.transfer.peer_connection import PeerConnection
 from tests.kv.nodes import SECRET, KvNode
 from tests.kv.rows import ArrayRows
+from tests.kv.stored import forget, stored, writing
 from tests.patience import PATIENCE_S
 
 WEIGHTS = "fingerprint sglang/tp1/rank0/float32"
@@ -84,7 +85,7 @@ def test_pieces_that_are_gone_are_left_out(machines: tuple[KvMachine, KvMachine]
     one.keeper.keep(TOKENS, np.arange(500), "", 0, 60.0)
     (space,) = one.pool.spaces("fingerprint")
     held = [HeldPiece(space, p.name.split("/")[1], p.nbytes) for p in one.pool.pieces(space)]
-    next(one.pool.directory.glob("*/000000-*")).unlink()
+    forget(one.pool, stored(one.pool, 0)[0])
     peer = PeerConnection(*one.holder, SECRET, "another", 5.0)
     _, sizes = msgspec.msgpack.decode(peer.ask(OFFER, msgspec.msgpack.encode(held), 5.0))
     assert sorted(zip(sizes, (h.file for h in held), strict=True))[0][0] == 0 and sizes.count(0) == 1
@@ -138,10 +139,10 @@ def test_an_agent_that_is_killed_while_it_brings_kv_leaves_whole_pieces_only(
     agent.start()
     agent.join(PATIENCE_S)
     assert agent.exitcode == -signal.SIGKILL
-    assert list(two.pool.directory.glob("*/.part-*")), "what it was writing"
+    assert writing(two.pool) == 1, "by the dead one"
     use = two.pool.use()
     assert use.pieces == 2 and use.booked_bytes == use.file_bytes
-    assert not list(two.pool.directory.glob("*/.part-*"))
+    assert not writing(two.pool)
     came = fetch_kv(two.offers, two.server, one.holder, "fingerprint", FAST, 1 << 24)
     assert came == one.pool.use().file_bytes - use.file_bytes, "the next one brings the others"
     assert two.keeper.fetch(TOKENS, "", 0, 500, np.arange(500)) == 500

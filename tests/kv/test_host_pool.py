@@ -19,6 +19,8 @@ from prism.kv.machine_memory import SpareMemory
 from prism.kv.naming import PieceChain, PieceName, as_tokens, space_of
 from prism.kv.piece_file import PieceBytes
 from prism.kv.pool_directory import SpaceNote
+from prism.memory._kvcached import rehearse_deaths
+from tests.kv.stored import stored, writing
 
 KIB = 1 << 10
 SPACE, OTHER = space_of("a"), space_of("b")
@@ -43,8 +45,7 @@ def read(pool: HostPool, piece: PieceName, space: str = SPACE) -> bytes | None:
 
 
 def age(pool: HostPool, piece: PieceName, seconds: float, space: str = SPACE) -> None:
-    then = NOW_S - seconds
-    os.utime(pool.directory / space / piece.file, (then, then))
+    pool.touch(space, [piece], NOW_S - seconds)
 
 
 def test_what_is_put_is_found_by_every_engine(tmp_path: Path) -> None:
@@ -100,7 +101,7 @@ def test_what_fails_while_it_is_written_leaves_nothing(tmp_path: Path) -> None:
     assert not pool.put(SPACE, piece, KIB, full)
     with pytest.raises(ZeroDivisionError):
         pool.put(SPACE, piece, KIB, wrong)
-    assert [f.name for f in (tmp_path / SPACE).iterdir()] == [] and pool.use().booked_bytes == 0
+    assert not stored(pool) and not writing(pool) and pool.use().booked_bytes == 0
     assert put(pool, piece)
 
 
@@ -113,12 +114,12 @@ def write_and_die(directory: Path) -> None:
 
 
 def test_a_killed_writers_room_is_found_again(tmp_path: Path) -> None:
+    pool = HostPool(tmp_path, 4 * KIB)
     process = multiprocessing.get_context("spawn").Process(target=write_and_die, args=(tmp_path,))
     process.start()
     process.join()
     assert process.exitcode == -signal.SIGKILL
-    pool = HostPool(tmp_path, 4 * KIB)
-    assert len(list((tmp_path / SPACE).iterdir())) == 1 and not pool.has(SPACE, pieces(1)[0])
+    assert writing(pool) == 1 and not pool.has(SPACE, pieces(1)[0])
     assert all(put(pool, piece) for piece in pieces(4, 7)), "the bound has room for four"
     assert (pool.use().pieces, pool.use().booked_bytes) == (4, 4 * KIB)
 
@@ -160,14 +161,15 @@ def test_a_full_file_system_is_no_room_and_no_error(tmp_path: Path, monkeypatch:
     def full(*_: object, **__: object) -> int:
         raise OSError(code, os.strerror(code))
 
-    with monkeypatch.context() as patched:
-        patched.setattr(os, "open", full)
-        assert not pool.put(SPACE, b, KIB, writes(b"x" * KIB))
+    try:
+        rehearse_deaths(0, code)
+        assert not pool.put(SPACE, b, KIB, writes(b"x" * KIB)) and pool.use().booked_bytes == KIB
+        with pytest.raises(OSError, match=os.strerror(code)):
+            HostPool(tmp_path / "other", 10 * KIB)
+    finally:
+        rehearse_deaths(0)
     with monkeypatch.context() as patched:
         patched.setattr(Path, "write_bytes", full)
         pool.note_space(SPACE, SpaceNote(weights="w"))
     assert pool.note(SPACE) == SpaceNote() and read(pool, a) == b"\0" * KIB
-    with monkeypatch.context() as patched:
-        patched.setattr(os, "posix_fallocate", full)
-        with pytest.raises(OSError, match=os.strerror(code)):
-            HostPool(tmp_path / "other", 10 * KIB)
+    assert put(pool, b) and put(HostPool(tmp_path / "other", 10 * KIB), b)

@@ -13,6 +13,7 @@ from prism.kv.opening import open_keeper
 from prism.kv.settings import DeclaredLinks, KvSettings, read_kv_settings, write_kv_settings
 from prism.memory.rows import RowNumbers
 from tests.kv.rows import ArrayRows
+from tests.kv.stored import forget, spoil, stored
 
 TOKENS = np.random.default_rng(9).integers(0, 1000, 300)
 SLOW = 1.0
@@ -71,13 +72,12 @@ def test_a_corrupt_piece_is_dropped_and_what_is_before_it_comes(tmp_path: Path) 
     one, two = ArrayRows(seed=1), ArrayRows(seed=2)
     there = slots(300, 1)
     keeper(tmp_path, one).keep(TOKENS, there, "", 0, 60.0)
-    (broken,) = tmp_path.glob("*/000002-*")
-    data = bytearray(broken.read_bytes())
-    data[-1] ^= 1
-    broken.write_bytes(data)
+    pool = HostPool(tmp_path, 1 << 24)
+    (broken,) = stored(pool, 2)
+    spoil(pool, broken)
     other = keeper(tmp_path, two)
     assert other.fetch(TOKENS, "", 0, 300, there) == 128 and other.corrupt_pieces == 1
-    assert two.at(there[:128]) == one.at(there[:128]) and not broken.exists()
+    assert two.at(there[:128]) == one.at(there[:128]) and not stored(pool, 2)
     assert other.reach(TOKENS, "", 0) == 128
 
 
@@ -85,7 +85,8 @@ def test_pieces_that_are_gone_meanwhile_are_computed(tmp_path: Path) -> None:
     kept = keeper(tmp_path, ArrayRows())
     kept.keep(TOKENS, slots(300, 1), "", 0, 60.0)
     end = kept.reach(TOKENS, "", 0)
-    next(tmp_path.glob("*/000001-*")).unlink()
+    pool = HostPool(tmp_path, 1 << 24)
+    forget(pool, stored(pool, 1)[0])
     assert kept.fetch(TOKENS, "", 0, end, slots(300, 2)) == 64
 
 

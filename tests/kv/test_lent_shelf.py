@@ -25,6 +25,7 @@ from prism.kv.pool_directory import drop_host_pool
 from prism.kv.settings import DeclaredLinks, KvSettings, write_kv_settings
 from prism.memory.rows import Packed, RowNumbers
 from tests.kv.rows import ArrayRows
+from tests.kv.stored import stored
 
 PAGE, PAGES = 64 << 10, 32
 TOKENS = np.random.default_rng(9).integers(0, 1000, 640)
@@ -40,9 +41,13 @@ def open_lender(folder: Path, name: str = "host:1", keep_pages: int = 0) -> memo
 def keeper(folder: Path, *devices: memory.Device, seed: int = 1) -> tuple[KvKeeper, ArrayRows]:
     shelf = LentShelf([Lender(device, "borrower", 1e12 / (i + 1)) for i, device in enumerate(devices)])
     rows = ArrayRows((1024, 512), seed=seed)
-    made = KvKeeper(HostPool(folder / "pool", 1 << 24), "w", 1.0, lent=shelf)
+    made = KvKeeper(pool_of(folder), "w", 1.0, lent=shelf)
     made.attach(rows)
     return made, rows
+
+
+def pool_of(folder: Path) -> HostPool:
+    return HostPool(folder / "pool", 1 << 24)
 
 
 def lent(device: memory.Device) -> int:
@@ -54,7 +59,7 @@ def test_kv_goes_to_the_lender_and_comes_back(tmp_path: Path) -> None:
     lender = open_lender(tmp_path)
     kept, rows = keeper(tmp_path, lender)
     assert kept.keep(TOKENS, ROWS, "", 0, 60.0) == 10
-    assert lent(lender) >= 640 * 1536 and not list((tmp_path / "pool").glob("*/0*"))
+    assert lent(lender) >= 640 * 1536 and not stored(pool_of(tmp_path))
     before = rows.at(ROWS)
     for data in rows.data:
         data[:] = 0
@@ -79,7 +84,7 @@ def test_a_lender_that_wants_its_memory_gets_it_at_the_next_step(tmp_path: Path)
     assert model.wish(20 * PAGE, 20 * PAGE) == 20 * PAGE
     kept.step()
     model.reserve(20 * PAGE, "kv", yielding=True)
-    assert lent(lender) < held and list((tmp_path / "pool").glob("*/0*"))
+    assert lent(lender) < held and stored(pool_of(tmp_path))
     lender.offer(None)
     kept.step()
     assert lent(lender) == 0
@@ -90,7 +95,7 @@ def test_what_a_lender_lacks_another_one_has_or_host_memory(tmp_path: Path) -> N
     fast, slow = open_lender(tmp_path, keep_pages=26), open_lender(tmp_path, "host:2", keep_pages=27)
     kept, _ = keeper(tmp_path, fast, slow)
     assert kept.keep(TOKENS, ROWS, "", 0, 60.0) == 10
-    assert 0 < lent(fast) <= 6 * PAGE and 0 < lent(slow) <= 5 * PAGE and list((tmp_path / "pool").glob("*/0*"))
+    assert 0 < lent(fast) <= 6 * PAGE and 0 < lent(slow) <= 5 * PAGE and stored(pool_of(tmp_path))
     assert kept.reach(TOKENS, "", 0) == 640 == kept.fetch(TOKENS, "", 0, 640, ROWS)
     kept.close()
 
@@ -103,11 +108,11 @@ def test_what_one_lender_wants_back_goes_to_another_that_has_room(tmp_path: Path
     assert held and not lent(slow)
     fast.offer(None)
     kept.step()
-    assert lent(fast) == 0 and lent(slow) == held and not list((tmp_path / "pool").glob("*/0*"))
+    assert lent(fast) == 0 and lent(slow) == held and not stored(pool_of(tmp_path))
     assert kept.fetch(TOKENS, "", 0, 640, ROWS) == 640 and rows.at(ROWS) == before
     slow.offer(None)
     kept.step()
-    assert lent(slow) == 0 and list((tmp_path / "pool").glob("*/0*")), "nobody lends any more"
+    assert lent(slow) == 0 and stored(pool_of(tmp_path)), "nobody lends any more"
     assert kept.fetch(TOKENS, "", 0, 640, ROWS) == 640 and rows.at(ROWS) == before
     kept.close()
 

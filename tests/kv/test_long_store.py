@@ -148,9 +148,7 @@ def test_what_a_killed_process_has_claimed_is_free_again(tmp_path: Path) -> None
     assert process.pid is not None
     os.kill(process.pid, signal.SIGKILL)
     process.join()
-    assert list(pool.directory.glob("claims/.part-*")), "nobody has looked yet"
     assert pool.claims() == {}
-    assert not list(pool.directory.glob("claims/.part-*"))
     assert pool.use().booked_bytes == 0
     claim = pool.claim(8 * UNIT)
     assert claim is not None

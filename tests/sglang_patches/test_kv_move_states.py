@@ -25,6 +25,7 @@ from prism.kv.host_pool import HostPool
 from prism.kv.keeper import KvKeeper
 from prism.memory import GroupKind, KvGroup
 from prism.memory.rows import HostPoolRows
+from tests.kv.stored import spoil, stored
 from tests.sglang_patches.keeping_tree import keep_what_is_dropped
 from tests.sglang_patches.test_kv_states import LAYERS, params
 
@@ -299,11 +300,9 @@ def test_a_state_that_is_corrupt_is_computed_again(tmp_path: Path, pool: HostPoo
     one.answer(said(0, 150))
     one.leave()
     width = one.state_rows.columns[0].width
-    (broken,) = [f for f in pool.directory.glob("*/0*") if f.stat().st_size == 4096 + width]
-    data = bytearray(broken.read_bytes())
-    data[-1] ^= 1
-    broken.write_bytes(data)
-    assert two.bring(said(0, 200)) == 0 and not broken.exists()
+    (broken,) = [piece for piece in stored(pool) if piece.nbytes == 4096 + width]
+    spoil(pool, broken)
+    assert two.bring(said(0, 200)) == 0 and broken.name not in [piece.name for piece in stored(pool)]
     two.check()
 
 

@@ -23,6 +23,7 @@ from prism.engine import boot, cuda_stub
 from prism.kv.host_pool import HostPool
 from prism.kv.keeper import KvKeeper
 from prism.memory import GroupKind, KvGroup
+from tests.kv.stored import forget, spoil, stored
 from tests.sglang_patches.keeping_tree import keep_what_is_dropped
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # SGLang and torch warn of many things when they are imported
@@ -220,11 +221,9 @@ def test_a_window_that_is_corrupt_is_computed_again(tmp_path: Path, pool: HostPo
     one, two = Engine(tmp_path, "one", pool), Engine(tmp_path, "two", pool)
     one.answer(said(0, 150), leaves=True)
     one.leave()
-    (broken,) = [f for f in pool.directory.glob("*/000002-*") if f.stat().st_size == 4096 + WINDOW * 128]
-    data = bytearray(broken.read_bytes())
-    data[-1] ^= 1
-    broken.write_bytes(data)
-    assert two.bring(said(0, 200)) == 0 and not broken.exists()
+    (broken,) = [piece for piece in stored(pool, 2) if piece.nbytes == 4096 + WINDOW * 128]
+    spoil(pool, broken)
+    assert two.bring(said(0, 200)) == 0 and broken.name not in [piece.name for piece in stored(pool)]
     two.check()
 
 
@@ -235,13 +234,13 @@ def test_a_window_of_many_bytes_is_stored_in_parts(
     one, two = Engine(tmp_path, "one", pool), Engine(tmp_path, "two", pool)
     one.answer(said(0, 150), leaves=True)
     one.leave()
-    parts = [f for f in pool.directory.glob("*/000002-*") if f.stat().st_size <= 4096 + 10 * 128]
+    parts = [piece for piece in stored(pool, 2) if piece.nbytes <= 4096 + 10 * 128]
     assert len(parts) == 3
     assert two.bring(said(0, 200)) == 150
     other = Engine(tmp_path, "other", pool)
     other.answer(said(0, 140), leaves=False)
     assert other.bring(said(0, 150)) == 150, "of the first part it needs nothing: those tokens' windows are there"
-    parts[1].unlink()
+    forget(pool, parts[1])
     assert Engine(tmp_path, "three", pool).bring(said(0, 200)) == 0, "a part is missing"
 
 

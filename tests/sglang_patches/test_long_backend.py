@@ -17,6 +17,7 @@ from prism.memory.errors import OutOfMemory
 from prism.policy.long_prompts import LongShape, TierVerdict, WindowPlan, plan_window
 from sglang_patches.long_backend import LongAttention
 from sglang_patches.long_window import LongWindow
+from tests.kv.stored import spoil_claims
 from tests.sglang_patches.test_long_attention import whole
 
 LAYERS, HEADS, KV_HEADS, DIM, V_DIM = 3, 4, 2, 16, 8
@@ -142,9 +143,7 @@ def test_a_unit_that_is_not_what_was_stored_costs_the_step(device: memory.Device
     assert isinstance(store, LongStore)
     backend, _ = run_steps(window, store, (40,))
     assert not backend.lost
-    (part,) = (pool.directory / "claims").glob(".part-*")
-    with part.open("r+b") as file:
-        file.write(b"xx")
+    spoil_claims(pool)
     backend.begin()
     for number in range(LAYERS):
         parts = torch.ones(1, HEADS * DIM), torch.ones(1, KV_HEADS, DIM), torch.ones(1, KV_HEADS, V_DIM)

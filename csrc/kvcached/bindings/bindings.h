@@ -14,6 +14,7 @@ void bind_pool(nanobind::module_& m);
 void bind_device(nanobind::module_& m);
 void bind_region(nanobind::module_& m);
 void bind_rows(nanobind::module_& m);
+void bind_pieces(nanobind::module_& m);
 
 Klass klass_of(const char* name);  // "weights", "kv", "staging", "outside", "lent"; BadRequest otherwise
 

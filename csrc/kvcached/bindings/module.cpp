@@ -37,4 +37,5 @@ NB_MODULE(_kvcached, m) {
   kvcached::bindings::bind_pool(m);
   kvcached::bindings::bind_region(m);
   kvcached::bindings::bind_rows(m);
+  kvcached::bindings::bind_pieces(m);
 }
