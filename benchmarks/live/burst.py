@@ -14,7 +14,7 @@ Results: docs/results/live-scaling.md.
 from __future__ import annotations
 
 import sys
-from typing import Final
+from typing import Final, TypeAlias
 
 import numpy as np
 
@@ -35,17 +35,27 @@ CASES: Final = (
 NAMES: Final = {LiveSystem.MULTICAST: "before (replicas as they were)", LiveSystem.PRISM: "**prism (chosen)**"}
 HALF_HOUR: Final = (("13B, 12 GPUs", "meta-llama/Llama-2-13b-chat-hf", 1, 12),)
 """The paper's first testbed."""
-STEPS: Final = ((10.0, 1.0), (20.0, 60.0), (20.0, 1.0))
+Steps: TypeAlias = tuple[tuple[float, float], ...]
+"""Seconds and requests/s, one after the other; the last step is after the burst."""
+STEPS: Final[Steps] = ((10.0, 1.0), (20.0, 60.0), (20.0, 1.0))
 LONGEST: Final = 3000
 """Tokens of a prompt: Llama 2 has 4096."""
 FIXED: Final = "fixed fleet"
 
 
-def burst_jobs(seed: int) -> list[LiveJob]:
+def rising(rise_s: float) -> Steps:
+    """:data:`STEPS`, with ``rise_s`` more in which the rate rises to the burst's, second by second."""
+    before, burst, after = STEPS
+    seconds = round(rise_s)
+    rates = (before[1] + (burst[1] - before[1]) * (i + 0.5) / seconds for i in range(seconds))
+    return (before, *((1.0, rate) for rate in rates), burst, after)
+
+
+def burst_jobs(seed: int, steps: Steps = STEPS) -> list[LiveJob]:
     rng, table = np.random.default_rng(seed), length_table("azure-conv")
     jobs: list[LiveJob] = []
     start_s = 0.0
-    for length_s, per_s in STEPS:
+    for length_s, per_s in steps:
         times = np.sort(rng.uniform(start_s, start_s + length_s, rng.poisson(per_s * length_s)))
         for at_s in times.tolist():
             prompt, answer = table.draw(rng)

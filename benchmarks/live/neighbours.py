@@ -2,8 +2,9 @@
 
 Simulated with the production schedulers (``prism sim``'s world): eight models of one size on 8 to 64 H100s, in machines
 of eight with 400 Gbit/s; seven get the generator's trace at 4 requests/s together, the eighth 1 request/s, 60 for 20 s,
-and 1 again. The seven are the same without the burst. Every machine keeps its share of the catalog in host memory (one
-copy of each model in the fleet), others come over the network. Ways:
+and 1 again (``--rise-s``: with so many seconds more before it, in which the rate rises). The seven are the same without
+the burst. Every machine keeps its share of the catalog in host memory (one copy of each model in the fleet), others
+come over the network. Ways:
 
 - *auto*, *pair*, *pipelines*, *whole*: Prism with ``live_scaling.mode`` so; *whole* are replicas as they were,
 - *serverlessllm*: the rival policy, a device to one instance at a time,
@@ -14,7 +15,7 @@ sooner. "spare" is the part of the device time that instances beyond one took af
 memory (:mod:`prism.scheduler.victims`: they are the first to leave). "/ ideal" is device time over that of the same
 burst where loading takes no time and nobody else is there (:mod:`benchmarks.live.burst`).
 
-    python -m benchmarks.live.neighbours [--only 13B] [--draws 3] [--first 1] [--nic-gbit 400] [--ways whole pair]
+    python -m benchmarks.live.neighbours [--only 13B] [--draws 3] [--first 1] [--rise-s 15] [--nic-gbit 400]
 
 Goals: p90 of the burst's first tokens a fifth of serverlessllm's, device time within 10% of ideal, the neighbours'
 attainment at most 2 points below what it is without the burst. The last result is in docs/results/live-scaling.md.
@@ -29,7 +30,7 @@ from dataclasses import dataclass, replace
 from statistics import median
 from typing import Final
 
-from benchmarks.live.burst import LONGEST, STEPS, burst_jobs, play
+from benchmarks.live.burst import LONGEST, STEPS, Steps, burst_jobs, play, rising
 from prism.core.ids import ModelName
 from prism.core.settings import LiveMode, PolicySettings
 from prism.sim.cluster_file import parse_cluster
@@ -56,6 +57,14 @@ NO_TIME: Final = {"relayout": 0.0, "ready": 0.0, "park": 0.0, "command": 0.0}
 NIC_GBIT: Final = 400.0
 """Of a machine, which its eight GPUs share."""
 FAST_LINKS: Final = 1e15
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """What all draws and ways of a run have in common."""
+
+    nic_gbit: float = NIC_GBIT
+    steps: Steps = STEPS
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,10 +100,10 @@ def policy(way: str, instances: int) -> PolicySettings:
     return replace(chosen, cluster=replace(chosen.cluster, live=mode, max_replicas=instances))
 
 
-def others(draw: int) -> Iterator[TraceRow]:
+def others(draw: int, steps: Steps) -> Iterator[TraceRow]:
     spec = GeneratorSpec(
         models=len(OTHERS),
-        duration_s=sum(length_s for length_s, _ in STEPS),
+        duration_s=sum(length_s for length_s, _ in steps),
         rate_rps=OTHERS_RPS,
         lengths="azure-conv",
         names=OTHERS,
@@ -103,36 +112,36 @@ def others(draw: int) -> Iterator[TraceRow]:
         yield replace(row, prompt_tokens=min(row.prompt_tokens or 1, LONGEST))
 
 
-def burst(draw: int) -> Iterator[TraceRow]:
-    for job in burst_jobs(draw):
+def burst(draw: int, steps: Steps) -> Iterator[TraceRow]:
+    for job in burst_jobs(draw, steps):
         yield TraceRow(job.arrival_s, BURSTING, job.prompt_tokens, job.answer_tokens)
 
 
-def rows(draw: int, *, bursting: bool) -> Iterable[TraceRow]:
-    found = [others(draw)] + ([burst(draw)] if bursting else [])
+def rows(draw: int, steps: Steps, *, bursting: bool) -> Iterable[TraceRow]:
+    found = [others(draw, steps)] + ([burst(draw, steps)] if bursting else [])
     return heapq.merge(*found, key=lambda row: row.arrival_s)
 
 
-def run(
-    path: str, tp: int, gpus: int, way: str, draw: int, *, bursting: bool = True, nic_gbit: float = NIC_GBIT
-) -> SimResult:
+def run(path: str, tp: int, gpus: int, way: str, draw: int, setting: Setting, *, bursting: bool = True) -> SimResult:
     names = (BURSTING, *OTHERS)
     models = tuple(known_spec(name, path, TTFT_S, TPOT_S, tp) for name in names)
-    fleet = cluster(gpus, loading=way != "no loading", nic_gbit=nic_gbit)
-    return simulate(
-        SimSpec(fleet, models, policy(way, gpus // tp), lambda: rows(draw, bursting=bursting), preload_share=1.0)
-    )
+    fleet = cluster(gpus, loading=way != "no loading", nic_gbit=setting.nic_gbit)
+
+    def requests() -> Iterable[TraceRow]:
+        return rows(draw, setting.steps, bursting=bursting)
+
+    return simulate(SimSpec(fleet, models, policy(way, gpus // tp), requests, preload_share=1.0))
 
 
 def met(records: Sequence[RequestRecord]) -> float:
     return sum(r.met_ttft() and r.met_tpot() for r in records) / len(records) if records else 1.0
 
 
-def outcome(result: SimResult) -> BurstOutcome:
+def outcome(result: SimResult, steps: Steps) -> BurstOutcome:
     records = result.world.recorder.records
     mine, theirs = ([r for r in records if (r.model == BURSTING) is ours] for ours in (True, False))
     ttft_s = sorted(float("inf") if r.ttft_s is None else r.ttft_s for r in mine)
-    end_s = sum(length_s for length_s, _ in STEPS)
+    end_s = sum(length_s for length_s, _ in steps)
     timeline = result.report.timeline
     assert timeline is not None
     stays = [r for r in timeline.residences if r.model == BURSTING]
@@ -141,8 +150,8 @@ def outcome(result: SimResult) -> BurstOutcome:
         ends = (min(end_s, r.end_s if r.end_s is not None else end_s) - max(since_s, r.start_s) for r in stays)
         return sum(max(0.0, took_s) for took_s in ends)
 
-    burst_s = end_s - STEPS[-1][0]
-    one = result.world.specs[ModelName(BURSTING)].tp * STEPS[-1][0]
+    burst_s = end_s - steps[-1][0]
+    one = result.world.specs[ModelName(BURSTING)].tp * steps[-1][0]
     return BurstOutcome(
         ttft_s[len(ttft_s) // 2],
         ttft_s[int(0.9 * len(ttft_s))],
@@ -155,18 +164,19 @@ def outcome(result: SimResult) -> BurstOutcome:
     )
 
 
-def calmly(path: str, tp: int, gpus: int, way: str, draw: int, nic_gbit: float) -> float:
+def calmly(path: str, tp: int, gpus: int, way: str, draw: int, setting: Setting) -> float:
     """The others' goodput without the burst."""
-    return met(run(path, tp, gpus, way, draw, bursting=False, nic_gbit=nic_gbit).world.recorder.records)
+    return met(run(path, tp, gpus, way, draw, setting, bursting=False).world.recorder.records)
 
 
 def compare(
-    label: str, path: str, tp: int, gpus: int, draws: Sequence[int], nic_gbit: float, ways: Sequence[str]
+    label: str, path: str, tp: int, gpus: int, draws: Sequence[int], setting: Setting, ways: Sequence[str]
 ) -> None:
-    found = {way: [outcome(run(path, tp, gpus, way, d, nic_gbit=nic_gbit)) for d in draws] for way in ways}
-    calm = {way: median(calmly(path, tp, gpus, way, d, nic_gbit) for d in draws) for way in ways}
+    steps = setting.steps
+    found = {way: [outcome(run(path, tp, gpus, way, d, setting), steps) for d in draws] for way in ways}
+    calm = {way: median(calmly(path, tp, gpus, way, d, setting) for d in draws) for way in ways}
     spec = known_spec(label, path, TTFT_S, TPOT_S, tp)
-    ideal_s = median(play(LiveSystem.IDEAL, spec, gpus // tp, burst_jobs(draw)).device_s for draw in draws)
+    ideal_s = median(play(LiveSystem.IDEAL, spec, gpus // tp, burst_jobs(draw, steps)).device_s for draw in draws)
     rival_s = median(one.p90_s for one in found[RIVAL])
     for way in ways:
         runs = found[way]
@@ -194,15 +204,17 @@ def main() -> None:
     parser.add_argument("--draws", type=int, default=3)
     parser.add_argument("--first", type=int, default=1, help="number of the first draw")
     parser.add_argument("--nic-gbit", type=float, default=NIC_GBIT, help="network of a machine of eight GPUs")
+    parser.add_argument("--rise-s", type=float, default=0.0, help="seconds in which the burst's rate is reached")
     parser.add_argument("--ways", nargs="+", choices=WAYS, default=WAYS, help=f"{RIVAL} is always one of them")
     args = parser.parse_args()
     ways = tuple(way for way in WAYS if way in (*args.ways, RIVAL))
+    setting = Setting(args.nic_gbit, rising(args.rise_s))
     columns = "TTFT met | goodput | p50, s | p90, s | times | last, s | device s | spare | / ideal | others' goodput"
     print(f"| models | way | {columns} | by the burst |")
     print("|---|" + "---|" * 12)
     for label, path, tp, gpus in CASES:
         if label.startswith(args.only):
-            compare(label, path, tp, gpus, range(args.first, args.first + args.draws), args.nic_gbit, ways)
+            compare(label, path, tp, gpus, range(args.first, args.first + args.draws), setting, ways)
 
 
 if __name__ == "__main__":

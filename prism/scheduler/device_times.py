@@ -126,12 +126,17 @@ class DeviceTimes:
         held_bytes = max(now_bytes, instance.kv_mean_bytes)
         return self.tenant_with(id, model, rate_per_s, duty, (busy_bytes, held_bytes), weight_bytes)
 
-    def newcomer(self, model: ModelRecord, id: DeviceId, rate_per_s: float) -> SharingModel:
-        """One shard of the model as it would be on ``id`` with so many requests per second."""
+    def newcomer(
+        self, model: ModelRecord, id: DeviceId, rate_per_s: float, kv_bytes: float | None = None
+    ) -> SharingModel:
+        """One shard of the model as it would be on ``id`` with so many requests per second, and with ``kv_bytes`` while
+        it decodes (none: what an instance had in the mean)."""
         weight_bytes = model.spec.shard_weight_bytes + self._fleet.devices[id].spec.engine_bytes
         duty = max(model.duty, self._first_duty(model), self._duty_at(model, rate_per_s))
-        kv_bytes = model.kv_mean_bytes / max(_LEAST_DUTY, duty), model.kv_mean_bytes
-        return self.tenant_with(id, model, rate_per_s, duty, kv_bytes, weight_bytes)
+        mean_bytes = model.kv_mean_bytes if kv_bytes is None else kv_bytes * duty
+        return self.tenant_with(
+            id, model, rate_per_s, duty, (mean_bytes / max(_LEAST_DUTY, duty), mean_bytes), weight_bytes
+        )
 
     def tenant_with(
         self,

@@ -122,10 +122,24 @@ class ReplicaLoad:
         )
 
     def _room(self, model: ModelRecord, active: list[InstanceRecord]) -> float:
-        """Of the busiest instance; infinite where no number of instances meets the objective."""
+        """Of the busiest instance, by the time of its steps and by the memory for its KV; infinite where no number of
+        instances meets the objective."""
         busiest = max(active, key=lambda i: i.running)
-        room = self._books.times.room_of(busiest, model.spec.slo_tpot_s)
-        return room if room >= 1.0 and busiest.running else float("inf")
+        if not busiest.running:
+            return float("inf")
+        by_time = self._books.times.room_of(busiest, model.spec.slo_tpot_s)
+        return min(by_time if by_time >= 1.0 else float("inf"), self._room_in_memory(busiest))
+
+    def _room_in_memory(self, instance: InstanceRecord) -> float:
+        """How many requests like those that it runs now have their KV where it is, beside what its neighbours' requests
+        may need again; at least as many as it runs."""
+        fleet = self._books.fleet
+        return min(
+            instance.running * (1.0 + max(0.0, fleet.headroom_bytes(id)) / held_bytes)
+            if (held_bytes := fleet.devices[id].busy_kv.get(instance.key, 0)) > 0
+            else float("inf")
+            for id in instance.shards
+        )
 
 
 def _smooth(record: _Record, active: list[InstanceRecord], now_s: float) -> None:

@@ -33,7 +33,9 @@ _URGENT_SETTLED_S: Final = 20.0
 """The same for one that requests wait for."""
 _DEVICES_A_ROUND: Final = 4
 """In one rebalancing one device of so many gets an instance that only stands ready."""
-
+_URGENT_KV: Final = 0.5
+"""Part of an instance's share of the KV for which a place must have room where requests wait for it: on a full fleet
+one that takes half a share serves sooner than none."""
 
 _LOST_AT_MOST: Final = 0.01
 """Part of its requests that a device may lose by an instance that only stands ready."""
@@ -219,7 +221,7 @@ class Scaling:
     ) -> Iterator[Place]:
         """Free room first, then, for requests that wait, that of spare instances which do nothing."""
         urgent = code is ReasonCode.SCALE_OUT
-        kv_bytes = self._kv_share_bytes(model, wanted)
+        kv_bytes = int((_URGENT_KV if urgent else 1.0) * self._kv_share_bytes(model, wanted))
         settled_s = _URGENT_SETTLED_S if urgent else _STANDING_SETTLED_S
         taken: set[DeviceId] = set()
         for devices in self._places.quiet(model, kv_bytes, settled_s, now_s):
@@ -249,10 +251,12 @@ class Scaling:
         if self._books.settings.placement is not Placement.GOODPUT:
             return True
         model = self._books.models[busiest.model]
+        # An instance of many holds little, and for so long as the model had few, its mean is of one that holds all.
+        kv_bytes = self._kv_share_bytes(model, wanted) or None
         rate_per_s = max(model.burst.per_s(now_s), model.rate.per_s(now_s)) / wanted
         before = after = 0.0
         for id in devices:
-            site, newcomer = self._books.times.site_of(id), self._books.times.newcomer(model, id, rate_per_s)
+            site, newcomer = self._books.times.site_of(id), self._books.times.newcomer(model, id, rate_per_s, kv_bytes)
             before, after = before + site.met_per_s, after + site.plus(newcomer).met_per_s
         return after >= (1.0 - _LOST_AT_MOST) * before
 

@@ -14,6 +14,8 @@ from prism.scheduler.records import InstanceRecord, ModelRecord
 
 COUNTED_REPORTS: Final = 3
 """With something in them: requests that are on their way to a queue come there within the first of these."""
+_FEW: Final = 0.5
+"""Instances that come are few when they are at most so many for each that serves."""
 
 
 class SharedWaiting:
@@ -27,14 +29,15 @@ class SharedWaiting:
         """By instance, how many reports with something in them are looked at still."""
 
     def on_serving(self, model: ModelRecord, early: bool) -> None:
-        """A further instance serves: each is to have as many, by their last reports. Not before the last of those that
-        come together, which have all their weights at about the same time: requests would be moved again and again. One
-        that serves early does not wait for the others, which may be whole much later."""
+        """A further instance serves: each is to have as many, by their last reports. Not while many of those that come
+        together, which have all their weights at about the same time, are to come: requests would be moved again and
+        again. Few are not waited for, since one alone may be much later; nor does who serves early wait for others."""
         serving = model.in_state(InstanceState.READY)
         if len(serving) < 2:
             return
         self._untold |= {instance.key: COUNTED_REPORTS for instance in serving}
-        if early or not model.in_state(InstanceState.WAITING, InstanceState.LOADING):
+        coming = len(model.in_state(InstanceState.WAITING, InstanceState.LOADING))
+        if early or coming <= _FEW * len(serving):
             self._share(serving, serving)
 
     def on_report(self, model: ModelRecord, instance: InstanceRecord) -> None:

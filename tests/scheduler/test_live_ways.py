@@ -52,7 +52,7 @@ def test_several_at_once_from_several_machines_form_pipelines_where_that_serves_
         w.join(*node_devices(node, 1))
     w.send(Arrivals(A, 120))
     for key, live in w.live.items():
-        w.send(DeviceReport(live.devices[0], 1000, 500, (InstanceLoad(key, 300, 100, 0, 2, 60, 9),)))
+        w.send(DeviceReport(live.devices[0], 1000, 500, (InstanceLoad(key, 300, 6, 0, 2, 60, 9),)))
     before = len(w.log)
     w.send(OperatorLoad(A, (), 10))
     orders = [e for _, e in w.log[before:] if isinstance(e, Activate)]
@@ -142,7 +142,7 @@ def test_an_operator_gets_what_was_asked_for_in_the_way_that_serves_most(waiting
     (key,) = w.live
     if waiting:
         w.send(Arrivals(A, 30))
-        w.send(DeviceReport(w.live[key].devices[0], 1000, 500, (InstanceLoad(key, 300, 100, 0, 2, waiting, 9),)))
+        w.send(DeviceReport(w.live[key].devices[0], 1000, 500, (InstanceLoad(key, 300, 10, 0, 2, waiting, 9),)))
     before = len(w.log)
     w.send(OperatorLoad(ModelName("a"), (), 2))
     (order,) = [e for _, e in w.log[before:] if isinstance(e, Activate)]

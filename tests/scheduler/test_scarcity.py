@@ -56,7 +56,8 @@ def test_waiting_ends_at_the_starvation_bound_when_nothing_may_leave() -> None:
 
 
 def test_a_pressed_device_sheds_a_model_to_an_empty_one() -> None:
-    settings = ClusterSettings(rebalance_every_s=5.0, planning_window_s=8.0)
+    """Where a further instance is no way out."""
+    settings = ClusterSettings(rebalance_every_s=5.0, planning_window_s=8.0, max_replicas=1)
     w = world(model_spec("a", 300), model_spec("b", 300), settings=settings)
     serve(w, A)
     serve(w, B)
@@ -75,6 +76,18 @@ def test_a_pressed_device_sheds_a_model_to_an_empty_one() -> None:
     assert len(moved) == 1
     assert moved[0].devices == (DeviceId("x/host:0"),)
     assert w.routes[moved[0].model] == moved[0].devices
+
+
+@pytest.mark.parametrize(("kv_bytes", "further"), [(600, 1), (60, 0)])
+def test_requests_whose_kv_fills_the_device_get_a_further_instance_before_they_wait_long(
+    kv_bytes: int, further: int
+) -> None:
+    """Time alone would let one instance run them all."""
+    w = world(model_spec("a", 300), devices=2)
+    serve(w, A)
+    (key,) = w.live
+    w.send(DeviceReport(GB0, 1000, 500, (InstanceLoad(key, 300, kv_bytes, 0, 5, 1, 9),)))
+    assert len(w.live) == 1 + further
 
 
 @pytest.mark.parametrize(("migration", "moves"), [(MigrationTest.COST_AWARE, 0), (MigrationTest.PAPER, 1)])
