@@ -7,60 +7,28 @@ from typing import Any
 
 import pytest
 
-from prism.core.events import ActivationFinished, ClusterEvent, OperatorLoad
-from prism.core.settings import LiveMode, PolicySettings
+from prism.core.events import OperatorLoad
+from prism.core.settings import LiveMode
 from prism.core.specs import ModelSpec
 from prism.sim.engine import Engine
-from prism.sim.job import Job
-from prism.sim.models import known_spec
-from prism.sim.recorder import RunRecorder
-from prism.sim.world import World
 
 from .helpers import h100s
+from .scale_out import ScaleOut, llama_8b
 
 SLOW_NETWORK = {"network": {"nic_gbit": 40.0}, "load": {"source": "spread"}}
 """An 8B model takes 3.5 s to another machine."""
 
 
-def model() -> ModelSpec:
-    return known_spec("m", "meta-llama/Llama-3.1-8B-Instruct", 1.0, 0.05)
-
-
-class Pair:
+class Pair(ScaleOut):
     """One instance serves; further ones, ``instances`` in all, are asked for at 30 s, each on another machine, while
     ``rate`` requests/s come."""
 
     def __init__(self, live: LiveMode, rate: float = 4.0, spec: ModelSpec | None = None, instances: int = 2) -> None:
-        self.spec = spec or model()
-        chosen = PolicySettings.named("prism")
-        cluster = replace(chosen.cluster, live=live, max_replicas=1, standing_replicas=False)
-        self.recorder = RunRecorder(0.002)
-        self.world = World(
-            h100s(1, instances, **SLOW_NETWORK), [self.spec], replace(chosen, cluster=cluster), self.recorder
-        )
-        self.told: list[tuple[float, ClusterEvent]] = []
-        tell = self.world.control.tell
-
-        def listen(event: ClusterEvent) -> None:
-            self.told.append((self.world.queue.now_s, event))
-            tell(event)
-
-        self.world.control.tell = listen  # type: ignore[method-assign]
-        self.world.join()
-        tell(OperatorLoad(self.spec.name))
+        super().__init__(h100s(1, instances, **SLOW_NETWORK), spec or llama_8b(), live)
+        self.tell(OperatorLoad(self.spec.name))
         self.world.queue.run_until(30.0)
-        tell(OperatorLoad(self.spec.name, instances=instances))
-        self.jobs = [Job(i, self.spec, 30.0 + i / rate, 1500, 200) for i in range(int(20 * rate))]
-
-    def run(self) -> None:
-        for _ in self.world.run(iter(self.jobs)):
-            pass
-
-    def finished(self) -> list[tuple[float, ActivationFinished]]:
-        return [(at_s, e) for at_s, e in self.told if isinstance(e, ActivationFinished)]
-
-    def engines(self) -> list[Engine]:
-        return [e for device in self.world.devices.values() for e in device.engines.values()]
+        self.tell(OperatorLoad(self.spec.name, instances=instances))
+        self.ask(int(20 * rate), rate, since_s=30.0)
 
 
 def test_a_paired_instance_serves_long_before_its_weights_are_there() -> None:
@@ -87,7 +55,7 @@ def test_of_those_that_come_as_pipelines_as_many_begin_over_others_as_there_are(
 def test_nobody_pairs_without_another_instance_or_with_one_layer() -> None:
     alone = Pair(LiveMode.PAIR)
     assert [event.early for _, event in alone.finished()] == [False]
-    flat = replace(model(), shape=replace(model().shape, layers=1))
+    flat = replace(llama_8b(), shape=replace(llama_8b().shape, layers=1))
     pair = Pair(LiveMode.PAIR, spec=flat)
     pair.run()
     assert [event.early for _, event in pair.finished()] == [False, False]

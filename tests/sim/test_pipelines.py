@@ -2,68 +2,35 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from prism.core.effects import Activate
-from prism.core.events import ActivationFinished, ClusterEvent, OperatorLoad
+from prism.core.events import OperatorLoad
 from prism.core.ids import DeviceId, NodeId
 from prism.core.instances import InstanceKey, whole_model
 from prism.core.reasons import ReasonCode, because
-from prism.core.settings import LiveMode, PolicySettings
-from prism.core.specs import ModelSpec
+from prism.core.settings import LiveMode
 from prism.sim.cluster_file import parse_cluster
-from prism.sim.engine import Engine, Phase
-from prism.sim.job import Job
-from prism.sim.models import known_spec
+from prism.sim.engine import Phase
 from prism.sim.pipelines import Pipelines, SimPipeline, part_needed
-from prism.sim.recorder import RunRecorder
 from prism.sim.sharing import Pool
-from prism.sim.world import World
+
+from .scale_out import ScaleOut, llama_8b
 
 
-def model() -> ModelSpec:
-    return known_spec("m", "meta-llama/Llama-3.1-8B-Instruct", 1.0, 0.05)
-
-
-class Coming:
+class Coming(ScaleOut):
     """Nobody serves; ``instances`` are asked for at 0, each on a machine of its own that has the weights in memory:
     they take 4 s and more."""
 
     def __init__(
         self, live: LiveMode, instances: int = 3, rate: float = 4.0, requests: int = 40, **load: object
     ) -> None:
-        self.spec = model()
-        chosen = PolicySettings.named("prism")
-        cluster = replace(chosen.cluster, live=live, max_replicas=1, standing_replicas=False)
-        self.recorder = RunRecorder(0.002)
         group = {"gpu": "H100", "nodes": instances, "gpus_per_node": 1, "rates": {"pcie_bytes_per_s": 4e9}}
-        fleet = parse_cluster({"groups": [group], "load": load}, "test")
-        self.world = World(fleet, [self.spec], replace(chosen, cluster=cluster), self.recorder)
-        self.told: list[tuple[float, ClusterEvent]] = []
-        tell = self.world.control.tell
-
-        def listen(event: ClusterEvent) -> None:
-            self.told.append((self.world.queue.now_s, event))
-            tell(event)
-
-        self.world.control.tell = listen  # type: ignore[method-assign]
-        self.world.join()
-        tell(OperatorLoad(self.spec.name, instances=instances))
-        self.jobs = [Job(i, self.spec, i / rate, 1500, 200) for i in range(requests)]
-
-    def run(self) -> None:
-        for _ in self.world.run(iter(self.jobs)):
-            pass
-
-    def finished(self) -> list[tuple[float, ActivationFinished]]:
-        return [(at_s, e) for at_s, e in self.told if isinstance(e, ActivationFinished)]
-
-    def engines(self) -> list[Engine]:
-        return [e for device in self.world.devices.values() for e in device.engines.values()]
+        super().__init__(parse_cluster({"groups": [group], "load": load}, "test"), llama_8b(), live)
+        self.tell(OperatorLoad(self.spec.name, instances=instances))
+        self.ask(requests, rate)
 
     def ttft_s(self) -> list[float]:
         return [r.ttft_s if r.ttft_s is not None else float("inf") for r in self.recorder.records]
@@ -131,7 +98,7 @@ class Stepping:
 
 @given(st.integers(2, 8), st.integers(0, 8), st.floats(0.0, 0.9))
 def test_leaders_together_do_at_least_the_work_of_one(members: int, leading: int, stage_wait: float) -> None:
-    keys = [InstanceKey(model().name, i) for i in range(members)]
+    keys = [InstanceKey(llama_8b().name, i) for i in range(members)]
     pipeline = SimPipeline(tuple(keys), 1.0 / members, stage_wait, {key: (Pool(1.0),) for key in keys})
     for i, key in enumerate(keys):
         pipeline.leaders[key] = Stepping(Phase.DECODE if i < leading else Phase.IDLE)  # type: ignore[assignment]
@@ -143,7 +110,7 @@ def test_leaders_together_do_at_least_the_work_of_one(members: int, leading: int
 
 
 def test_two_leaders_do_the_work_that_was_measured() -> None:
-    keys = [InstanceKey(model().name, i) for i in range(3)]
+    keys = [InstanceKey(llama_8b().name, i) for i in range(3)]
     for leading, work in ((2, 1.45), (3, 1.7)):
         pipeline = SimPipeline(tuple(keys), 1 / 3, 0.38, {key: (Pool(1.0),) for key in keys})
         pipeline.leaders = {key: Stepping(Phase.PREFILL) for key in keys[:leading]}  # type: ignore[misc]
@@ -152,7 +119,9 @@ def test_two_leaders_do_the_work_that_was_measured() -> None:
 
 def order(number: int, node: str) -> Activate:
     parts = whole_model((DeviceId(f"{node}/cuda:{number}"),))
-    return Activate(InstanceKey(model().name, number), parts, because(ReasonCode.SCALE_OUT), None, LiveMode.PIPELINES)
+    return Activate(
+        InstanceKey(llama_8b().name, number), parts, because(ReasonCode.SCALE_OUT), None, LiveMode.PIPELINES
+    )
 
 
 def deal(nodes: list[str], warm: set[str], sources: int) -> list[tuple[int, float] | None]:
