@@ -6,14 +6,17 @@ decodes them alike.
 
 from __future__ import annotations
 
-from typing import Any, Never
+from typing import Any, Final, Never
 
 import torch
 
 from sglang_patches.graphs import capture_due
 from sglang_patches.hooks import Hook, HookKind
-from sglang_patches.remote_steps import all_here
+from sglang_patches.remote_steps import all_here, rest
 from sglang_patches.seat import Seat
+
+_REST_S: Final = 0.1
+"""An engine with nothing to do looks at its account so often."""
 
 
 class _Outlet:
@@ -92,7 +95,7 @@ def sleep_when_idle(scheduler: Any) -> None:
     if all_here(scheduler):
         capture_due(scheduler, idle=True)
     if seat.rank == 0:
-        seat.wait(0.1)
+        rest(scheduler, _REST_S)
 
 
 def no_load_snapshots(*_: Any, **__: Any) -> None:

@@ -49,6 +49,8 @@ class PeerGreeting:
     hello: Question
     measured: tuple[Question, Question]
     sent_s: float
+    ahead: bool = False
+    """Before there was a route over it: it may have got more pieces since."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +69,7 @@ class PeerAsking:
         self._runner, self._ranks = runner, ranks
         self._batch = 0
         self.questions = Questions(pump)
-        self._ahead: WeakKeyDictionary[PeerLink, tuple[Question, Question]] = WeakKeyDictionary()
+        self._ahead: WeakKeyDictionary[PeerLink, PeerGreeting] = WeakKeyDictionary()
         self.answer_s = 60.0
         """A peer that has not answered after it counts as lost."""
 
@@ -78,24 +80,25 @@ class PeerAsking:
     def greet(self, peer: RoutePeer, engine: str, model: str, slots: int) -> PeerGreeting:
         """Introduce this engine to a peer, and measure the link. A peer looks at messages between two of its steps: all
         that is asked at once, of it and of others, waits for one."""
+        ahead = self._ahead.pop(peer.link, None)
+        if ahead is not None and all(map(self.questions.answered, (ahead.hello, *ahead.measured))):
+            return PeerGreeting(peer, ahead.hello, ahead.measured, ahead.sent_s, ahead=True)
         introduced = PeerHello(version=VERSION, engine=engine, model=model, slots=slots)
-        hello, ahead = self.questions.send(peer.link, introduced, 0, ()), self._ahead.pop(peer.link, None)
-        there = ahead is not None and all(self.questions.answered(question) for question in ahead)
-        measured = ahead if ahead is not None and there else self._measure(peer.link, TOLD_BYTES)
-        return PeerGreeting(peer, hello, measured, time.monotonic())
+        hello, sent_s = self.questions.send(peer.link, introduced, 0, ()), time.monotonic()
+        return PeerGreeting(peer, hello, self._measure(peer.link, TOLD_BYTES), sent_s)
 
-    def measure_ahead(self, link: PeerLink) -> None:
-        """Before a route is to lead over it: what measures a new connection takes several round trips, beside weights
-        that come over the same link."""
-        self._ahead[link] = self._measure(link, TOLD_BYTES)
+    def greet_ahead(self, peer: RoutePeer, engine: str, model: str, slots: int) -> None:
+        """Before a route is to lead over it: the answer would wait for the step that the peer is in, and what measures
+        a new connection takes several round trips, beside weights that come over the same link."""
+        self._ahead[peer.link] = self.greet(peer, engine, model, slots)
 
     def welcomed(self, greeting: PeerGreeting, limit_s: float) -> frozenset[int]:
-        """The pieces that the peer has. Raises :class:`PeerLost`."""
+        """The pieces that the peer had when it was greeted. Raises :class:`PeerLost`."""
         peer = greeting.peer
         answer = self.questions.wait_for(greeting.hello, limit_s).message
         if not isinstance(answer, PeerWelcome) or answer.version != VERSION:
             raise PeerLost(f"a peer answered a greeting with {type(answer).__name__}")
-        fixed_s = time.monotonic() - greeting.sent_s
+        fixed_s = self.questions.came_s - greeting.sent_s
         took_s, nbytes = self._took_s(greeting.measured, limit_s), TOLD_BYTES
         if took_s <= _SLOW_S:
             took_s, nbytes = self._took_s(self._measure(peer.link, MEASURED_BYTES), limit_s), MEASURED_BYTES

@@ -27,6 +27,9 @@ BRING_S: Final = 0.01
 """Between two steps,"""
 BRING_SHARE: Final = 0.1
 """or such a part of the last one, if that is more: weights come faster than long steps would let them in."""
+LOOK_S: Final = 0.005
+"""An engine without work looks so often whether weights have come: others may wait for its next layer, and what fills
+host memory is another process, or a thread of this one."""
 
 
 class Growth:
@@ -54,6 +57,8 @@ class Growth:
         """Tokens whose KV, or a part of it, was fetched from peers."""
         self._lacking = ""
         """Why weights do not come."""
+        self._seen_bytes = 0
+        """In host memory, when it was last looked what had come."""
         self._declined = 0
         """When so many pieces were here, fetching the KV of those that peers ran took longer than beginning again."""
 
@@ -69,6 +74,17 @@ class Growth:
         self._order = None
 
     @property
+    def waits(self) -> bool:
+        """Pieces are still to come."""
+        leads = self._order is not None and (self._leader.remote or self._routes.stalled)
+        return leads and len(self._foreign.held) < self._pieces.count
+
+    @property
+    def weights_came(self) -> bool:
+        """Since it was last looked."""
+        return self.waits and self._seat.weights.arrived_bytes != self._seen_bytes
+
+    @property
     def takes_over(self) -> bool:
         """Layers are being taken over, or are here to be."""
         if self._order is None or not self._leader.remote:
@@ -82,6 +98,7 @@ class Growth:
         ``alone``: batches are under way, and nothing is taken over."""
         if self._order is None or not (self._leader.remote or self._routes.stalled):
             return
+        self._seen_bytes = self._seat.weights.arrived_bytes
         end_s = time.monotonic() + max(BRING_S, BRING_SHARE * self._leader.step_s)
         while self._bring_one(self._order.order):
             if not idle and self._ranks.same(time.monotonic() >= end_s):

@@ -17,6 +17,7 @@ Ranks of a tensor-parallel engine do all of this at the same steps (:mod:`sglang
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -29,11 +30,12 @@ from prism.remote.orders import GrowRoute, HoldPieces, Order, ServeLayers, SetRo
 from prism.remote.state import RemoteState
 from sglang_patches.kv_guard import refuse
 from sglang_patches.remote_asking import PeerAsking
-from sglang_patches.remote_growth import Growth
+from sglang_patches.remote_growth import LOOK_S, Growth
 from sglang_patches.remote_lead import RouteLeader
 from sglang_patches.remote_peer import ForeignWork
 from sglang_patches.remote_pieces import ModelPieces
 from sglang_patches.remote_ranks import Ranks, RanksApart, RanksOutcome
+from sglang_patches.remote_relay import Relay
 from sglang_patches.remote_routes import Routes
 from sglang_patches.remote_under_way import MOST, BatchesUnderWay
 from sglang_patches.seat import Seat
@@ -55,14 +57,17 @@ class RemoteLayers:
         ranks = self._ranks = Ranks(scheduler)
         self._foreign = ForeignWork(scheduler, self._pieces, me, model, self._seat.lent_owner, ranks)
         self._asking = PeerAsking(scheduler.tp_worker.model_runner, self._wait, ranks)
-        self._hub.on_handed = self._asking.measure_ahead
         self._leader = RouteLeader(scheduler, self._pieces, self._asking, ranks)
         self._leader.attach()
         self._routes = Routes(
             scheduler, self._pieces, self._hub, self._foreign, self._leader, ranks, self._begins_again
         )
+        self._hub.on_handed = self._routes.greet_ahead
         self._growth = Growth(scheduler, self._pieces, self._foreign, self._leader, self._routes, ranks)
         self.under_way = BatchesUnderWay(scheduler, self._pieces, self._leader, self._is_quiet)
+        self._relay = Relay(self._hub, self._pass_on)
+        if self._seat.world == 1:  # ranks do everything at the same steps
+            self._pieces.computing = self._relay.computing
         self._late: list[Order] = []
         """Orders that wait until nothing is under way."""
         if self._seat.first_pieces:
@@ -82,6 +87,11 @@ class RemoteLayers:
     def whole(self) -> bool:
         """All of the model is here, and its requests need nobody."""
         return len(self._foreign.held) == self._pieces.count and not self._leader.remote
+
+    @property
+    def held_pieces(self) -> int:
+        """Whose weights are in memory."""
+        return len(self._foreign.held)
 
     @property
     def fetched_tokens(self) -> int:
@@ -133,6 +143,15 @@ class RemoteLayers:
         if waiting and (self._idle or not self._leader.remote):  # otherwise it is done while the own batch waits
             self.serve()
 
+    def rest(self, most_s: float) -> None:
+        """Nothing is to be done, for ``most_s`` at most: until a command, a message, or a piece of the model comes. On
+        rank 0."""
+        end_s, came = time.monotonic() + most_s, False
+        while not came and (left_s := end_s - time.monotonic()) > 0:
+            if self._growth.weights_came:
+                return
+            came = self._seat.wait(min(left_s, LOOK_S) if self._growth.waits else left_s)
+
     def serve(self) -> None:
         """The scheduler has nothing to run, or its route does not wait for others."""
         self._ranks.together(self._serve_all)
@@ -164,12 +183,17 @@ class RemoteLayers:
 
     def _pump(self, timeout_s: float) -> None:
         self._deal(self._hub.pump(timeout_s))
+        self._foreign.forget_closed()
 
     def _deal(self, arrived: Sequence[tuple[PeerLink, Received]]) -> None:
         for link, received in arrived:
             asked = isinstance(received.message, PeerHello | MeasureLink | Leading | RunPieces | FetchKv)
             (self._foreign if asked else self._asking).take(link, received)
-        self._foreign.forget_closed()
+
+    def _pass_on(self) -> None:
+        """While this engine computes, in another thread: what is kept for leaders stays."""
+        self._deal(self._hub.pump(0.0))
+        self.under_way.pass_on()
 
     def _wait(self, timeout_s: float) -> None:
         """The leader waits for an answer. On rank 0, while the other ranks do what it tells them."""
@@ -226,6 +250,7 @@ class RemoteLayers:
 
     def close(self) -> None:
         """The model leaves."""
+        self._relay.close()
         self.under_way.drop()
         self._routes.close()
         self._leader.detach()

@@ -79,7 +79,8 @@ class RouteLeader:
 
         def follow(input_ids: Any, positions: Any, forward_batch: Any, *args: Any, **kwargs: Any) -> Any:
             if not self.remote or args or forward_batch.forward_mode.is_idle():
-                return self._own(input_ids, positions, forward_batch, *args, **kwargs)
+                with self._pieces.computing():
+                    return self._own(input_ids, positions, forward_batch, *args, **kwargs)
             return forward(input_ids, positions, forward_batch)
 
         self._pieces.model.forward = follow

@@ -6,6 +6,8 @@ process were the stage that has these pieces.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 from prism.remote.pieces import piece_of
@@ -38,6 +40,8 @@ class ModelPieces:
         self.model, self._inner = model, inner[0]
         self._group = self._staged[0].pp_group
         self._forward = model.forward
+        self.computing: Callable[[], AbstractContextManager[None]] = nullcontext
+        """Around each run."""
         self.layers = len(self._inner.layers)
         self.count = self.layers + 2
 
@@ -53,7 +57,8 @@ class ModelPieces:
             module.__dict__["pp_group"] = stage
         self._inner.start_layer, self._inner.end_layer = max(first - 1, 0), min(end - 1, self.layers)
         try:
-            out = self._forward(ids, positions, batch, pp_proxy_tensors=proxy)
+            with self.computing():
+                out = self._forward(ids, positions, batch, pp_proxy_tensors=proxy)
         finally:
             self._inner.start_layer, self._inner.end_layer = before
             for module in self._staged:

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from prism.remote.hub import LinkHub
+from prism.remote.link import PeerLink
 from prism.remote.orders import RouteStop, SetRoute
 from sglang_patches.graphs import Graphs
 from sglang_patches.remote_asking import PeerGreeting
@@ -134,18 +135,28 @@ class Routes:
             peer = RoutePeer(self._hub.connect(Path(path)))
         except OSError as error:
             return error
+        return self._leader.asking.greet(peer, *self._introduction())
+
+    def _introduction(self) -> tuple[str, str, int]:
+        """Who this engine is, the model, and how many slots it has."""
         slots = self._scheduler.token_to_kv_pool_allocator.get_kvcache().k_buffer[0].shape[0]
-        me, model = self._seat.owner.name, self._seat.weights.identity
-        return self._leader.asking.greet(peer, me, model, int(slots))
+        return self._seat.owner.name, self._seat.weights.identity, int(slots)
+
+    def greet_ahead(self, link: PeerLink) -> None:
+        """A connection was handed over, for a route that is to come."""
+        self._leader.asking.greet_ahead(RoutePeer(link), *self._introduction())
 
     def _greeted(self, greeting: PeerGreeting | OSError, within_s: float) -> _Greeted:
         if isinstance(greeting, OSError):
             return _Greeted(None, (), greeting)
         try:
-            return _Greeted(greeting.peer, sorted(self._leader.asking.welcomed(greeting, within_s)))
+            pieces = self._leader.asking.welcomed(greeting, within_s)
         except PeerLost as lost:
             greeting.peer.close("it was not greeted")
             return _Greeted(None, (), lost)
+        if greeting.ahead:  # whoever gives the order was told since; what it does not have it refuses
+            pieces = frozenset(range(self._pieces.count))
+        return _Greeted(greeting.peer, sorted(pieces))
 
     def _checked(self, route: Sequence[RouteStop], known: dict[str, _Greeted]) -> tuple[Stop, ...]:
         """Raises ``ValueError`` unless the route has every piece once, in order, where it is, and the head here."""

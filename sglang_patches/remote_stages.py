@@ -74,16 +74,22 @@ class Passing(Generic[Stop, Part, State, Question]):
         """Take the answers that are there, ask for what may be asked, and run one part here, if there is one that may
         be: the one at the earliest stop, as what comes out of it is work for others. False: nothing moved. Raises what
         the stages raise."""
-        moved = False
-        for i in range(len(self._parts)):
-            if self._at[i] < len(self._stops) and not self._here(i):
-                moved = self._ask(i) or moved
+        moved = self.pass_on()
         ready = [i for i in range(len(self._parts)) if self._at[i] < len(self._stops) and self._runs_next(i)]
         if ready:
             i = min(ready, key=lambda i: (self._at[i], i))
             self._states[i] = self._stages.run_here(self._stops[self._at[i]], self._parts[i], self._states[i])
             self._at[i] += 1
         return moved or bool(ready)
+
+    def pass_on(self) -> bool:
+        """Take the answers that are there, and ask for what may be asked next; False: there were none. May be called
+        while a part runs here."""
+        moved = False
+        for i in range(len(self._parts)):
+            while self._at[i] < len(self._stops) and not self._here(i) and self._ask(i):
+                moved = True
+        return moved
 
     def _ask(self, i: int) -> bool:
         """Whether part ``i`` has its answer from the peer that it is at."""

@@ -79,6 +79,16 @@ def all_here(scheduler: Any) -> bool:
     return not scheduler.server_args.prism_seat.first_pieces if remote is None else remote.whole
 
 
+def rest(scheduler: Any, most_s: float) -> None:
+    """Rank 0 has nothing to do: until a command or a message is here, or a piece of the model that is to come."""
+    seat: Seat = scheduler.server_args.prism_seat
+    remote: RemoteLayers | None = getattr(scheduler, "prism_remote", None)
+    if remote is None:
+        seat.wait(most_s)
+    else:
+        remote.rest(most_s)
+
+
 def close_remote(scheduler: Any) -> None:
     """The model leaves: its links and what it kept for others go."""
     remote: RemoteLayers | None = getattr(scheduler, "prism_remote", None)

@@ -24,6 +24,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -107,6 +108,14 @@ class BatchesUnderWay:
         self._ended.clear()
         self._passing = None
         return requests
+
+    def pass_on(self) -> None:
+        """What peers have answered goes on to the next of them, while this engine computes
+        (:mod:`sglang_patches.remote_relay`). Who is lost is found by the engine itself."""
+        if self._passing is not None:
+            with suppress(PeerLost):
+                if self._passing.pass_on():
+                    self._moved_s = time.monotonic()
 
     # --- a step ---
 

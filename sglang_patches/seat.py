@@ -69,6 +69,11 @@ class WeightSeat(TensorMemory, Protocol):
         """Whether :meth:`bring` would not wait for the piece (:mod:`prism.remote.pieces`)."""
         ...
 
+    @property
+    def arrived_bytes(self) -> int:
+        """Of the image, in host memory; grows whenever something arrives."""
+        ...
+
     def tend(self) -> None:
         """See to it that what has not arrived does. Raises when nobody can."""
         ...
@@ -153,8 +158,8 @@ class Seat(Protocol):
         """The commands as SGLang objects, on every rank alike."""
         ...
 
-    def wait(self, timeout_s: float) -> None:
-        """Sleep until a command is here or ``timeout_s`` has passed."""
+    def wait(self, timeout_s: float) -> bool:
+        """Sleep until a command is here or ``timeout_s`` has passed; whether one is."""
         ...
 
     def held_s(self) -> float:

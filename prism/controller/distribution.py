@@ -80,7 +80,8 @@ class WeightDistribution:
         sends: list[tuple[str, Distribute]] = []
         pipelines: dict[ModelName, list[ExecutionPipeline]] = {}
         for key, group in self._wanted(orders, images, nodes).items():
-            given, sources, planned = self._multicast(key, group, nodes, now_s)
+            layers = images[group[0][0].model].layers
+            given, sources, planned = self._multicast(key, group, nodes, layers, now_s)
             sends += sources
             pipelines.setdefault(group[0][0].model, []).extend(planned)
             for order, node in group:
@@ -132,7 +133,12 @@ class WeightDistribution:
         )
 
     def _multicast(
-        self, key: PackKey, group: Sequence[tuple[Activate, NodeId]], nodes: Mapping[NodeId, Node], now_s: float
+        self,
+        key: PackKey,
+        group: Sequence[tuple[Activate, NodeId]],
+        nodes: Mapping[NodeId, Node],
+        layers: int,
+        now_s: float,
     ) -> tuple[dict[NodeId, NodePlan], list[tuple[str, Distribute]], tuple[ExecutionPipeline, ...]]:
         """Each receiver's part, what the sources are sent, and the pipelines that receivers form meanwhile."""
         receivers = dict.fromkeys(node for _, node in group)
@@ -143,7 +149,7 @@ class WeightDistribution:
         if not held:
             return {}, [], ()
         orders = [order for order, _ in group]
-        request = self._request(held, receivers, orders, now_s)
+        request = self._request(held, receivers, orders, layers, now_s)
         chosen, pipelines = _planned(request, orders)
         addresses = {str(n.id): n.weights for n in nodes.values()}
         first = first_blocks(request.first, chosen.schedule.blocks)
@@ -157,7 +163,12 @@ class WeightDistribution:
         return {node: parts[str(node)] for node in receivers}, sends, pipelines
 
     def _request(
-        self, held: Mapping[NodeId, PackReport], receivers: Iterable[NodeId], orders: Iterable[Activate], now_s: float
+        self,
+        held: Mapping[NodeId, PackReport],
+        receivers: Iterable[NodeId],
+        orders: Iterable[Activate],
+        layers: int,
+        now_s: float,
     ) -> PlanRequest:
         """With the links as the nodes' reports show them. Where any instance may serve before it has everything, all
         get first what is needed for that."""
@@ -166,13 +177,15 @@ class WeightDistribution:
         sources = sorted(held, key=lambda n: (not held[n].in_memory, n))
         nbytes = max(pack.nbytes for pack in held.values())
         live = any(order.live is not LiveMode.WHOLE for order in orders)
+        first = tuple(held[sources[0]].first) if live else ()
         return PlanRequest(
             tuple(map(str, sources)),
             tuple(map(str, receivers)),
             nbytes,
             links=known.links,
             default_link=default,
-            first=tuple(held[sources[0]].first) if live else (),
+            first=first,
+            layers=max(0, layers - 1) if first else 0,
             least_blocks=LIVE_BLOCKS if live else 1,
         )
 

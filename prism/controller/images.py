@@ -22,11 +22,14 @@ class ModelImages:
     mark: str = ""
     by_kind: Mapping[DeviceKind, tuple[PackKey, ...]] = field(default_factory=dict)
     """One per rank; none for settings that no engine takes (the engine says so)."""
+    layers: int = 0
+    """Of the model."""
 
 
 def read_images(spec: ModelSpec, mark: str) -> ModelImages:
     """Reads the model's configuration: not for the event loop."""
-    return ModelImages(mark, {kind: _keys(spec, mark, kind) for kind in DeviceKind} if mark else {})
+    by_kind = {kind: _keys(spec, mark, kind) for kind in DeviceKind} if mark else {}
+    return ModelImages(mark, by_kind, spec.shape.layers)
 
 
 def _keys(spec: ModelSpec, mark: str, kind: DeviceKind) -> tuple[PackKey, ...]:

@@ -69,9 +69,10 @@ class InactiveQueue:
             min(s.arrival_s + s.slo_ttft_s for s in group),
         )
 
-    def route(self, model: ModelName, devices: Sequence[DeviceId]) -> WaitingRequests:
-        """Moves the model's requests to the devices' queues, each to the least loaded one."""
-        for entry, submission in self._take(model):
+    def route(self, model: ModelName, devices: Sequence[DeviceId], most: int | None = None) -> WaitingRequests:
+        """Moves the model's requests, or the first ``most`` of them, to the devices' queues, each to the least loaded
+        one."""
+        for entry, submission in self._take(model, most):
             device = self.loads.assign_request(devices)
             moved = msgspec.structs.replace(submission, hops=submission.hops + 1)
             self._ledger.move(entry, keys.device_queue(device), encode(moved))
@@ -108,10 +109,13 @@ class InactiveQueue:
 
     def _forget(self, model: ModelName, request_id: str) -> Entry:
         del self._model_of[request_id]
-        return self._waiting[model].pop(request_id)[0]
+        entry = self._waiting[model].pop(request_id)[0]
+        if not self._waiting[model]:
+            del self._waiting[model]
+        return entry
 
-    def _take(self, model: ModelName) -> list[tuple[Entry, Submission]]:
-        group = list(self._waiting.pop(model, {}).values())
-        for _, submission in group:
-            self._model_of.pop(submission.id, None)
-        return group
+    def _take(self, model: ModelName, most: int | None) -> list[tuple[Entry, Submission]]:
+        taken = list(self._waiting.get(model, {}).values())[:most]
+        for _, submission in taken:
+            self._forget(model, submission.id)
+        return taken

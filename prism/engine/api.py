@@ -6,7 +6,7 @@ All calls belong to one asyncio loop.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, Protocol
@@ -38,6 +38,9 @@ class Work:
 class LayerOrders(Protocol):
     """What an engine can be told about layers in others (:class:`prism.engine.remote_orders.RemoteOrders`). Methods
     wait until it is done, and raise :class:`OrderRefused`, or :class:`EngineGone` when the engine ends."""
+
+    told: Callable[[], None]
+    """Called whenever the engine has told something else of its pieces, its peers or its leaders than before."""
 
     async def serve_layers(self, path: Path) -> None:
         """Run layers for engines that connect at ``path``."""

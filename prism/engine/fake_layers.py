@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from prism.engine.errors import OrderRefused
@@ -16,6 +16,7 @@ class FakeLayers:
     :meth:`arrive` says so; ``refuses`` is what it answers every order with."""
 
     def __init__(self, began_with: Sequence[int]) -> None:
+        self.told: Callable[[], None] = lambda: None
         self.state: RemoteState | None = None
         """As the engine tells it."""
         self.served_at: Path | None = None
@@ -60,6 +61,7 @@ class FakeLayers:
         self.state = RemoteState(
             layers=self._layers, held_layers=held, pieces=self._pieces, alone=alone, peers=[] if alone else peers
         )
+        self.told()
 
     def _check(self) -> None:
         if self.refuses:

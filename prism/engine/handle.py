@@ -222,8 +222,10 @@ class EngineHandle:
                 if answer is not None and not answer.done():
                     answer.set_result(report)
             case EngineCounters():
-                self._load = report
+                before, self._load = self._load, report
                 self._events.put_nowait(report)
+                if report.remote != (None if before is None else before.remote):
+                    self.remote.told()
             case OrderDone():
                 self.remote.on_done(report)
             case Activated() | NotActivated() | Parked() | Crashed():

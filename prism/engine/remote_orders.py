@@ -17,6 +17,8 @@ class RemoteOrders:
 
     def __init__(self, send: Callable[[Order], None]) -> None:
         self._send = send
+        self.told: Callable[[], None] = lambda: None
+        """See :attr:`prism.engine.api.LayerOrders.told`."""
         self._numbers = itertools.count(1)
         self._answers: dict[int, asyncio.Future[OrderDone]] = {}
 

@@ -31,6 +31,7 @@ from prism.engine.device_clock import DeviceClock
 from prism.engine.events import EngineCounters, TokensMade
 from prism.engine.frames import FrameSocket
 from prism.engine.sglang_codec import decode_request
+from prism.engine.telling import LoadTelling
 from prism.engine.tracker import Tracker
 from prism.engine.weight_seat import EngineWeights
 from prism.kv.keeper import KvKeeper
@@ -39,11 +40,9 @@ from prism.remote.orders import GrowRoute, HoldPieces, Order, OrderDone, ServeLa
 from sglang_patches.holding import may_stand_still
 from sglang_patches.kv_move import computed_tokens
 from sglang_patches.long_prompts import LongPrompts
-from sglang_patches.remote_requests import requests_under_way
+from sglang_patches.remote_requests import held_pieces, requests_under_way
 from sglang_patches.spec_memory import reserve_tokens
 
-_LOAD_EVERY_S: Final = 0.05
-_LOAD_IDLE_S: Final = 1.0
 _TOKENS_EVERY_S: Final = 0.025
 """Half of the time for which it is decided who stands still."""
 
@@ -75,7 +74,7 @@ class WorkerSeat:
         self.scheduler: Any = None
         self.adapters: EngineAdapters | None = None
         self._last_load: EngineCounters | None = None
-        self._last_load_s = 0.0
+        self._telling = LoadTelling()
         self._device = device
         self._orders: list[Order] = []
         self.first_pieces: tuple[int, ...] = ()
@@ -101,7 +100,7 @@ class WorkerSeat:
     def begin(self, engine: str, scheduler: Any) -> None:
         """Another activation of the same model in the same place."""
         self.tracker = Tracker(engine, self._delivery, self.report)
-        self.scheduler, self._last_load, self._last_load_s = scheduler, None, 0.0
+        self.scheduler, self._last_load, self._telling = scheduler, None, LoadTelling()
         self._held_until_s = None
         scheduler.prism_computed_tokens = 0
 
@@ -171,9 +170,9 @@ class WorkerSeat:
         limit = None if kv_limit_bytes is None else kv_limit_bytes + self.weights.held_bytes
         self._device.set_limit(self.owner.id, limit)
 
-    def wait(self, timeout_s: float) -> None:
+    def wait(self, timeout_s: float) -> bool:
         self._channel.flush()
-        self._poller.poll(timeout_s * 1000)
+        return bool(self._poller.poll(timeout_s * 1000))
 
     def held_s(self) -> float:
         return 0.0 if self._held_until_s is None else max(0.0, self._held_until_s - time.monotonic())
@@ -238,12 +237,12 @@ class WorkerSeat:
         if self._held_until_s is not None and now_s - self._last_tokens_s >= _TOKENS_EVERY_S:
             self._last_tokens_s = now_s
             self.report(TokensMade(after_first=self._tokens_made(scheduler)))
-        if now_s - self._last_load_s < _LOAD_EVERY_S:
+        if not self._telling.looks(now_s, held_pieces(scheduler)):
             return
         resident = [] if self.adapters is None else self.adapters.resident()
         load = measure_load(scheduler, self.weights.held_bytes * self.world, self.world, resident)
-        if load != self._last_load or now_s - self._last_load_s >= _LOAD_IDLE_S:
-            self._last_load, self._last_load_s = load, now_s
+        if self._telling.tells(now_s, load != self._last_load):
+            self._last_load = load
             self.report(load)
 
     def _tokens_made(self, scheduler: Any) -> dict[str, int]:

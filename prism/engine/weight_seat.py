@@ -185,6 +185,11 @@ class EngineWeights:
         """See :meth:`sglang_patches.seat.WeightSeat.arrived`."""
         return self._held is not None and self._held.arrived(piece)
 
+    @property
+    def arrived_bytes(self) -> int:
+        """See :meth:`sglang_patches.seat.WeightSeat.arrived_bytes`."""
+        return 0 if self.packed is None else self.packed.arrived_bytes
+
     def hold(self, model: torch.nn.Module, wanted: Callable[[str], bool]) -> None:
         """See :meth:`sglang_patches.seat.WeightSeat.hold`. Raises :class:`WeightsError` when there is no image."""
         if self.packed is None or self._region is None:

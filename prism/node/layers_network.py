@@ -15,8 +15,8 @@ import asyncio
 import logging
 import socket
 import time
-from collections.abc import Awaitable, Callable, Mapping
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from concurrent.futures import CancelledError, ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Final
 
@@ -24,6 +24,7 @@ import msgspec
 
 from prism.core.ids import DeviceId
 from prism.core.instances import InstanceKey
+from prism.node.threads import in_own_thread
 from prism.transfer.errors import PeerError, TransferError
 from prism.transfer.peer_connection import PeerConnection
 from prism.transfer.server import TransferServer
@@ -37,17 +38,23 @@ ANSWER_S: Final = 75.0
 SILENT_S: Final = 5.0
 """A machine that did not answer is not asked again for so long: whoever looks for a peer waits for all answers."""
 FAILURES: Final = (TransferError, OSError, EOFError, msgspec.MsgspecError)
+HELD_BACK_S: Final = 1.0
+"""An answer that is known already is held back so long at most, until there is another one."""
+_PAUSE_S: Final = 0.05
+"""Between two questions to a machine that did not hold its answer back: it has failed, or changes all the time."""
 _AT_ONCE: Final = 16
 _KEPT: Final = 16
 """Connections for further questions."""
 
 
 class LayersWanted(msgspec.Struct, frozen=True):
-    """What an engine on ``device`` looks for: pieces of ``model``; a connection to the instance ``key``."""
+    """What an engine on ``device`` looks for: pieces of ``model``; a connection to the instance ``key``. ``known``:
+    who has which pieces, as it was told last (:func:`pieces_known`): it is to be told when that has changed."""
 
     model: str
     device: str
     key: InstanceKey | None = None
+    known: str = ""
 
 
 class HeldPieces(msgspec.Struct, frozen=True, kw_only=True):
@@ -71,11 +78,16 @@ class HeldElsewhere:
     held: HeldPieces
 
 
+Holders = list[HeldElsewhere]
+
+
 @dataclass(frozen=True, slots=True)
 class LayersOffer:
     """What a machine does when it is asked; called in the agent's loop."""
 
     held: Callable[[LayersWanted], list[HeldPieces]]
+    changed: Callable[[float], Awaitable[None]]
+    """Returns when what any instance has may have changed, or after so many seconds."""
     take: Callable[[LayersWanted, socket.socket], Awaitable[DeviceId]]
     """Gives the connection to the engine; where it is. Raises :class:`PrismError` when it cannot be."""
 
@@ -89,17 +101,27 @@ class LayersNetwork:
         """By machine."""
         self._kept: dict[str, PeerConnection] = {}
         """By address, while nobody asks over it."""
+        self._closed = False
 
     def offer(self, offer: LayersOffer) -> None:
         """Answers other machines from now on. Called in the loop that is to carry it out."""
         loop = asyncio.get_running_loop()
 
         async def held(wanted: LayersWanted) -> list[HeldPieces]:
-            return offer.held(wanted)
+            give_up_s = time.monotonic() + HELD_BACK_S
+            while pieces_known(found := offer.held(wanted)) == wanted.known:
+                if (left_s := give_up_s - time.monotonic()) <= 0:
+                    break
+                await offer.changed(left_s)
+            return found
 
         def answer(body: bytes) -> bytes:
-            wanted = _decoded(body)
-            return msgspec.msgpack.encode(asyncio.run_coroutine_threadsafe(held(wanted), loop).result(ASK_S))
+            answering = held(_decoded(body))
+            try:
+                return msgspec.msgpack.encode(asyncio.run_coroutine_threadsafe(answering, loop).result(ASK_S))
+            except (CancelledError, RuntimeError) as error:  # so the loop ends, and asyncio's own word for that
+                answering.close()
+                raise PeerError(self._server.node, "it stops") from error
 
         def take(body: bytes, sock: socket.socket) -> bytes:
             taken: Awaitable[DeviceId] = offer.take(_decoded(body), sock)
@@ -117,6 +139,23 @@ class LayersNetwork:
         with ThreadPoolExecutor(min(len(asked), _AT_ONCE)) as pool:
             answers = pool.map(lambda there: self._ask(there[0], there[1], wanted), asked)
         return [found for several in answers for found in several]
+
+    async def watch(self, node: str, address: str, wanted: LayersWanted, tell: Callable[[Holders], None]) -> None:
+        """Tells who on the machine has which pieces, and again whenever that has changed, until cancelled: whoever
+        waits for the last layer that its pipeline lacks hears of it as soon as it is there, without asking again and
+        again."""
+        known: str | None = None
+        while True:
+            began_s = time.monotonic()
+            found = await in_own_thread(
+                self.holders, {node: address}, msgspec.structs.replace(wanted, known=known or "")
+            )
+            now_known = pieces_known([one.held for one in found])
+            if now_known != known:
+                known = now_known
+                tell(found)
+            elif time.monotonic() - began_s < HELD_BACK_S / 2:
+                await asyncio.sleep(_PAUSE_S)
 
     def _ask(self, node: str, address: str, wanted: LayersWanted) -> list[HeldElsewhere]:
         try:
@@ -147,12 +186,13 @@ class LayersNetwork:
         except BaseException:
             peer.close()
             raise
-        if len(self._kept) >= _KEPT or self._kept.setdefault(address, peer) is not peer:
+        if self._closed or len(self._kept) >= _KEPT or self._kept.setdefault(address, peer) is not peer:
             peer.close()
         return answer
 
     def close(self) -> None:
-        """Ends what is kept open."""
+        """Ends what is kept open; what is asked for still ends with its answer."""
+        self._closed = True
         while self._kept:
             self._kept.popitem()[1].close()
 
@@ -166,6 +206,11 @@ class LayersNetwork:
 
     def _connection(self, node: str, address: str) -> PeerConnection:
         return PeerConnection(node, address, self._server.secret, self._server.node, ASK_S)
+
+
+def pieces_known(held: Sequence[HeldPieces]) -> str:
+    """Who has which pieces, in short."""
+    return ";".join(f"{one.key} {','.join(map(str, one.pieces))}" for one in held) or "-"
 
 
 async def _waited(taken: Awaitable[DeviceId]) -> DeviceId:

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+import asyncio
+from collections.abc import AsyncIterator, Callable, Iterable
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from prism.core.instances import InstanceKey
 from prism.core.views import InstanceState
-from prism.node.layers_network import HeldElsewhere, HeldPieces, LayersNetwork, LayersWanted
+from prism.node.layers_network import HeldElsewhere, HeldPieces, Holders, LayersNetwork, LayersWanted
 from prism.node.local_instance import LocalInstance
+from prism.node.news import News
 from prism.node.threads import in_own_thread
 from prism.policy.live.routes import Company, LayerHelper
 from prism.remote.state import RemoteState
@@ -35,6 +39,10 @@ class LiveHelpers:
         self.network = None if folder is None else network
         self._led: dict[InstanceKey, tuple[str, ...]] = {}
         """Who runs layers for whom of this machine, by key."""
+        self._watched: dict[InstanceKey, dict[str, Holders | None]] = {}
+        """By leader and machine, what its company has, as it was told; None: it was not yet."""
+        self.news = News()
+        """Of what instances have, here and at the company of those that are waiting for their pipeline."""
 
     # --- of this machine ---
 
@@ -78,12 +86,39 @@ class LiveHelpers:
 
     # --- of other machines ---
 
+    @asynccontextmanager
+    async def watching(self, leader: LocalInstance) -> AsyncIterator[None]:
+        """Meanwhile the machines of its company tell what they have when that changes, and are not asked."""
+        network, wanted = self.network, LayersWanted(leader.key.model, leader.part.lead)
+        near = {} if network is None else _near(leader)
+        seen = self._watched[leader.key] = dict[str, Holders | None].fromkeys(near)
+
+        def tell(node: str, found: Holders) -> None:
+            seen[node] = found
+            self.news.tell()
+
+        tasks = [
+            asyncio.create_task(network.watch(node, at, wanted, partial(tell, node)))
+            for node, at in near.items()
+            if network is not None
+        ]
+        try:
+            yield
+        finally:
+            del self._watched[leader.key]
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+
     async def elsewhere(self, leader: LocalInstance) -> list[LayersAt]:
         """Of the machines that have its company; if none answers and it was not told of any, of all."""
         network, begins = self.network, leader.begins
         if network is None:
             return []
-        near = {node: at for node, at in leader.addresses.items() if node in begins.nodes}
+        if seen := self._watched.get(leader.key):
+            told = [x for found in seen.values() for x in found or ()]
+            return [LayersAt(self._facts(leader, x.held, far=True), there=x) for x in told]
+        near = _near(leader)
         rest = {} if begins.pipelined else {n: at for n, at in leader.addresses.items() if n not in near}
         wanted = LayersWanted(leader.key.model, leader.part.lead)
         for addresses in (near, rest):
@@ -111,6 +146,11 @@ class LiveHelpers:
     def forget(self, leader: LocalInstance) -> None:
         """It needs nobody any more, or is gone."""
         self._led.pop(leader.key, None)
+
+
+def _near(leader: LocalInstance) -> dict[str, str]:
+    """The machines that have its company, and where they are asked."""
+    return {node: at for node, at in leader.addresses.items() if node in leader.begins.nodes}
 
 
 def held_by(instance: LocalInstance, led_pieces: int) -> HeldPieces:

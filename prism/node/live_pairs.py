@@ -69,7 +69,7 @@ class LivePairs:
     def offer(self) -> None:
         """From now on other machines may ask for engines of this one. Called in the agent's loop."""
         if self._helpers.network is not None:
-            self._helpers.network.offer(LayersOffer(self._helpers.held, self._routes.take))
+            self._helpers.network.offer(LayersOffer(self._helpers.held, self._helpers.news.next, self._routes.take))
 
     async def first_pieces(self, leader: LocalInstance) -> tuple[int, ...]:
         """What the engine of ``leader``, which is about to be made, needs before it can serve: embedding, first layer
@@ -88,11 +88,12 @@ class LivePairs:
         if not handle.began_with:
             return False
         began_s = time.monotonic()
+        handle.remote.told = self._helpers.news.tell
+        self._helpers.news.tell()
         if not await self._begin(leader, handle):
             return False
-        while leader.begins.pipelined and handle.alive and not self._helpers.peers(leader) and not has_all(leader):
-            await asyncio.sleep(PIPELINE_S)
-            await self._route(leader, handle)
+        if leader.begins.pipelined:
+            await self._wait_for_pipeline(leader, handle)
         if not handle.alive:
             raise EngineGone(f"the engine of {leader.key} ended before it served")
         if has_all(leader):
@@ -103,6 +104,16 @@ class LivePairs:
         self._following.add(task)
         task.add_done_callback(self._following.discard)
         return True
+
+    async def _wait_for_pipeline(self, leader: LocalInstance, handle: Handle) -> None:
+        """Until it has a route, or all layers, or has ended. Looks whenever anybody has another layer."""
+        news = self._helpers.news
+        async with self._helpers.watching(leader):
+            while handle.alive and not self._helpers.peers(leader) and not has_all(leader):
+                number = news.number
+                await self._route(leader, handle)
+                if not self._helpers.peers(leader):
+                    await news.since(number, PIPELINE_S)
 
     def report(self, instance: LocalInstance) -> RemoteReport | None:
         """What the engine said of layers in other engines, with these named by their devices."""
@@ -143,6 +154,7 @@ class LivePairs:
             return False  # it goes on alone at its next step, and no request has to begin again for that
         if not (routes := await self._routes.over(leader, handle, held)):
             return False
+        growing = asyncio.create_task(self._grow(leader, handle))  # both between the same two steps
         try:
             async with asyncio.timeout(ORDER_S):
                 await handle.remote.set_route(*routes)
@@ -151,7 +163,7 @@ class LivePairs:
             log.warning("%s waits for its weights: %s", leader.key, error or f"no answer within {ORDER_S:.0f} s")
             return False
         finally:
-            await self._grow(leader, handle)
+            await growing
         log.info("%s leads over %s", leader.key, ", ".join(sorted(self._helpers.peers(leader))) or "nobody")
         return True
 

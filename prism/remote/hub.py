@@ -30,7 +30,7 @@ class LinkHub:
 
     def __init__(self, watch: Callable[[int], None], unwatch: Callable[[int], None]) -> None:
         self._watch, self._unwatch = watch, unwatch
-        self._poller = select.poll()
+        self._poller, self._news = select.poll(), select.poll()
         self._links: dict[int, PeerLink] = {}
         self._listener: socket.socket | None = None
         self._hander: socket.socket | None = None
@@ -92,7 +92,17 @@ class LinkHub:
 
     def _add(self, fd: int) -> None:
         self._poller.register(fd, select.POLLIN)
+        self._news.register(fd, select.POLLIN)
         self._watch(fd)
+
+    @property
+    def linked(self) -> bool:
+        """There are connections."""
+        return bool(self._links)
+
+    def await_news(self, timeout_s: float) -> bool:
+        """Whether :meth:`pump` has something to do; waits for that. For one other thread than the hub's own."""
+        return bool(self._news.poll(timeout_s * 1000))
 
     def pump(self, timeout_s: float) -> list[tuple[PeerLink, Received]]:
         """What arrived, after waiting ``timeout_s`` at most for something to happen. Links that ended are forgotten;
@@ -146,6 +156,7 @@ class LinkHub:
     def _drop(self, fd: int) -> None:
         link = self._links.pop(fd)
         self._poller.unregister(fd)
+        self._news.unregister(fd)
         self._unwatch(fd)
         link.release()
 
@@ -157,6 +168,7 @@ class LinkHub:
         for sock in (self._listener, self._hander):
             if sock is not None:
                 self._poller.unregister(sock.fileno())
+                self._news.unregister(sock.fileno())
                 self._unwatch(sock.fileno())
                 sock.close()
         self._listener = self._hander = None

@@ -255,6 +255,10 @@ async def test_waiting_requests_go_to_the_least_loaded_device() -> None:
         queue.add(entry, entry.submission)
     queue.loads.measured(D, 6)
     queue.loads.measured(other, 2)
+    assert queue.route(M, [D, other], 1).count == 3
+    await ledger.drain()
+    assert await store.lengths([keys.device_queue(D), keys.device_queue(other)]) == [0, 1]
+    assert [e.submission.id for e in await store.read_new([keys.device_queue(other)], "x", 10, 0)] == ["a"]
     queue.route(M, [D, other])
     await ledger.drain()
     assert await store.lengths([keys.device_queue(D), keys.device_queue(other)]) == [0, 4]

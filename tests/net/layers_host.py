@@ -32,7 +32,7 @@ async def take(ip: str, path: Path) -> None:
         key = InstanceKey(ModelName(wanted.model), Generation(1))
         return [HeldPieces(key=key, device="peer/host:0", pieces=list(range(6)), led_pieces=0, requests=0)]
 
-    LayersNetwork(server).offer(LayersOffer(held, give))
+    LayersNetwork(server).offer(LayersOffer(held, asyncio.sleep, give))
     print(server.address, flush=True)
     await asyncio.Event().wait()
 

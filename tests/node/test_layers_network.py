@@ -14,10 +14,12 @@ from prism.core.instances import InstanceKey
 from prism.engine.errors import OrderRefused
 from prism.node import layers_network
 from prism.node.layers_network import HeldPieces, LayersNetwork, LayersOffer, LayersWanted
+from prism.node.news import News
 from prism.transfer.errors import PeerError
 from prism.transfer.peer_connection import PeerConnection
 from prism.transfer.server import TransferServer
 from prism.transfer.windows import WindowSources
+from tests.patience import happens
 
 WANTED = LayersWanted("m", "a/host:0")
 
@@ -31,11 +33,15 @@ class Machine:
         self.taken: list[tuple[LayersWanted, socket.socket]] = []
         self.pieces: list[int] | None = [0, 1, 2]
         """Of its engine; None: it has none."""
+        self.news = News()
 
     def held(self, wanted: LayersWanted) -> list[HeldPieces]:
         key, device = InstanceKey(ModelName(wanted.model), Generation(ord(self.server.node))), f"{self.server.node}/x"
         here = self.pieces is not None
         return [HeldPieces(key=key, device=device, pieces=self.pieces or [], led_pieces=0, requests=3)] * here
+
+    def offer(self) -> LayersOffer:
+        return LayersOffer(self.held, self.news.next, self.take)
 
     async def take(self, wanted: LayersWanted, sock: socket.socket) -> DeviceId:
         if not self.held(wanted):
@@ -62,7 +68,7 @@ async def test_who_has_which_pieces_is_found_and_its_connection_outlives_both_se
     addresses = {m.server.node: m.server.address for m in (b, c)}
     assert await asyncio.to_thread(a.network.holders, addresses, WANTED) == [], "nobody offers anything"
     for machine in (b, c):
-        machine.network.offer(LayersOffer(machine.held, machine.take))
+        machine.network.offer(machine.offer())
     b.pieces = [0, 3]
     found = await asyncio.to_thread(a.network.holders, addresses, WANTED)
     assert [(x.node, x.address, x.held) for x in found] == [
@@ -87,7 +93,7 @@ async def test_a_connection_is_used_again_while_it_lives(
 ) -> None:
     """Whoever waits for its pipeline asks five times a second."""
     a, b, _ = machines
-    b.network.offer(LayersOffer(b.held, b.take))
+    b.network.offer(b.offer())
     made: list[PeerConnection] = []
     connection = a.network._connection
 
@@ -103,11 +109,35 @@ async def test_a_connection_is_used_again_while_it_lives(
         assert [x.held for x in found] == b.held(WANTED) and len(made) == number
 
 
+async def test_who_waits_for_a_piece_is_told_when_it_is_there(
+    machines: tuple[Machine, Machine, Machine], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Asked again and again it would be known a while later, and each question would be one beside the weights."""
+    monkeypatch.setattr(layers_network, "HELD_BACK_S", 60.0)
+    monkeypatch.setattr(layers_network, "ASK_S", 120.0)
+    a, b, _ = machines
+    b.network.offer(b.offer())
+    told: list[list[int]] = []
+    watching = asyncio.create_task(
+        a.network.watch("b", b.server.address, WANTED, lambda found: told.append(found[0].held.pieces))
+    )
+    await happens(lambda: len(told) == 1, "what it has now")
+    for pieces in ([0, 1, 2, 3], [0, 1, 2, 3, 4]):
+        b.news.tell()  # of something else
+        b.pieces = pieces
+        b.news.tell()
+        await happens(lambda p=pieces: told[-1] == p, "the piece that came")  # type: ignore[misc]
+    assert told == [[0, 1, 2], [0, 1, 2, 3], [0, 1, 2, 3, 4]]
+    watching.cancel()
+    b.pieces = None
+    b.news.tell()  # whoever still waits for an answer has it
+
+
 async def test_who_has_no_engine_or_another_secret_gives_no_connection(
     machines: tuple[Machine, Machine, Machine],
 ) -> None:
     a, b, _ = machines
-    b.network.offer(LayersOffer(b.held, b.take))
+    b.network.offer(b.offer())
     (found,) = await asyncio.to_thread(a.network.holders, {"b": b.server.address}, WANTED)
     b.pieces = None
     assert await asyncio.to_thread(a.network.holders, {"b": b.server.address}, WANTED) == []
@@ -127,7 +157,7 @@ async def test_a_machine_that_does_not_answer_is_left_alone_for_a_while(
     machines: tuple[Machine, Machine, Machine], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     a, b, _ = machines
-    b.network.offer(LayersOffer(b.held, b.take))
+    b.network.offer(b.offer())
     with socket.create_server(("127.0.0.1", 0)) as silent:  # it takes connections, and says nothing
         host, port = silent.getsockname()
         addresses = {"b": b.server.address, "silent": f"{host}:{port}"}

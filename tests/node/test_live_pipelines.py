@@ -166,6 +166,19 @@ async def test_those_of_a_pipeline_are_connected_before_they_have_all_layers(wor
     assert len(world.leads_to) == 6, "their routes lead over these"
 
 
+async def test_who_waits_for_a_pipeline_hears_of_the_last_layer_when_it_is_there(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of its own engine and of other machines: nobody waits for the next look."""
+    monkeypatch.setattr(live_pairs, "PIPELINE_S", 1e6)
+    coming = world.order()
+    await happens(lambda: len(world.leads_to) == 6, "connections between all three, both ways")
+    for turn, name in enumerate(NAMES):
+        for piece in sorted(ALL)[2 + turn : HEAD : 3]:
+            world.machines[name].handle.remote.arrive(piece)
+    assert all([(await task).early for task in coming.values()])
+
+
 @pytest.mark.parametrize("seed", range(3))
 async def test_a_pipeline_of_three_forms_breaks_and_forms_again(world: World, seed: int) -> None:
     """Whatever comes when: nobody serves before all layers are somewhere, and then over whoever has them."""

@@ -2,13 +2,26 @@
 
 from __future__ import annotations
 
+import math
+from dataclasses import replace
+from itertools import pairwise
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from prism.policy.multicast.estimate import NodeLink, finish_times
-from prism.policy.multicast.planner import ALGORITHMS, SLACK, PlanRequest, build_schedule, first_blocks, plan
+from prism.policy.multicast.planner import (
+    ALGORITHMS,
+    SLACK,
+    Plan,
+    PlanRequest,
+    build_schedule,
+    chunk_starts,
+    first_blocks,
+    plan,
+)
 from prism.policy.multicast.schedule import Schedule, violations
 
 SLOW, FAST = NodeLink(1e6, 1e6), NodeLink(1e8, 1e8)
@@ -155,6 +168,50 @@ def test_what_is_needed_first_is_on_its_way_to_everybody_before_the_rest(
         sent = list(dict.fromkeys(block for _, block in schedule.sends(source)))
         assert sent[: len(first)] == first or not sent
     assert {b for b in range(blocks) for a, e in parts if a < e and a * blocks < b + 1 and b < e * blocks} <= set(first)
+
+
+@settings(max_examples=200, deadline=None)
+@given(
+    layers=st.integers(1, 40),
+    sources=st.integers(1, 8),
+    blocks=st.sampled_from((16, 64)),
+    begin=st.floats(0, 0.3),
+    end=st.floats(0.7, 1.0),
+)
+def test_sub_groups_begin_with_a_layer_and_have_as_many_each(
+    layers: int, sources: int, blocks: int, begin: float, end: float
+) -> None:
+    """With chunks of equal size one of four had six layers of twenty to bring and another four, and all waited for it:
+    the last layer of a chunk is whole with the first blocks of the next one."""
+    parts = [(0.0, begin), (end, 1.0)]
+    first = first_blocks(parts, blocks)
+    starts = chunk_starts(parts, layers, sources, blocks, first)
+    if not starts:
+        assert layers < sources or (end - begin) * blocks / layers < 2, "layers are too small to be told apart"
+        return
+    rest = [block for block in range(blocks) if block not in first]
+    assert starts[0] == rest[0] and len(starts) == sources and set(starts) <= set(rest)
+    begun_in = [int(blocks * (begin + (end - begin) * i / layers)) for i in range(layers)]
+    begun = [0, *(begun_in.index(start) for start in starts[1:])]
+    if (end - begin) * blocks / layers >= 1:
+        assert max(b - a for a, b in pairwise([*begun, layers])) <= -(-layers // sources)
+
+
+def test_pipelines_are_complete_sooner_where_sub_groups_begin_with_a_layer() -> None:
+    """Four sources, four receivers, and a model of 20 layers in 61 leaves, of which 6 and 3 come first."""
+    parts = ((0.0, 6 / 61), (58 / 61, 1.0))
+    request = PlanRequest(names(4), ("c", "d", "e", "f"), 62 << 20, first=parts, least_blocks=64)
+    assert complete_after(plan(request)) == 27
+    assert complete_after(plan(replace(request, layers=19))) == 25
+
+
+def complete_after(chosen: Plan) -> int:
+    """Leaves that each receiver has when they have all layers between them."""
+    leaves = [range(61 * i // 64, 61 * (i + 1) // 64) for i in range(64)]
+    orders = [[leaf for _, block in chosen.schedule.receives(node) for leaf in leaves[block]] for node in range(4, 8)]
+    bounds = [5.32 + 53.51 * i / 19 for i in range(20)]
+    layers = [set(range(int(a), math.ceil(b))) for a, b in pairwise(bounds)]
+    return next(n for n in range(62) if all(any(layer <= set(order[:n]) for order in orders) for layer in layers))
 
 
 def test_where_it_lies_decides_which_blocks_come_first() -> None:

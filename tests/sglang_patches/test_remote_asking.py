@@ -44,6 +44,7 @@ class TimedLink:
             self._unseen.clear()
             self.steps += 1
             self.now_s += self._step_s
+        self.came_s = self.now_s
         if not isinstance(message, MeasureLink):
             return SimpleNamespace(message=PeerWelcome(version=remote_asking.VERSION, engine="b", pieces=[0, 1]))
         self.sent.append(message.nbytes)
@@ -52,20 +53,31 @@ class TimedLink:
         return SimpleNamespace(message=Measured(batch=message.batch))
 
 
-def test_a_connection_that_was_measured_ahead_is_greeted_at_once() -> None:
-    """What measures it would take several round trips more, beside weights that come over the same link."""
+@pytest.mark.parametrize("welcome", [True, False])
+def test_who_was_greeted_ahead_is_not_asked_again(monkeypatch: pytest.MonkeyPatch, welcome: bool) -> None:
+    """The answer would wait for the step that the peer is in, and what measures the link take several round trips more,
+    beside weights that come over it."""
+    monkeypatch.setattr(remote_asking, "_SLOW_S", -1.0)
     sent: list[Any] = []
     link: Any = SentLink(sent)
     asking, peer = PeerAsking(None, lambda timeout_s: None, None), RoutePeer(link)  # type: ignore[arg-type]
-    asking.measure_ahead(link)
-    ahead = sent[:]
-    for message in ahead:
+    asking.greet_ahead(peer, "a", "m", 10)
+    _hello, *measuring = sent
+    for message in measuring:
         asking.take(link, SimpleNamespace(message=Measured(batch=message.batch)))  # type: ignore[arg-type]
+    if not welcome:
+        assert not asking.greet(peer, "a", "m", 10).ahead and len(sent) == 6, "it has not answered yet"
+        return
+    welcomed = PeerWelcome(version=remote_asking.VERSION, engine="b", pieces=[0, 1])
+    asking.take(link, SimpleNamespace(message=welcomed))  # type: ignore[arg-type]
     greeting = asking.greet(peer, "a", "m", 10)
-    assert greeting.measured == tuple((link, message.batch) for message in ahead)
-    assert [type(message) for message in sent] == [MeasureLink, MeasureLink, PeerHello]
-    asking.greet(peer, "a", "m", 10)
-    assert [type(message) for message in sent[3:]] == [PeerHello, MeasureLink, MeasureLink], "once only"
+    assert greeting.ahead and greeting.measured == tuple((link, message.batch) for message in measuring)
+    assert asking.welcomed(greeting, 0.0) == {0, 1} and peer.name == "b"
+    assert [type(message) for message in sent[:3]] == [PeerHello, MeasureLink, MeasureLink]
+    assert len(sent) == 3
+    sent.clear()
+    assert not asking.greet(peer, "a", "m", 10).ahead
+    assert [type(message) for message in sent] == [PeerHello, MeasureLink, MeasureLink], "once only"
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,8 @@ import pytest
 
 from prism.remote.orders import GrowRoute, KvWay
 from sglang_patches import remote_growth
-from sglang_patches.remote_growth import BRING_S, Growth
+from sglang_patches.remote_growth import BRING_S, LOOK_S, Growth
+from sglang_patches.remote_layers import RemoteLayers
 from sglang_patches.remote_stops import Stop
 
 PIECES = 10
@@ -28,6 +29,7 @@ class Weights:
 
     def __init__(self, each_s: float) -> None:
         self._each_s, self.now_s = each_s, 0.0
+        self.arrived_bytes = 0
 
     def arrived(self, piece: int) -> bool:
         return True
@@ -76,6 +78,34 @@ def held_after_a_step(monkeypatch: pytest.MonkeyPatch, each_s: float, idle: bool
     growth.begin(GrowRoute(number=1))
     growth.go_on(idle)
     return len(foreign.held)
+
+
+def test_an_engine_that_rests_sees_that_weights_have_come() -> None:
+    """Others may wait for its next layer. A command wakes it as ever, and so does the end of its rest."""
+    weights, waited = Weights(0.0), list[float]()
+
+    def wait(timeout_s: float) -> bool:
+        waited.append(timeout_s)
+        weights.arrived_bytes += len(waited) == 3
+        return len(waited) == 5
+
+    seat = SimpleNamespace(weights=weights, wait=wait)
+    scheduler = SimpleNamespace(server_args=SimpleNamespace(prism_seat=seat))
+    pieces, foreign = SimpleNamespace(count=PIECES, model=None), SimpleNamespace(held=frozenset({0, 1, PIECES - 1}))
+    leader, routes = SimpleNamespace(remote=False, here=None, step_s=0.0), SimpleNamespace(stalled=True)
+    growth = Growth(scheduler, pieces, foreign, leader, routes, OneRank())  # type: ignore[arg-type]
+    remote: Any = SimpleNamespace(_growth=growth, _seat=seat)
+    growth.begin(GrowRoute(number=1))
+    RemoteLayers.rest(remote, 1e6)
+    assert waited == [LOOK_S] * 3 and growth.weights_came
+    RemoteLayers.rest(remote, 1e6)
+    assert len(waited) == 3, "it has not looked at what came yet"
+    growth._seen_bytes = weights.arrived_bytes
+    RemoteLayers.rest(remote, 1e6)
+    assert waited == [LOOK_S] * 5, "until a command came"
+    foreign.held = frozenset(range(PIECES))
+    RemoteLayers.rest(remote, 0.0)
+    assert not growth.waits and len(waited) == 5
 
 
 @pytest.mark.parametrize(

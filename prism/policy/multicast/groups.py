@@ -17,6 +17,11 @@ def transfer_orders(sources: int, blocks: int) -> list[list[int]]:
     return [[b for j in range(sources) for b in chunks[(i + j) % sources]] for i in range(sources)]
 
 
+def orders_from(starts: Sequence[int], blocks: int) -> list[list[int]]:
+    """The same with chunks that begin at ``starts``, of any size."""
+    return [[(start + i) % blocks for i in range(blocks)] for start in starts]
+
+
 def sub_groups(nodes: int, sources: int) -> list[list[int]]:
     """Nodes dealt to sub-groups of nearly equal size: group i is source i followed by its receivers, in node order.
     Raises ``ValueError`` unless 1 <= sources < nodes."""
@@ -39,12 +44,15 @@ def k_way(
     blocks: int,
     shift: bool = True,
     first: Sequence[int] = (),
+    starts: Sequence[int] = (),
 ) -> Schedule:
     """Nodes 0..sources-1 send to all others: each sub-group runs ``one_source`` by itself, with the blocks in its own
-    order (``shift``) or all in the same one, in any case behind the blocks ``first``. A sub-group without receivers is
-    idle."""
+    order (``shift``) or all in the same one, in any case behind the blocks ``first``. ``starts``: the block with which
+    each begins behind these, where chunks are not of equal size. A sub-group without receivers is idle."""
     rest = [block for block in range(blocks) if block not in first]
     shifted = transfer_orders(sources, len(rest)) if shift else [list(range(len(rest)))] * sources
+    if starts:
+        shifted = orders_from([rest.index(block) for block in starts], len(rest))
     orders = [[*first, *(rest[i] for i in order)] for order in shifted]
     parts: list[Schedule] = []
     name = ""

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import Final
 
 import numpy as np
@@ -76,6 +77,9 @@ class PlanRequest:
     first: tuple[tuple[float, float], ...] = ()
     """Parts of the data, as fractions (from, to) of it, that every receiver is to have first: what an instance needs
     to serve while the rest comes."""
+    layers: int = 0
+    """In what lies between ``first``, of about equal size each: who receives is used layer by layer, so that sub-groups
+    begin with one. 0: it is not, or not known."""
     least_blocks: int = 1
     """Where the planner chooses."""
 
@@ -115,8 +119,7 @@ def plan(request: PlanRequest) -> Plan:
     name, blocks = min(good, key=lambda c: (candidates[c].mean_s, candidates[c].last_s))
     considered = {name: min(candidates[name, b].last_s for b in choices) for name in ALGORITHMS}
     chosen = candidates[name, blocks]
-    first = first_blocks(request.first, blocks)
-    schedule = chosen.schedule or build_schedule(ALGORITHMS[name], len(order), sources, blocks, first)
+    schedule = chosen.schedule or _built(name, len(order), sources, blocks, request)
     return Plan(tuple(order), schedule, chosen.last_s, considered)
 
 
@@ -125,12 +128,40 @@ def first_blocks(parts: Sequence[tuple[float, float]], blocks: int) -> list[int]
     return [b for b in range(blocks) if any(a * blocks < b + 1 and b < end * blocks for a, end in parts)]
 
 
-def build_schedule(algorithm: Algorithm, nodes: int, sources: int, blocks: int, first: Sequence[int] = ()) -> Schedule:
-    """``algorithm`` from ``sources`` nodes: by itself for one source, in sub-groups with shifted chunks for several;
-    the blocks ``first`` before all others."""
+def chunk_starts(
+    parts: Sequence[tuple[float, float]], layers: int, sources: int, blocks: int, first: Sequence[int]
+) -> list[int]:
+    """The block with which each of ``sources`` sub-groups begins behind the blocks ``first``: where a layer begins, as
+    the chunk before needs all of its last one, and each has as many layers. None: there are too few, or the layers do
+    not lie together between ``parts``."""
+    bounds = [0.0, *(x for part in sorted(parts) for x in part), 1.0]
+    begin, end = max(zip(bounds[::2], bounds[1::2], strict=True), key=lambda gap: gap[1] - gap[0])
+    at = [begin + (end - begin) * -(-layers * i // sources) / max(layers, 1) for i in range(sources)]
+    rest = [block for block in range(blocks) if block not in first]
+    found = [next((b for b in rest if b >= int(x * blocks)), -1) for x in at]
+    apart = all(a < b for a, b in pairwise(found))
+    return found if apart and layers >= sources and found[0] >= 0 else []
+
+
+def build_schedule(
+    algorithm: Algorithm,
+    nodes: int,
+    sources: int,
+    blocks: int,
+    first: Sequence[int] = (),
+    starts: Sequence[int] = (),
+) -> Schedule:
+    """``algorithm`` from ``sources`` nodes: by itself for one source, in sub-groups with shifted chunks for several
+    (``starts``: their first blocks); the blocks ``first`` before all others."""
     if sources == 1 and not first:
         return algorithm(nodes, blocks)
-    return k_way(algorithm, nodes, sources, blocks, first=first)
+    return k_way(algorithm, nodes, sources, blocks, first=first, starts=starts)
+
+
+def _built(name: str, nodes: int, sources: int, blocks: int, request: PlanRequest) -> Schedule:
+    first = first_blocks(request.first, blocks)
+    starts = chunk_starts(request.first, request.layers, sources, blocks, first) if request.layers else []
+    return build_schedule(ALGORITHMS[name], nodes, sources, blocks, first, starts)
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,8 +186,7 @@ def _by_simulation(name: str, sources: int, blocks: int, links: Sequence[NodeLin
     """On links of different speed."""
     if name == "one-to-all" and len(links) * blocks > MAX_SIMULATED:
         return _Timed(float("inf"))  # hopeless, and its many steps would take the planning budget
-    first = first_blocks(request.first, blocks)
-    schedule = build_schedule(ALGORITHMS[name], len(links), sources, blocks, first)
+    schedule = _built(name, len(links), sources, blocks, request)
     times = finish_times(schedule, links, request.nbytes / blocks, request.overhead_s)
     return _Timed(float(np.max(times)), float(np.mean(times[sources:])), schedule)
 

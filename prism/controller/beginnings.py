@@ -1,0 +1,83 @@
+"""What waited for a model, while the instances of a pipeline come up one after the other.
+
+They have all layers together at one moment, and say so within a few tenths of a second. The first of them is not given
+everything that waited, of which most would be moved again: each gets its share when it comes up, and who does not come
+up in time leaves its share to the others.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Final
+
+from prism.controller.companions import pipelined
+from prism.core.effects import Activate
+from prism.core.ids import DeviceId, ModelName
+from prism.core.instances import queue_device
+
+HOLD_S: Final = 0.3
+"""From the first of them on."""
+SETTLE_S: Final = 0.3
+"""After that queues have not been reported with what was put there."""
+
+
+@dataclass(frozen=True, slots=True)
+class ShareNow:
+    """Of what waits: so many of the oldest (None: all) go to the queues of these devices now."""
+
+    devices: tuple[DeviceId, ...]
+    most: int | None = None
+
+
+@dataclass(slots=True)
+class _Beginning:
+    devices: frozenset[DeviceId]
+    """Whose queues take the requests of those that come up together."""
+    given: set[DeviceId] = field(default_factory=set)
+    """Those that got their share."""
+    began_s: float | None = None
+    """When the first of them came up."""
+
+
+class Beginnings:
+    """Of the decisions that are being carried out."""
+
+    def __init__(self) -> None:
+        self._of: dict[ModelName, _Beginning] = {}
+
+    def ordered(self, orders: Iterable[Activate]) -> None:
+        """These come in one decision."""
+        by_model: dict[ModelName, list[Activate]] = {}
+        for order in orders:
+            by_model.setdefault(order.model, []).append(order)
+        for model, mine in by_model.items():
+            self._of.pop(model, None)
+            if together := pipelined(mine):
+                self._of[model] = _Beginning(frozenset(DeviceId(queue_device(order.parts)) for order in together))
+
+    def share(self, model: ModelName, devices: Sequence[DeviceId], waiting: int, now_s: float) -> ShareNow:
+        """The model is served from these devices' queues, and so many of its requests wait for that: who gets how many
+        of them now. What is left is to be asked for again when another one comes up, and after :data:`HOLD_S`."""
+        beginning = self._of.get(model)
+        if beginning is None:
+            return ShareNow(tuple(devices))
+        if beginning.began_s is None:
+            beginning.began_s = now_s if waiting else float("-inf")  # what comes later is sent to one of them at once
+        if now_s >= beginning.began_s + HOLD_S + SETTLE_S:
+            del self._of[model]
+            return ShareNow(tuple(devices))
+        coming = len(beginning.devices.difference(devices))
+        new = tuple(device for device in devices if device not in beginning.given)
+        beginning.given |= set(new)
+        if not coming or now_s >= beginning.began_s + HOLD_S:
+            return ShareNow(new or tuple(devices))
+        return ShareNow(new, -(-waiting // (len(new) + coming)) * len(new))
+
+    def settles(self, model: ModelName, now_s: float) -> bool:
+        """Whether what was shared out here may not have been reported yet: to share it out again by reports would move
+        it for nothing."""
+        beginning = self._of.get(model)
+        if beginning is None or beginning.began_s is None:
+            return False
+        return now_s < beginning.began_s + HOLD_S + SETTLE_S

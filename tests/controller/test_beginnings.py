@@ -1,0 +1,72 @@
+"""What waited for a model is dealt to the instances of a pipeline as they come up."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from prism.controller.beginnings import HOLD_S, SETTLE_S, Beginnings, ShareNow
+from prism.core.effects import Activate
+from prism.core.ids import DeviceId, Generation, ModelName
+from prism.core.instances import InstanceKey, whole_model
+from prism.core.reasons import ReasonCode, because
+from prism.core.settings import LiveMode
+
+M = ModelName("m")
+DEVICES = [DeviceId(f"{node}/host:0") for node in "abcd"]
+
+
+def orders(live: LiveMode = LiveMode.PIPELINES) -> list[Activate]:
+    why = because(ReasonCode.OPERATOR)
+    return [Activate(InstanceKey(M, Generation(i)), whole_model([d]), why, live=live) for i, d in enumerate(DEVICES)]
+
+
+def test_each_gets_its_share_when_it_comes_up() -> None:
+    """The first of four, a few hundredths of a second before the others, got all fifty, and most moved twice."""
+    beginnings, waiting, got = Beginnings(), 50, list[int]()
+    beginnings.ordered(orders())
+    for i, device in enumerate(DEVICES):
+        share = beginnings.share(M, DEVICES[: i + 1], waiting, 0.01 * i)
+        assert share.devices == (device,)
+        got.append(waiting if share.most is None else share.most)
+        waiting -= got[-1]
+        assert beginnings.settles(M, 0.01 * i)
+    assert got == [13, 13, 12, 12] and waiting == 0
+    assert not beginnings.settles(M, HOLD_S + SETTLE_S)
+
+
+def test_who_is_up_already_is_given_nothing_more_while_others_may_come() -> None:
+    beginnings = Beginnings()
+    beginnings.ordered(orders())
+    assert beginnings.share(M, DEVICES[:2], 10, 5.0) == ShareNow((*DEVICES[:2],), 6)
+    assert beginnings.share(M, DEVICES[:2], 4, 5.0).most == 0
+
+
+def test_where_nothing_waits_nothing_is_kept() -> None:
+    beginnings = Beginnings()
+    beginnings.ordered(orders())
+    assert beginnings.share(M, DEVICES[:1], 0, 5.0) == ShareNow((DEVICES[0],))
+    assert beginnings.share(M, DEVICES[:1], 3, 5.1) == ShareNow((DEVICES[0],)), "who had an old placement"
+    assert not beginnings.settles(M, 5.1)
+
+
+def test_who_does_not_come_in_time_leaves_its_share_to_the_others() -> None:
+    beginnings = Beginnings()
+    beginnings.ordered(orders())
+    beginnings.share(M, DEVICES[:1], 50, 5.0)
+    beginnings.share(M, DEVICES[:2], 37, 5.1)
+    assert beginnings.share(M, DEVICES[:2], 24, 5.0 + HOLD_S) == ShareNow((*DEVICES[:2],))
+    late = 5.0 + HOLD_S + SETTLE_S
+    assert beginnings.share(M, DEVICES[:3], 24, late) == ShareNow((*DEVICES[:3],)), "as ever"
+
+
+def test_what_does_not_come_together_is_not_waited_for() -> None:
+    beginnings = Beginnings()
+    assert beginnings.share(M, DEVICES[:1], 50, 0.0) == ShareNow((DEVICES[0],))
+    for others in (orders(LiveMode.WHOLE), orders()[:1]):
+        beginnings.ordered(orders())
+        beginnings.ordered(others)
+        assert beginnings.share(M, DEVICES[:1], 50, 0.0) == ShareNow((DEVICES[0],))
+        assert not beginnings.settles(M, 0.0)
+    beginnings.ordered(orders())
+    beginnings.ordered([replace(o, key=InstanceKey(ModelName("n"), Generation(9))) for o in orders()[:1]])
+    assert beginnings.share(M, DEVICES[:1], 50, 0.0).most == 13, "another model's decision"
