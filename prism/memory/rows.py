@@ -145,8 +145,7 @@ class HostPoolRows(SummedAfterwards):
             return super().gather_summed(column, rows, packed)
         where = self.columns[column]
         address = self._pool.address + where.start
-        streamed = len(packed) > _CACHED_BYTES
-        return _kvcached.gather_summed_rows(packed.ctypes.data, address, where.stride, where.width, rows, streamed)
+        return _kvcached.gather_summed_rows(packed.ctypes.data, address, where.stride, where.width, rows, True)
 
     def scatter_summed(self, column: int, rows: RowNumbers, packed: Packed) -> int:
         if len(packed) < _LEAST_SUMMED_BYTES:
@@ -231,9 +230,9 @@ class CopiedRows(SummedAfterwards):
     def gather_summed(self, column: int, rows: RowNumbers, packed: Packed) -> int:
         if len(packed) < _LEAST_SUMMED_BYTES:
             return super().gather_summed(column, rows, packed)
-        width, places, streamed = self.columns[column].width, self._places(rows), len(packed) > _CACHED_BYTES
+        width, places = self.columns[column].width, self._places(rows)
         data = self._data[column].ctypes.data
-        return _kvcached.gather_summed_rows(packed.ctypes.data, data, width, width, places, streamed)
+        return _kvcached.gather_summed_rows(packed.ctypes.data, data, width, width, places, True)
 
     def _places(self, rows: RowNumbers) -> RowNumbers:
         """Raises ``KeyError`` for rows that were not copied."""

@@ -13,7 +13,7 @@ import xxhash
 
 from prism import memory
 from prism.memory import _kvcached
-from prism.memory.rows import CopiedRows, DevicePoolRows, HostPoolRows, PoolRows, row_columns
+from prism.memory.rows import CopiedRows, DevicePoolRows, HostPoolRows, PoolRows, packed_bytes, row_columns
 
 TOKEN = memory.KvLayout(layers=3, kv_heads=2, head_dim=8, dtype_bytes=2)
 LAYOUTS = {
@@ -140,6 +140,26 @@ def test_what_is_copied_is_summed_as_the_library_sums_it(width: int, runs: bool)
         expected[rows, :width] = brought
         found = _kvcached.scatter_summed_rows(target.ctypes.data, width + gap, width, rows, brought.ctypes.data)
         assert target.tobytes() == expected.tobytes() and found == xxhash.xxh3_64_intdigest(brought.data)
+
+
+@pytest.mark.parametrize("width", [64, 256, 1024, 4096, 5056, 12 << 10, 1 << 16])
+@pytest.mark.parametrize("gap", [0, 64, 4096])
+def test_whole_lines_are_summed_as_they_are_copied(width: int, gap: int) -> None:
+    """The same where both lie at lines of the caches: in one pass, of more and less than what is asked for ahead."""
+    for count in (4, 5, 17, 40):
+        made, stride = np.random.default_rng(count), width + gap
+        pool = packed_bytes(2 * count * stride)
+        pool[:] = made.integers(0, 256, len(pool), dtype=np.uint8)
+        cells = pool.reshape(2 * count, stride)
+        rows = made.permutation(2 * count)[:count].copy()
+        packed = packed_bytes(count * width)
+        found = _kvcached.gather_summed_rows(packed.ctypes.data, pool.ctypes.data, stride, width, rows, True)
+        assert packed.tobytes() == cells[rows, :width].tobytes() and found == xxhash.xxh3_64_intdigest(packed.data)
+        packed[:] = made.integers(0, 256, len(packed), dtype=np.uint8)
+        expected = cells.copy()
+        expected[rows, :width] = packed.reshape(count, width)
+        found = _kvcached.scatter_summed_rows(pool.ctypes.data, stride, width, rows, packed.ctypes.data)
+        assert pool.tobytes() == expected.tobytes() and found == xxhash.xxh3_64_intdigest(packed.data)
 
 
 def test_a_copy_of_rows_gives_what_was_copied(tmp_path: Path) -> None:

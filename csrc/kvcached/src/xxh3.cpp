@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <cstring>
 
+#include "kvcached/stream_copy.h"
+
 #if defined(__x86_64__)
 #include <immintrin.h>
 #endif
@@ -12,6 +14,7 @@ namespace {
 
 constexpr std::int64_t kStripe = Xxh3::kStripe;
 constexpr std::int64_t kBlockStripes = 16;
+constexpr std::int64_t kPage = 4096;
 constexpr std::uint64_t k32a = 0x9e3779b1, k32b = 0x85ebca77, k32c = 0xc2b2ae3d;
 constexpr std::uint64_t k64a = 0x9e3779b185ebca87, k64b = 0xc2b2ae3d27d4eb4f, k64c = 0x165667b19e3779f9;
 constexpr std::uint64_t k64d = 0x85ebca77c2b2ae63, k64e = 0x27d4eb2f165667c5, kAvalanche = 0x165667919e3779f9;
@@ -39,7 +42,8 @@ std::uint64_t word(const std::uint8_t* at) {
 
 // Sums up `stripes`, the first of which is the `first`-th of its block: each with the secret 8 bytes further on, and at
 // the end of each block the sums are scrambled.
-void sum_by_words(std::uint64_t* sums, const std::uint8_t* at, std::int64_t stripes, std::int64_t first) {
+void sum_by_words(std::uint64_t* sums, const std::uint8_t* at, std::int64_t stripes, std::int64_t first, std::uint8_t*,
+                  const std::uint8_t*) {
   for (std::int64_t n = 0; n < stripes; ++n, at += kStripe) {
     const std::uint8_t* const secret = kSecret + 8 * first;
     for (int i = 0; i < 8; ++i) {
@@ -54,12 +58,18 @@ void sum_by_words(std::uint64_t* sums, const std::uint8_t* at, std::int64_t stri
 }
 
 #if defined(__x86_64__)
+// `to`, where it is copied on the way: whole lines. `soon`: asked for, a line for each.
+template <bool streamed>
 __attribute__((target("avx512f"))) void sum_by_512(std::uint64_t* sums, const std::uint8_t* at, std::int64_t stripes,
-                                                   std::int64_t first) {
+                                                   std::int64_t first, std::uint8_t* to, const std::uint8_t* soon) {
   const __m512i prime = _mm512_set1_epi64(k32a);
   __m512i sum = _mm512_load_si512(sums);
   for (std::int64_t n = 0; n < stripes; ++n, at += kStripe) {
     const __m512i data = _mm512_loadu_si512(at), mixed = _mm512_xor_si512(data, _mm512_loadu_si512(kSecret + 8 * first));
+    if (streamed) {
+      _mm_prefetch(reinterpret_cast<const char*>(soon + n * kStripe), _MM_HINT_T0);
+      _mm512_stream_si512(reinterpret_cast<__m512i*>(to + n * kStripe), data);
+    }
     const __m512i swapped = _mm512_shuffle_epi32(data, static_cast<_MM_PERM_ENUM>(_MM_SHUFFLE(1, 0, 3, 2)));
     const __m512i product = _mm512_mul_epu32(mixed, _mm512_srli_epi64(mixed, 32));
     sum = _mm512_add_epi64(sum, _mm512_add_epi64(swapped, product));
@@ -76,14 +86,17 @@ __attribute__((target("avx2"))) inline __m256i load(const std::uint8_t* from, in
   return _mm256_loadu_si256(reinterpret_cast<const __m256i*>(from) + half);
 }
 
+template <bool streamed>
 __attribute__((target("avx2"))) void sum_by_256(std::uint64_t* sums, const std::uint8_t* at, std::int64_t stripes,
-                                                std::int64_t first) {
+                                                std::int64_t first, std::uint8_t* to, const std::uint8_t* soon) {
   const __m256i prime = _mm256_set1_epi64x(k32a);
   __m256i* const kept = reinterpret_cast<__m256i*>(sums);
   __m256i sum[2] = {_mm256_load_si256(kept), _mm256_load_si256(kept + 1)};
   for (std::int64_t n = 0; n < stripes; ++n, at += kStripe) {
+    if (streamed) _mm_prefetch(reinterpret_cast<const char*>(soon + n * kStripe), _MM_HINT_T0);
     for (int half = 0; half < 2; ++half) {
       const __m256i data = load(at, half), mixed = _mm256_xor_si256(data, load(kSecret + 8 * first, half));
+      if (streamed) _mm256_stream_si256(reinterpret_cast<__m256i*>(to + n * kStripe) + half, data);
       const __m256i product = _mm256_mul_epu32(mixed, _mm256_srli_epi64(mixed, 32));
       sum[half] = _mm256_add_epi64(sum[half], _mm256_shuffle_epi32(data, _MM_SHUFFLE(1, 0, 3, 2)));
       sum[half] = _mm256_add_epi64(sum[half], product);
@@ -101,14 +114,22 @@ __attribute__((target("avx2"))) void sum_by_256(std::uint64_t* sums, const std::
 }
 #endif
 
-using SumStripes = void (*)(std::uint64_t*, const std::uint8_t*, std::int64_t, std::int64_t);
+using SumStripes = void (*)(std::uint64_t*, const std::uint8_t*, std::int64_t, std::int64_t, std::uint8_t*,
+                            const std::uint8_t*);
 
-SumStripes widest() {
+struct Ways {
+  SumStripes sum, stream;  // no `stream`: not on this processor
+};
+
+const Ways& widest() {
 #if defined(__x86_64__)
-  if (__builtin_cpu_supports("avx512f")) return sum_by_512;
-  if (__builtin_cpu_supports("avx2")) return sum_by_256;
+  static const Ways found = __builtin_cpu_supports("avx512f") ? Ways{sum_by_512<false>, sum_by_512<true>}
+                            : __builtin_cpu_supports("avx2")  ? Ways{sum_by_256<false>, sum_by_256<true>}
+                                                              : Ways{sum_by_words, nullptr};
+#else
+  static const Ways found{sum_by_words, nullptr};
 #endif
-  return sum_by_words;
+  return found;
 }
 
 std::uint64_t folded(std::uint64_t a, std::uint64_t b) {
@@ -121,14 +142,30 @@ std::uint64_t folded(std::uint64_t a, std::uint64_t b) {
 
 Xxh3::Xxh3(std::int64_t bytes) : sums_{k32c, k64a, k64b, k64c, k64d, k32b, k64e, k32a}, bytes_(bytes) {}
 
-void Xxh3::add(const std::uint8_t* at, std::int64_t bytes) {
-  static const SumStripes sum = widest();
-  // The last stripe of all ends with the last byte and is summed by value(), whole, as the one before it may be.
+// The last stripe of all ends with the last byte and is summed by value(), whole, as the one before it may be.
+std::int64_t Xxh3::come(const std::uint8_t* at, std::int64_t bytes) {
   const std::int64_t end = std::min(come_ + bytes, (bytes_ - 1) / kStripe * kStripe);
   const std::int64_t tail = std::min(bytes, kStripe);
   if (tail < kStripe) std::memmove(last_, last_ + tail, static_cast<std::size_t>(kStripe - tail));
   std::memcpy(last_ + kStripe - tail, at + bytes - tail, static_cast<std::size_t>(tail));
-  if (end > come_) sum(sums_, at, (end - come_) / kStripe, come_ / kStripe % kBlockStripes);
+  return std::max<std::int64_t>(0, (end - come_) / kStripe);
+}
+
+void Xxh3::add(const std::uint8_t* at, std::int64_t bytes) {
+  const std::int64_t stripes = come(at, bytes);
+  if (stripes > 0) widest().sum(sums_, at, stripes, come_ / kStripe % kBlockStripes, nullptr, nullptr);
+  come_ += bytes;
+}
+
+bool Xxh3::streams() { return widest().stream != nullptr; }
+
+void Xxh3::add_streamed(std::uint8_t* to, const std::uint8_t* at, std::int64_t bytes, const std::uint8_t* soon,
+                        const std::uint8_t* soon_to) {
+  for (std::int64_t page = 0; page < bytes; page += kPage) __builtin_prefetch(soon_to + page, 0, 2);
+  const std::int64_t stripes = come(at, bytes);
+  if (stripes > 0) widest().stream(sums_, at, stripes, come_ / kStripe % kBlockStripes, to, soon);
+  const std::int64_t done = stripes * kStripe;
+  if (done < bytes) stream_bytes(to + done, at + done, static_cast<std::size_t>(bytes - done));
   come_ += bytes;
 }
 

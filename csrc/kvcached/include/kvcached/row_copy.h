@@ -22,6 +22,9 @@ constexpr int kLanes = 4;
 constexpr int kShortLanes = 8;            // of rows that are short: more of them begin, and less is asked for ahead
 constexpr std::int64_t kShort = 16 << 10;
 constexpr std::int64_t kLong = 64 << 10;  // a run of rows that is worth lanes of its own
+constexpr std::int64_t kAhead = 4 << 10;  // so far ahead is asked for what is summed as it is copied
+constexpr std::int64_t kPages = 3;        // rows of which the first line is asked for before, for their pages' translations
+constexpr std::int64_t kChunk = 4 << 10;
 constexpr std::int64_t kSummed = 128 << 10;  // bytes that are copied before they are summed: still in the caches
 
 // Bytes up to the next line, so that whole lines are stored from there on: a line that is written in two ways, past the
@@ -125,6 +128,35 @@ std::uint64_t copy_summed(std::int64_t count, std::int64_t width, Copy copy, Add
   return sum.value();
 }
 
+// Rows that are whole stripes of the sum, to whole lines: copied past the caches and summed as they are read, one after the
+// other. What comes kAhead bytes later is asked for, in whichever row it lies.
+template <typename LaneOf>
+std::uint64_t stream_summed(std::int64_t count, std::int64_t width, LaneOf lane_of) {
+  Xxh3 sum(count * width);
+  std::int64_t soon_row = kAhead / width, soon_at = kAhead % width;
+  for (std::int64_t i = 0; i < count; ++i) {
+    const Lane now = lane_of(i);
+    for (std::int64_t at = 0; at < width;) {
+      const Lane soon = lane_of(std::min(soon_row, count - 1));
+      if (soon_at == 0) __builtin_prefetch(lane_of(std::min(soon_row + kPages, count - 1)).from, 0, 2);
+      const std::int64_t some = std::min({kChunk, width - at, width - soon_at});
+      sum.add_streamed(now.to + at, now.from + at, some, soon.from + soon_at, soon.to + soon_at);
+      at += some;
+      soon_at += some;
+      if (soon_at == width) {
+        soon_at = 0;
+        ++soon_row;
+      }
+    }
+  }
+  stream_fence();
+  return sum.value();
+}
+
+inline bool streams_summed(const std::uint8_t* to, std::int64_t stride, std::int64_t width) {
+  return width % Xxh3::kStripe == 0 && stride % kLine == 0 && to_line(to) == 0 && Xxh3::streams();
+}
+
 inline void gather_some(std::uint8_t* packed, const std::uint8_t* base, std::int64_t stride, std::int64_t width,
                         const std::int64_t* rows, Rows which, bool streamed) {
   copy_rows<false>(rows, which, width, stride == width, streamed,
@@ -144,18 +176,35 @@ inline void scatter_some(std::uint8_t* base, std::int64_t stride, std::int64_t w
 // `streamed`: past the caches, for packed bytes that this core does not read next.
 inline void gather_rows(std::uint8_t* packed, const std::uint8_t* base, std::int64_t stride, std::int64_t width,
                         const std::int64_t* rows, std::int64_t count, bool streamed) {
+  if (streamed && detail::streams_summed(packed, width, width)) {  // which costs less than other ways without a sum
+    detail::stream_summed(count, width, [&](std::int64_t i) {
+      return detail::Lane{packed + i * width, base + rows[i] * stride};
+    });
+    return;
+  }
   detail::gather_some(packed, base, stride, width, rows, {0, count, count}, streamed);
 }
 
 inline void scatter_rows(std::uint8_t* base, std::int64_t stride, std::int64_t width, const std::int64_t* rows,
                          std::int64_t count, const std::uint8_t* packed) {
+  if (detail::streams_summed(base, stride, width)) {
+    detail::stream_summed(count, width, [&](std::int64_t i) {
+      return detail::Lane{base + rows[i] * stride, packed + i * width};
+    });
+    return;
+  }
   detail::scatter_some(base, stride, width, rows, {0, count, count}, packed);
 }
 
-// The same, and XXH3 of the packed bytes, of which there are kXxh3Least at least: what the copy has just read is read
-// again, or what it wrote, where stripes of the sum go over the ends of rows.
+// The same, and XXH3 of the packed bytes, of which there are kXxh3Least at least: in one pass, or, where that cannot be, some
+// bytes at a time, while what the copy has read or written is in the caches.
 inline std::uint64_t gather_summed_rows(std::uint8_t* packed, const std::uint8_t* base, std::int64_t stride,
                                         std::int64_t width, const std::int64_t* rows, std::int64_t count, bool streamed) {
+  if (streamed && detail::streams_summed(packed, width, width)) {
+    return detail::stream_summed(count, width, [&](std::int64_t i) {
+      return detail::Lane{packed + i * width, base + rows[i] * stride};
+    });
+  }
   const bool by_rows = width % Xxh3::kStripe == 0;
   return detail::copy_summed(
       count, width, [&](detail::Rows some) { detail::gather_some(packed, base, stride, width, rows, some, streamed); },
@@ -167,6 +216,11 @@ inline std::uint64_t gather_summed_rows(std::uint8_t* packed, const std::uint8_t
 
 inline std::uint64_t scatter_summed_rows(std::uint8_t* base, std::int64_t stride, std::int64_t width,
                                          const std::int64_t* rows, std::int64_t count, const std::uint8_t* packed) {
+  if (detail::streams_summed(base, stride, width)) {
+    return detail::stream_summed(count, width, [&](std::int64_t i) {
+      return detail::Lane{base + rows[i] * stride, packed + i * width};
+    });
+  }
   const bool by_rows = width % Xxh3::kStripe == 0;
   return detail::copy_summed(
       count, width, [&](detail::Rows some) { detail::scatter_some(base, stride, width, rows, some, packed); },
