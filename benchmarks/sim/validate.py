@@ -12,7 +12,8 @@ what the engines themselves count.
 It needs a quiet machine (two cores carry server, engines and load generator). Another ``--seed`` draws traces that
 nobody has seen. What is in DIR already (the calibration, live runs of the same seed and length) is not measured again,
 so that an interrupted validation goes on where it was (``--begin-within 150`` begins no live run later than so many
-seconds after the start, so that it can be made in pieces); a run that fails does not stop the others. Every live run
+seconds after the start, so that it can be made in pieces, with a further calibration in between: ``--calibrations 2``
+in a later piece, see :mod:`benchmarks.sim.calibrations`); a run that fails does not stop the others. Every live run
 has a server of its own, whose models are asked for some answers and have left again when the trace begins. The last
 result is in docs/results/sim.md.
 """
@@ -20,6 +21,7 @@ result is in docs/results/sim.md.
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import math
 import os
@@ -29,7 +31,7 @@ import subprocess
 import sys
 import time
 import traceback
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
@@ -39,11 +41,12 @@ import httpx
 import msgspec
 import yaml
 
+from benchmarks.sim.calibrations import calibrated
 from benchmarks.sim.validation import Outcome, Pair, missed, misses, outcome, summary, table
 from benchmarks.sim.validation_runs import MOST_OUTPUT, MOST_PROMPT, POLICIES, RATES, TRACES, Draw, Run, runs
 from benchmarks.slo.server import exit_on_sigterm
 from prism.obs.kernel import AUTOGROUPS_REMEDY, has_autogroups
-from prism.sim.calibrate import activation_s, calibrate, fit_crowding, fit_sharing, plan_run, slowdowns
+from prism.sim.calibrate import plan_run
 from prism.sim.calibration import fit
 from prism.sim.inputs import Inputs
 from prism.sim.run import simulate
@@ -100,45 +103,49 @@ class Bench:
 
     # --- calibration ---
 
-    def calibrate(self) -> str:
-        """Measure step times, contention and activations unless that was done; (re)makes table and cluster file."""
+    def calibrate(self, times: int) -> str:
+        """Measure step times, contention and activations until that was done so many ``times``; (re)makes table and
+        cluster file of all that there are."""
         plans = [plan_run(DEMOS, keep_alive_s=KEEP_ALIVE_S, earlier=earlier) for earlier in (False, True)]
-        plan, out = plans[0], self.work / "calibration-run"
         trace = self.work / "calibration.jsonl"
-        if not (out / "report.json").exists():
-            write_trace(trace, iter(plan.rows), TraceInfo())
-            file = self.catalog("prism")
-            with self.server("calibration", file) as server:
-                warm_up(server)
-                self.replay(server, trace, out, file)
+        if not trace.exists():
+            write_trace(trace, iter(plans[0].rows), TraceInfo())
+        for number in range(1, times + 1):
+            self._calibration_run(trace, self._calibration(number))
         rows = list(open_trace(trace).rows())
         fitting = [p for p in plans if list(p.rows) == rows]
         if not fitting:
             raise SystemExit(f"{trace} is another calibration than this version reads: use another folder")
-        plan = fitting[0]
-        records = list(read_records(out / "records.jsonl"))
-        slower = slowdowns(records, plan)
-        share, background = fit_sharing(slower, os.cpu_count() or 1)
-        alone = (r for r in records if r.row in plan.alone)
-        machine = f"{os.cpu_count()} cores, virtual devices"
-        made = calibrate(alone, "cpu", machine, {"engine_share": share, "thread_share": 1.0 / (os.cpu_count() or 1)})
-        (self.work / "table.json").write_bytes(msgspec.json.encode(made))
-        wake_s = activation_s(records, plan)
-        front_s = fit(made).request_s
-        crowding = fit_crowding(slower, os.cpu_count() or 1, share, background)
-        self.cluster(wake_s, front_s, background, crowding)
+        numbered = map(self._calibration, itertools.count(1))
+        folders = list(itertools.takewhile(lambda folder: (folder / "report.json").exists(), numbered))
+        found = calibrated([list(read_records(f / "records.jsonl")) for f in folders], fitting[0], os.cpu_count() or 1)
+        (self.work / "table.json").write_bytes(msgspec.json.encode(found.table))
+        front_s = fit(found.table).request_s
+        took = {"relayout": found.build_s, "wake": found.wake_s, "front": front_s}
+        self.cluster(took, found.background, found.crowding)
         return (
-            f"activation {1e3 * wake_s:.0f} ms, a request {1e3 * front_s:.1f} ms beside its steps, "
-            f"slower together {slower}: share {share:.2f}, rest {background:.2f}, crowding {crowding:.2f}"
+            f"{len(folders)} times: activation {1e3 * found.build_s:.0f} ms, {1e3 * found.wake_s:.0f} in an engine "
+            f"that had the model, a request {1e3 * front_s:.1f} ms beside its steps, slower together {found.slower}: "
+            f"share {found.share:.2f}, rest {found.background:.2f}, crowding {found.crowding:.2f}"
         )
 
-    def cluster(self, relayout_s: float, front_s: float, background: float, crowding: float) -> None:
+    def _calibration(self, number: int) -> Path:
+        """Where the calibration of that number, from 1 on, stands."""
+        return self.work / ("calibration-run" if number == 1 else f"calibration-run-{number}")
+
+    def _calibration_run(self, trace: Path, out: Path) -> None:
+        if not (out / "report.json").exists():
+            file = self.catalog("prism")
+            with self.server("calibration", file) as server:
+                warm_up(server, DEMOS)
+                self.replay(server, trace, out, file)
+
+    def cluster(self, took: dict[str, float], background: float, crowding: float) -> None:
         group = {
             "gpu": "cpu", "nodes": 1, "gpus_per_node": 2, "memory": MEMORY, "shared_compute": True,
             "background_load": background, "cores": os.cpu_count() or 1, "crowding": crowding,
         }  # fmt: skip
-        took = {"front": front_s, "deliver": 0.0, "ready": 0.0, "relayout": relayout_s}
-        timing = {key: f"{1e3 * seconds:.1f}ms" for key, seconds in took.items()}
+        timing = {key: f"{1e3 * seconds:.1f}ms" for key, seconds in {**took, "deliver": 0.0, "ready": 0.0}.items()}
         engine = {"chunk_tokens": 2048, "max_running": 64}
         data = {"groups": [group], "timing": timing, "engine": engine, "calibration": "table.json"}
         (self.work / "cluster.yaml").write_text(yaml.safe_dump(data))
@@ -155,7 +162,7 @@ class Bench:
         trace, file = self._inputs(run)
         if not self.done(run):
             with self.server(run.name, file) as server:
-                warm_up(server, leave=run.policy == "prism")
+                warm_up(server, {row.model for row in open_trace(trace).rows()}, leave=run.policy == "prism")
                 before = counters(server)
                 self.replay(server, trace, out, file)
                 after = counters(server)
@@ -185,19 +192,20 @@ class Bench:
         return trace, self.catalog(run.policy, rates if run.policy == "muxserve" else None)
 
 
-def warm_up(server: Server, leave: bool = True) -> None:
-    """Every model answers short prompts and the longest ones, streamed and over connections of their own: files are
-    read, images written, and nothing in the run is the first of its kind (the first long prompt of an engine's process
-    takes 30 to 70 ms more than later ones). ``leave``: then wait until all have left again."""
+def warm_up(server: Server, models: Collection[str], leave: bool = True) -> None:
+    """Each of ``models`` answers short prompts and the longest ones, streamed and over connections of their own: files
+    are read, images written, and nothing in the run is the first of its kind (the first long prompt of an engine's
+    process takes 30 to 70 ms more than later ones). ``leave``: then wait until all have left again. Models without a
+    request in the run must not be among them: a fixed map has no place for those."""
     for tokens in (16, MOST_PROMPT, MOST_PROMPT):
-        for model in DEMOS:
+        for model in sorted(models):
             body = {"model": model, "prompt": " the" * tokens, "max_tokens": 16, "temperature": 0}
             answer = httpx.post(
                 f"{server.url}/v1/completions", json={**body, "ignore_eos": True, "stream": True}, timeout=PATIENCE_S
             )
             answer.raise_for_status()
             assert "[DONE]" in answer.text, answer.text
-    for model in DEMOS if leave else ():
+    for model in models if leave else ():
         server.wait_unloaded(model)
     time.sleep(1.0)
 
@@ -221,6 +229,7 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=11, help="Of the traces.")
     parser.add_argument("--seconds", type=float, help="Length of every run.  [default: by rate, 140 requests or more]")
     parser.add_argument("--simulate-only", action="store_true", help="Compare the live runs that are in --work.")
+    parser.add_argument("--calibrations", type=int, default=1, help="Made until there are so many; all are used.")
     parser.add_argument("--traces", default=",".join(TRACES))
     parser.add_argument("--rates", default=",".join(f"{r:g}" for r in RATES))
     parser.add_argument("--policies", default=",".join(POLICIES))
@@ -230,7 +239,7 @@ def main() -> None:
     if has_autogroups() and not args.simulate_only:
         print(f"before measuring: {AUTOGROUPS_REMEDY} (docs/runbook.md)", file=sys.stderr, flush=True)
     bench = Bench(args.work.resolve(), args.models)
-    print("calibrated:", bench.calibrate(), flush=True)
+    print("calibrated:", bench.calibrate(args.calibrations), flush=True)
     rates = [float(rate) for rate in args.rates.split(",")]
     wanted = runs(args.traces.split(","), rates, args.policies.split(","), args.seconds, args.seed)
     rows: list[Pair] = []

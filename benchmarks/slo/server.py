@@ -86,22 +86,29 @@ class Server:
         return found
 
     def settle(self, unload: bool, timeout_s: float = 60.0) -> None:
-        """Wait until no request is open; with ``unload`` let every model leave, and wait until all have."""
-        self._until(lambda: not self.admin("requests")["requests"], timeout_s, "requests are still open")
-        if not unload:
-            return
-        for name in self._loaded():
+        """Wait until no request is open; with ``unload`` have every model leave, until none is loaded: one that had to
+        make room earlier may be loaded ahead into the memory that the others give back (:mod:`prism.policy.prewarm`),
+        and is told to leave, too."""
+        self._until(lambda: not self.admin("requests")["requests"], timeout_s, lambda: "requests are still open")
+        if unload:
+            self._until(self._unload_all, timeout_s, lambda: f"models are still loaded: {self._replicas()}")
+
+    def _unload_all(self) -> bool:
+        """Whether none is loaded, once all that are have been told to leave and have left."""
+        for name in self._replicas():
             self.command(f"models/{name}/unload")
-        self._until(lambda: not self._loaded(), timeout_s, "models are still loaded")
+        return not self._replicas()
 
-    def _loaded(self) -> list[str]:
-        return [m["name"] for m in self.admin("models")["models"] if m["replicas"]]
+    def _replicas(self) -> dict[str, list[str]]:
+        """States of the instances of every model that has any."""
+        found = {m["name"]: [r["state"] for r in m["replicas"]] for m in self.admin("models")["models"]}
+        return {name: states for name, states in found.items() if states}
 
-    def _until(self, condition: Callable[[], bool], timeout_s: float, otherwise: str) -> None:
+    def _until(self, condition: Callable[[], bool], timeout_s: float, otherwise: Callable[[], str]) -> None:
         deadline_s = time.monotonic() + timeout_s
         while not condition():
             if time.monotonic() > deadline_s:
-                raise ServerFailed(f"after {timeout_s:.0f} s {otherwise}\n{self.tail()}")
+                raise ServerFailed(f"after {timeout_s:.0f} s {otherwise()}\n{self.tail()}")
             time.sleep(0.1)
 
     def ask(self, model: str, timeout_s: float = 120.0) -> float:

@@ -70,10 +70,10 @@ class WeightRoads:
 
 
 class Activation:
-    """Runs the phases of one ``Activate`` whose memory is taken, for engines that are there in ``engine_in_s``; calls
-    ``on_ready(self)`` at the end, once. ``gpu`` and ``pool`` are those of rank 0. ``marks``: parts of the weights, each
-    more than the one before, and what is called when an engine has so much but not the rest. ``group``: see
-    :meth:`WeightRoads.source_path`."""
+    """Runs the phases of one ``Activate`` whose memory is taken, for engines that are there in ``engine_in_s`` and keep
+    what they built for the model where it ``wakes``; calls ``on_ready(self)`` at the end, once. ``gpu`` and ``pool``
+    are those of rank 0. ``marks``: parts of the weights, each more than the one before, and what is called when an
+    engine has so much but not the rest. ``group``: see :meth:`WeightRoads.source_path`."""
 
     def __init__(
         self,
@@ -85,6 +85,7 @@ class Activation:
         gpu: GpuKind,
         pool: Pool,
         engine_in_s: float,
+        wakes: bool,
         on_ready: Callable[[Activation], None],
         marks: Sequence[Mark] = (),
         group: int = 0,
@@ -102,7 +103,7 @@ class Activation:
         self.started_s = queue.now_s
         self.loaded_s: float | None = None
         self._queue, self._roads, self._timing, self._gpu = queue, roads, timing, gpu
-        self._on_ready = on_ready
+        self._on_ready, self._wakes = on_ready, wakes
         self._flows: dict[DeviceId, Flow] = {}
         self._fetches: dict[NodeId, Fetch] = {}
         self._engine_ready = self._weights_here = False
@@ -144,7 +145,8 @@ class Activation:
     # --- the engine ---
 
     def _take_layout(self, _: object) -> None:
-        seconds = float(self._timing.relayout)
+        wake = self._timing.wake
+        seconds = float(wake if wake is not None and self._wakes else self._timing.relayout)
         if self._gpu.overhead_is_compute:
             self._stint.begin(seconds, Load(self._gpu.engine_share, 0.0))
         else:

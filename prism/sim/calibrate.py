@@ -10,13 +10,15 @@ The run is made for it (:func:`plan_run`), in three phases that are far enough a
   alone tells what part of the cores one engine takes, and what the rest of the system takes beside them
   (:func:`fit_sharing`).
 - *waking*: single requests for models that have left in the meantime (their keep-alive is shorter than the pause).
-  Their TTFT beyond that of the same request to a loaded model is the time of an activation.
+  Their TTFT beyond that of the same request to a loaded model is the time of an activation in an engine that keeps what
+  it built for the model (:func:`activation_s`). The first request of each model is to one that nobody has built yet
+  (:func:`building_s`).
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median
 from typing import Final
@@ -143,17 +145,29 @@ def samples(records: Iterable[RequestRecord]) -> list[StepSample]:
 def activation_s(records: Iterable[RequestRecord], plan: CalibrationPlan) -> float:
     """Seconds that bringing a model back took: how much longer than loaded ones the requests of the waking phase waited
     for their first token. Median over models and repeats."""
+    return _longer_s(records, plan, plan.waking)
+
+
+def building_s(records: Iterable[RequestRecord], plan: CalibrationPlan) -> float:
+    """The same where no engine had the model before: of the first request of each model."""
+    firsts: dict[str, int] = {}
+    for number in plan.alone:
+        firsts.setdefault(plan.rows[number].model, number)
+    return _longer_s(records, plan, set(firsts.values()))
+
+
+def _longer_s(records: Iterable[RequestRecord], plan: CalibrationPlan, rows: Container[int]) -> float:
+    """How much longer than requests to loaded models those of ``rows`` waited for their first token; median."""
     loaded: dict[str, list[float]] = defaultdict(list)
-    waking: dict[str, list[float]] = defaultdict(list)
+    found: list[tuple[str, float]] = []
     for record in records:
         if record.error or record.ttft_s is None or record.prompt_tokens != BATCH_PROMPT:
             continue
-        if record.row in plan.waking:
-            waking[record.model].append(record.ttft_s)
+        if record.row in rows:
+            found.append((record.model, record.ttft_s))
         elif record.row in plan.alone and record.output_tokens == LONE_OUTPUT:
             loaded[record.model].append(record.ttft_s)
-    found = [ttft_s - median(loaded[model]) for model, times in waking.items() for ttft_s in times]
-    return max(0.0, median(found))
+    return max(0.0, median(ttft_s - median(loaded[model]) for model, ttft_s in found))
 
 
 def slowdowns(records: Iterable[RequestRecord], plan: CalibrationPlan) -> dict[int, float]:

@@ -82,6 +82,8 @@ class TimingSection(Section, frozen=True, kw_only=True):
     """Least time between two reports of a device to the controller."""
     relayout: Seconds = _seconds(0.6)
     """A parked engine takes a model's layout (address space, KV pool, model classes), beside the loading."""
+    wake: Seconds | None = None
+    """The same where the engine keeps what it built for the model; default: no less."""
     ready: Seconds = _seconds(0.1)
     """From the last weight byte, and the layout, to the first request."""
     unload: Seconds = _seconds(0.02)
@@ -104,6 +106,8 @@ class LoadSection(Section, frozen=True, kw_only=True):
     ``naive``: through its own at ``naive_share`` of its rate (unpipelined copies of pageable tensors)."""
     naive_share: Annotated[float, Meta(gt=0.0, le=1.0)] = 0.25
     parked_per_device: Annotated[int, Meta(ge=0)] = 1
+    kept_models: Annotated[int, Meta(ge=0)] = 2
+    """Of how many models an engine keeps what it built; only ``timing.wake`` asks."""
     max_engines_per_device: Count = 64
     fetches_per_node: Count = 2
     """Models that a node fetches over the network at a time; further ones wait their turn."""

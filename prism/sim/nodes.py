@@ -90,7 +90,7 @@ class Nodes:
         self._recorder.activation_started(effect, self._queue.now_s)
         record = self._record(effect.key, effect.parts)
         lead = self._lead(record)
-        engine_in_s = max([self._parking.take(device) for device in record.devices])
+        taken = [self._parking.take(device, effect.key) for device in record.devices]
         spec, marks = self._specs[effect.model], self._live.marks(effect, seat)
         record.activation = Activation(
             self._queue,
@@ -100,7 +100,8 @@ class Nodes:
             spec,
             lead.gpu,
             lead.pool,
-            engine_in_s,
+            max([each.in_s for each in taken]),
+            all(each.wakes for each in taken),
             self._loaded,
             marks,
             seat.group,
@@ -191,7 +192,7 @@ class Nodes:
         self._live.gone(record)
         for id in record.devices:
             self._devices[id].drop(record.key)
-            self._parking.put_back(id)
+            self._parking.put_back(id, record.key)
         self._recorder.left(record.key, self._queue.now_s)
         self._queue.after(self._timing.unload, self._tell_gone, record)
 
@@ -268,5 +269,5 @@ class Nodes:
             device = self._devices[id]
             if not device.gone:
                 device.drop(record.key)
-                self._parking.replace(id)
+                self._parking.lose(id, record.key)
         self._recorder.left(record.key, self._queue.now_s)

@@ -68,7 +68,7 @@ class World:
             cluster, calibration, network, self.topology, self.host_cache, self._make_device, parked
         )
         self.roads = WeightRoads(network, self.topology, self.host_cache, self.machines.fetcher, load)
-        parking = Parking(queue, timing, load.parked_per_device, pooled=pooled)
+        parking = Parking(queue, timing, load.parked_per_device, load.kept_models, pooled=pooled)
         limits = EngineLimits(engine.chunk_tokens, engine.max_running, fast)
         engines = EngineMaker(queue, limits, self.block_tokens, calibration, weights_stay=stays)
         self.nodes = Nodes(queue, timing, self.specs, self.devices, engines, parking, self.roads, recorder, self._tell)

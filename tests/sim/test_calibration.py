@@ -6,13 +6,23 @@ import json
 from collections import Counter
 from pathlib import Path
 
+import msgspec
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from benchmarks.sim.calibrations import calibrated
 from prism.core.errors import InvalidValue
-from prism.sim.calibrate import activation_s, calibrate, fit_crowding, fit_sharing, plan_run, slowdowns
+from prism.sim.calibrate import (
+    activation_s,
+    building_s,
+    calibrate,
+    fit_crowding,
+    fit_sharing,
+    plan_run,
+    slowdowns,
+)
 from prism.sim.calibration import CalibrationFile, StepSample, fit, load_calibration, non_negative_least_squares
 from prism.sim.cluster_file import parse_cluster
 from prism.sim.gpus import gpu
@@ -144,7 +154,7 @@ def test_a_simulated_calibration_run_gives_the_simulator_back() -> None:
     """The whole way round: a run made for calibration, on a modelled CPU, yields that model's step times, the share of
     the cores that an engine takes, and the time of an activation."""
     specs = tuple(tiny_spec(name, keep_alive_s=10.0) for name in ("a", "b", "c"))
-    still = {"front": "0", "deliver": "0"}
+    still = {"front": "0", "deliver": "0", "relayout": "0.5s", "wake": "0.1s"}
     group = {"gpu": "cpu", "gpus_per_node": 2, "shared_compute": True, "background_load": 0.2}
     cluster = parse_cluster({"groups": [group], "timing": still}, "test")
     plan = plan_run([s.name for s in specs], pause_s=2.0, keep_alive_s=10.0)
@@ -153,7 +163,9 @@ def test_a_simulated_calibration_run_gives_the_simulator_back() -> None:
     made = calibrate((r for r in records if r.row in plan.alone), "cpu", "simulated")
     assert {s.kind for s in made.samples} == {"ttft", "decode"}
     assert fit(made).request_s == pytest.approx(0.0, abs=5e-4)
+    assert building_s(records, plan) == pytest.approx(result.stats.activation_s[0], rel=0.1)
     assert activation_s(records, plan) == pytest.approx(result.stats.activation_s[-1], rel=0.1)
+    assert building_s(records, plan) - activation_s(records, plan) == pytest.approx(0.4, rel=0.1)
     share, background = fit_sharing(slowdowns(records, plan), cores=2)
     assert share == pytest.approx(0.5, abs=0.03)
     assert background == pytest.approx(0.2, abs=0.05)
@@ -169,3 +181,23 @@ def test_engines_that_do_not_disturb_each_other_take_one_core_each() -> None:
     assert fit_crowding({2: 1.4}, 2, 0.5, 0.4) == 0.0
     share, background = fit_sharing({2: 1.3, 3: 1.9}, cores=2)
     assert (share, background) == (pytest.approx(0.6, abs=0.01), pytest.approx(0.1, abs=0.02))
+
+
+def test_several_calibrations_are_told_of_all() -> None:
+    specs = tuple(tiny_spec(name, keep_alive_s=10.0) for name in ("a", "b", "c"))
+    plan = plan_run([s.name for s in specs], pause_s=2.0, keep_alive_s=10.0)
+    group = {"gpu": "cpu", "gpus_per_node": 2, "shared_compute": True, "background_load": 0.2}
+    cluster = parse_cluster({"groups": [group], "timing": {"front": "0", "deliver": "0"}}, "test")
+    fast = run(cluster, specs, list(plan.rows))[0].world.recorder.records
+    slow = [slower(record, 1.5) for record in fast]
+    one, both = calibrated([fast], plan, 2), calibrated([fast, slow], plan, 2)
+    assert both.build_s == pytest.approx(1.25 * one.build_s)
+    assert both.slower == pytest.approx(one.slower)  # each beside its own lone answers
+    step_s, longer_s = (fit(each.table).costs["a"]["overhead_s"] for each in (one, both))
+    assert step_s < longer_s < 1.5 * step_s
+
+
+def slower(record: RequestRecord, times: float) -> RequestRecord:
+    """The same on a slower machine."""
+    assert record.ttft_s is not None and record.tpot_s is not None
+    return msgspec.structs.replace(record, ttft_s=times * record.ttft_s, tpot_s=times * record.tpot_s)

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import time
 from dataclasses import replace
 from itertools import pairwise
+from typing import ClassVar
 
+import httpx
 import pytest
 
+from benchmarks.sim.validate import warm_up
 from benchmarks.sim.validation import Kv, Outcome, alone_s, looks, missed, summary, table
 from benchmarks.sim.validation_runs import MOST_OUTPUT, MOST_PROMPT, POLICIES, RATES, TRACES, runs
 from prism.trace.report import RequestRecord
+from tests.e2e.server import Server
 from tests.sim.helpers import h100s, llamas, random_rows, run
 
 MODELS = ("a", "b", "c")
@@ -88,3 +93,29 @@ def test_how_fast_the_machine_is_shows_in_requests_that_overlap_with_none() -> N
     short, other = _record(20.0, 0.9, 0.1, tokens=2), _record(21.0, 0.004, 0.5, "b")
     assert alone_s([*overlapping, other, short, *reversed(lone)]) == pytest.approx(0.002)
     assert alone_s(overlapping) is None
+
+
+def test_only_models_that_the_run_asks_warm_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[str] = []
+
+    def post(url: str, json: dict[str, object], timeout: float) -> httpx.Response:
+        asked.append(str(json["model"]))
+        return httpx.Response(200, text="data: [DONE]", request=httpx.Request("POST", url))
+
+    monkeypatch.setattr(httpx, "post", post)
+    monkeypatch.setattr(time, "sleep", lambda seconds: None)
+    warm_up(LeavingServer(), {"b", "a"}, leave=True)
+    assert asked == ["a", "b"] * 3
+    assert sorted(LeavingServer.left) == ["a", "b"]
+
+
+class LeavingServer(Server):
+    """Models leave at once."""
+
+    left: ClassVar[list[str]] = []
+
+    def __init__(self) -> None:
+        self.url = "http://127.0.0.1:1"
+
+    def wait_unloaded(self, model: str) -> None:
+        self.left.append(model)
