@@ -1,6 +1,6 @@
 """What waited for a model, while the instances of a pipeline come up one after the other.
 
-They have all layers together at one moment, and say so within a few tenths of a second. The first of them is not given
+They have all layers together at one moment, and say so within half a second. The first of them is not given
 everything that waited, of which most would be moved again: each gets its share when it comes up, and who does not come
 up in time leaves its share to the others.
 """
@@ -16,10 +16,11 @@ from prism.core.effects import Activate
 from prism.core.ids import DeviceId, ModelName
 from prism.core.instances import queue_device
 
-HOLD_S: Final = 0.3
-"""From the first of them on."""
+HOLD_S: Final = 0.8
+"""From the first of them on: a member is told to lead between two steps, which others' layers may take, and those that
+are up have their own share to do meanwhile."""
 SETTLE_S: Final = 0.3
-"""After that queues have not been reported with what was put there."""
+"""After something was given queues have not been reported with it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +39,10 @@ class _Beginning:
     """Those that got their share."""
     began_s: float | None = None
     """When the first of them came up."""
+    gave_s: float = float("-inf")
+    """When the last of them got something."""
+    kept: bool = False
+    """Something was kept for those that are about to come up."""
 
 
 class Beginnings:
@@ -67,10 +72,13 @@ class Beginnings:
         if now_s >= beginning.began_s + HOLD_S + SETTLE_S:
             del self._of[model]
             return ShareNow(tuple(devices))
+        if waiting:
+            beginning.gave_s = now_s
         coming = len(beginning.devices.difference(devices))
         new = tuple(device for device in devices if device not in beginning.given)
         beginning.given |= set(new)
-        if not coming or now_s >= beginning.began_s + HOLD_S:
+        beginning.kept = bool(coming) and now_s < beginning.began_s + HOLD_S
+        if not beginning.kept:
             return ShareNow(new or tuple(devices))
         return ShareNow(new, -(-waiting // (len(new) + coming)) * len(new))
 
@@ -80,4 +88,5 @@ class Beginnings:
         beginning = self._of.get(model)
         if beginning is None or beginning.began_s is None:
             return False
-        return now_s < beginning.began_s + HOLD_S + SETTLE_S
+        kept = beginning.kept and now_s < beginning.began_s + HOLD_S
+        return kept or now_s < beginning.gave_s + SETTLE_S

@@ -41,6 +41,20 @@ def test_who_is_up_already_is_given_nothing_more_while_others_may_come() -> None
     assert beginnings.share(M, DEVICES[:2], 4, 5.0).most == 0
 
 
+def test_members_that_come_up_half_a_second_apart_have_their_shares_and_may_be_relieved_soon() -> None:
+    """Two that led over the two others made these busy: they were told to lead 0.3 s later, when all had been given to
+    the first two. What waited was then not shared out before anybody was whole, as what the scheduler decides on while
+    queues settle is not carried out."""
+    beginnings, waiting, got = Beginnings(), 50, list[int]()
+    beginnings.ordered(orders())
+    for i, at_s in enumerate((0.0, 0.19, 0.32, 0.45)):
+        share = beginnings.share(M, DEVICES[: i + 1], waiting, at_s)
+        got.append(waiting if share.most is None else share.most)
+        waiting -= got[-1]
+        assert beginnings.settles(M, at_s + 0.29)
+    assert got == [13, 13, 12, 12] and not beginnings.settles(M, 0.45 + SETTLE_S)
+
+
 def test_where_nothing_waits_nothing_is_kept() -> None:
     beginnings = Beginnings()
     beginnings.ordered(orders())

@@ -55,8 +55,9 @@ class Fleet:
         ip = self.hosts[0].ip
         options = ["--host", ip, "--port", str(self.port), "--fleet", f"{ip}:{self.store_port}"]
         self._spawn("local", 0, [*PRISM, "serve", str(file), "--state-dir", str(self.folder / "local"), *options])
-        until(self.secret_file.exists, "the secret")
-        until((self.folder / "local" / "run" / "valkey.sock").exists, "the store")
+        store = self.folder / "local" / "run" / "valkey.sock"
+        until(lambda: self._runs("local") and self.secret_file.exists(), "the secret")
+        until(lambda: self._runs("local") and store.exists(), "the store")
 
     def begin_joining(
         self,
@@ -84,8 +85,12 @@ class Fleet:
             until(lambda n=name, w=word: self._says(n, w), f"{name} being ready", limit_s=START_S)  # type: ignore[misc]
 
     def _says(self, name: str, word: str) -> bool:
+        return self._runs(name) and word in self.output(name)
+
+    def _runs(self, name: str) -> bool:
+        """Fails with what it said when it has ended: nobody waits for what cannot come."""
         assert self.processes[name].poll() is None, f"{name} ended:\n{self.output(name)}"
-        return word in self.output(name)
+        return True
 
     def output(self, name: str) -> str:
         return (self.folder / f"{name}.txt").read_text()
