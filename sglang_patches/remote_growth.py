@@ -23,8 +23,8 @@ from sglang_patches.seat import Seat
 
 log = logging.getLogger(__name__)
 
-BRING_S: Final = 0.01
-"""Between two steps,"""
+BRING_S: Final = 0.003
+"""Between two steps, beside the slice of KV that may be fetched there, too: no estimate of a pause counts it,"""
 BRING_SHARE: Final = 0.1
 """or such a part of the last one, if that is more: weights come faster than long steps would let them in."""
 LOOK_S: Final = 0.005

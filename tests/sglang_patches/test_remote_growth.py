@@ -124,3 +124,8 @@ def test_a_step_waits_for_the_pieces_that_come_in_no_time_and_for_one_at_least(
     """A step of a long prefill lasts longer than several layers take to arrive: with one a step, an engine that serves
     would have its last layer long after it came."""
     assert held_after_a_step(monkeypatch, each_s, idle, step_s) == held
+
+
+def test_streams_of_short_steps_do_not_stand_still_for_a_step_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With steps of 11 ms pieces were brought for another 10, beside the slice of KV that a pause is estimated by."""
+    assert held_after_a_step(monkeypatch, 0.001, idle=False, step_s=0.011) == 3 + 3
