@@ -15,7 +15,7 @@ from tests.e2e.fleet import Fleet, Host
 def test_a_server_that_ended_is_not_waited_for(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, comes: tuple[str, ...]
 ) -> None:
-    """Its secret, or its store, was waited for until patience ran out, and why was in a file that nobody was told of."""
+    """Its secret, or its store, was waited for until patience ran out; why was in a file that nobody read."""
     (tmp_path / "local").mkdir()
     for name in comes:
         (tmp_path / "local" / name).touch()
