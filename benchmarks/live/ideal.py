@@ -12,6 +12,7 @@ there, n sources and r receivers do the work of min(n + r, n / (1 - f)) engines,
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Final
 
 from benchmarks.live.machines import PACE_US, PROMPT_TOKENS, STEP_TOKENS
@@ -56,7 +57,7 @@ def main() -> None:
     print(f"one engine: {work_s():.2f} s; the multicast: {MULTICAST_S} s")
     print("\n| sources | they | p90 | last |\n|---|---|---|---|")
     for sources, they, capacity in ((4, "only send", sending), (2, "only send", sending), (1, "serve", serving)):
-        p90_s, last_s = (begun_s(lambda at_s, n=sources, c=capacity: c(n, at_s), share) for share in (0.9, 1.0))
+        p90_s, last_s = (begun_s(partial(capacity, sources), share) for share in (0.9, 1.0))
         print(f"| {sources} | {they} | {p90_s:.2f} | {last_s:.2f} |")
 
 
