@@ -7,8 +7,9 @@ and again in no order. Piece by piece it is packed into memory (*out*) and put b
 same with checksums (*summed*); then through the machine's pool: *out* into one that is full, which drops as much, *in*
 by who wrote or read the memory before, *out, new pages* into one that is empty, *in, first* by a process that reads
 it for the first time. *Limits*: what the kernel takes for the last two alone, a plain write into new files and a
-plain copy out of files that are mapped for it. Beside each stands a plain copy of pieces of the same size, in the same
-round.
+plain copy out of files that are mapped for it. *Row by row*: the same rows in the same order by the C library, one copy
+a row (numpy's take), with neither sum nor pool. It is a yardstick, no bound: copies past the caches may be faster.
+Beside each stands a plain copy of pieces of the same size, in the same round.
 Goal: out and in at least 85% of the plain copy for pieces of 2 MiB and more.
 
 The second table says where the time of a piece goes, in us: copy, checksum, and all else that the pool does for it.
@@ -19,6 +20,7 @@ Last result: docs/results/kv.md.
 from __future__ import annotations
 
 import argparse
+import ctypes
 import itertools
 import mmap
 import statistics
@@ -60,6 +62,12 @@ class CopyBed:
         self.pool, self.rows = pool, HostPoolRows(pool)
         self.there, self.here = slots[:half].copy(), slots[half:].copy()
         self.width = layout.cell_bytes
+        (column,) = self.rows.columns
+        assert (column.start, column.stride, column.width) == (0, self.width, self.width)
+        memory_of_rows = (ctypes.c_uint8 * (pool.rows * self.width)).from_address(pool.address)
+        self.plain_rows: npt.NDArray[np.uint8] = np.frombuffer(memoryview(memory_of_rows), dtype=np.uint8).reshape(
+            -1, self.width
+        )
         self.source: Packed = made.integers(0, 256, half * self.width, dtype=np.uint8)
         self.packed = packed_bytes(len(self.source))  # as what leaves an engine is packed
         self.packed.fill(0)
@@ -80,7 +88,7 @@ class CopyBed:
 
 WAYS = (
     "out", "in", "out, summed", "in, summed", "pool: out", "pool: in",
-    "pool: out, new pages", "limit", "pool: in, first", "limit of that",
+    "pool: out, new pages", "limit", "pool: in, first", "limit of that", "row by row",
 )  # fmt: skip
 
 
@@ -162,6 +170,10 @@ def rates(bed: CopyBed, piece_tokens: int, pool: PoolWays, files: PlainFiles) ->
     def out(first: int, end: int) -> None:
         bed.rows.gather(0, bed.there[first:end], bed.part(bed.packed, first, end))
 
+    def row_by_row(first: int, end: int) -> None:
+        into = bed.part(bed.packed, first, end).reshape(-1, bed.width)
+        np.take(bed.plain_rows, bed.there[first:end], axis=0, out=into, mode="clip")
+
     def back(first: int, end: int) -> None:
         bed.rows.scatter(0, bed.here[first:end], bed.part(bed.packed, first, end))
 
@@ -185,6 +197,10 @@ def rates(bed: CopyBed, piece_tokens: int, pool: PoolWays, files: PlainFiles) ->
         "limit of that": bed.each(piece_tokens, files.read),
     }
     check(bed, bed.here[: len(bed.there) // piece_tokens * piece_tokens])
+    bed.packed.fill(0)
+    found["row by row"] = bed.each(piece_tokens, row_by_row)
+    moved = len(bed.there) // piece_tokens * piece_tokens * bed.width
+    assert (bed.packed[:moved] == bed.source[:moved]).all()
     pool.drop_new()
     files.drop()
     return found
