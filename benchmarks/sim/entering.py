@@ -3,8 +3,8 @@
 On virtual devices: one model gives a long answer, and short requests of the same model enter every 200 ms. What each
 takes is read within the long answer: its token gaps from the moment the request is sent until just after its last
 token, beyond as many of the answer's undisturbed gaps (so that a machine whose speed drifts from answer to answer does
-not matter). The calibration in ``--work`` (``python -m benchmarks.sim.validate`` makes it) says: a prefill step, the
-first decode step behind it, and what decode steps of two take more than those of one.
+not matter). The calibration in ``--work`` (``python -m benchmarks.sim.validate`` makes it) says: a prefill step,
+and what decode steps of two take more than those of one.
 
     python -m benchmarks.sim.entering --work DIR        # about a minute of a quiet machine
 
@@ -87,14 +87,14 @@ def taken_s(long: Answer, entered: list[Answer]) -> list[float]:
 
 
 def told_s(costs: dict[str, float], prompt: int, output: int) -> float:
-    """The same by the calibration: see the module."""
+    """The same by the calibration: see the module. The engine decodes already, so that ``switch_s`` is not in it."""
     prefill_s = costs["overhead_s"] + costs["sequence_s"] + costs["entry_s"]
     prefill_s += max(costs["gemm_token_s"] * prompt, costs["weights_s"])
     prefill_s += costs["attention_pair_s"] * prompt * prompt / 2
     second_s = costs["sequence_s"] + max(
         0.0, 2 * costs["gemm_token_s"] - max(costs["gemm_token_s"], costs["weights_s"])
     )
-    return prefill_s + costs["switch_s"] + (output - 1) * second_s
+    return prefill_s + (output - 1) * second_s
 
 
 def main() -> None:

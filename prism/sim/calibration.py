@@ -11,7 +11,8 @@ For every model with samples the unknowns ``overhead``, ``per sequence``, ``per 
 context token`` are found by least squares with non-negative coefficients, weighted so that every sample counts by its
 relative error, and two more that need particular samples (0 without them): ``entry``, what a request that enters
 takes of its prefill step beside its tokens (bursts: ``ttft`` samples of several sequences), and ``switch``, what the
-first decode step after a prefill takes more (``decode`` samples that are means over answers of different lengths).
+first decode step of an engine takes more that decoded for nobody before (``decode`` samples that are means over
+answers of different lengths).
 Reading the weights costs as much as computing some number of tokens, the *knee*; the one with the least error is
 taken. :mod:`prism.sim.calibrate` makes such a table from a run.
 """

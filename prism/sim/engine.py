@@ -102,7 +102,7 @@ class Engine:
         self._prefilling: list[tuple[Job, int]] = []
         self._stepping = False
         self._batch_changed = True
-        self._after_prefill = False
+        self._was_idle = False
         self._run, self._run_steps = Run(1.0, 0.0), 0
         self._lean: StepPlace | None = None
         self._leaned = False
@@ -317,8 +317,8 @@ class Engine:
         if steps > 1:
             steps = 1 + max(0, min(steps - 1, self.kv.room_tokens() // (2 * size)))
             self.kv.grow(size * (steps - 1))
-        run, load = self.cost.decode(size, self.batch.context_tokens + size, self._after_prefill)
-        self._after_prefill = False
+        run, load = self.cost.decode(size, self.batch.context_tokens + size, self._was_idle)
+        self._was_idle = False
         self._take_place(())
         if (more_s := self._slower_s()) > 0.0:
             run = Run(run.first_s, run.growth_s, run.lead_s + more_s)
@@ -343,7 +343,7 @@ class Engine:
 
     def _prefilled(self) -> bool:
         items, self._prefilling = self._prefilling, []
-        self._after_prefill = True
+        self._was_idle = self._was_idle or not len(self.batch)
         for job, chunk in items:
             job.computed_tokens += chunk
             job.left_tokens -= chunk

@@ -105,13 +105,14 @@ class StepCost:
         total_s = host_s + linear_s + max(self.attention_pair_s * pairs, self.kv_token_s * context)
         return total_s, self._load(compute_s, memory_s, host_s, total_s)
 
-    def decode(self, batch: int, context: int, after_prefill: bool = False) -> tuple[Run, Load]:
-        """A run of decode steps of ``batch`` sequences that together hold ``context`` tokens at the first one."""
+    def decode(self, batch: int, context: int, was_idle: bool = False) -> tuple[Run, Load]:
+        """A run of decode steps of ``batch`` sequences that together hold ``context`` tokens at the first one, of an engine
+        that decoded before its last prefill, or ``was_idle``."""
         compute_s = (self.gemm_token_s + self.head_s) * batch
         memory_s = self.weights_s + self.kv_token_s * context
         host_s = self.overhead_s + self.sequence_s * batch + self.comm_s + self.comm_token_s * batch
         first_s = host_s + max(compute_s, self.weights_s) + self.kv_token_s * context
-        lead_s = self.switch_s if after_prefill else 0.0
+        lead_s = self.switch_s if was_idle else 0.0
         load = self._load(compute_s, memory_s, host_s, first_s)
         if self.overhead_is_compute and self.thread_share and batch > 1:
             load.compute = (

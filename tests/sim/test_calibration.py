@@ -23,10 +23,18 @@ from prism.sim.calibrate import (
     plan_run,
     slowdowns,
 )
-from prism.sim.calibration import CalibrationFile, StepSample, fit, load_calibration, non_negative_least_squares
+from prism.sim.calibration import (
+    Calibration,
+    CalibrationFile,
+    StepSample,
+    fit,
+    load_calibration,
+    non_negative_least_squares,
+)
 from prism.sim.cluster_file import parse_cluster
 from prism.sim.gpus import gpu
 from prism.trace.report import RequestRecord
+from prism.trace.row import TraceRow
 from tests.sim.helpers import run, tiny_spec
 
 BASE, SEQUENCE, TOKEN, PAIR, CONTEXT = 0.004, 0.0005, 2e-5, 1e-9, 3e-7
@@ -201,3 +209,19 @@ def slower(record: RequestRecord, times: float) -> RequestRecord:
     """The same on a slower machine."""
     assert record.ttft_s is not None and record.tpot_s is not None
     return msgspec.structs.replace(record, ttft_s=times * record.ttft_s, tpot_s=times * record.tpot_s)
+
+
+def test_only_an_engine_that_had_nobody_takes_longer_for_its_first_step() -> None:
+    names = ("overhead_s", "sequence_s", "gemm_token_s", "attention_pair_s", "kv_token_s", "weights_s")
+    cost = dict(zip(names, (2e-3, 3e-4, 6e-5, 1e-7, 7e-7, 0.0), strict=True))
+    cluster = parse_cluster({"groups": [{"gpu": "cpu", "memory": "900MiB"}]}, "test")
+    rows = [TraceRow(0.0, "a", 16, 400), *(TraceRow(at_s, "a", 16, 4) for at_s in (1.2, 1.4, 1.6))]
+
+    def long_s(switch_s: float) -> float:
+        calibration = Calibration("cpu", {"engine_share": 0.7}, {"a": {**cost, "entry_s": 0.0, "switch_s": switch_s}})
+        records = run(cluster, (tiny_spec("a"),), rows, calibration=calibration)[0].world.recorder.records
+        (long,) = [record for record in records if record.output_tokens == 400]
+        assert all(long.e2e_s > record.arrival_s + record.e2e_s for record in records if record is not long)
+        return long.e2e_s
+
+    assert long_s(0.01) - long_s(0.0) == pytest.approx(0.01)
