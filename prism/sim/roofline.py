@@ -106,8 +106,8 @@ class StepCost:
         return total_s, self._load(compute_s, memory_s, host_s, total_s)
 
     def decode(self, batch: int, context: int, was_idle: bool = False) -> tuple[Run, Load]:
-        """A run of decode steps of ``batch`` sequences that together hold ``context`` tokens at the first one, of an engine
-        that decoded before its last prefill, or ``was_idle``."""
+        """A run of decode steps of ``batch`` sequences that together hold ``context`` tokens at the first one.
+        ``was_idle``: the engine decoded for nobody before."""
         compute_s = (self.gemm_token_s + self.head_s) * batch
         memory_s = self.weights_s + self.kv_token_s * context
         host_s = self.overhead_s + self.sequence_s * batch + self.comm_s + self.comm_token_s * batch
