@@ -118,11 +118,12 @@ def test_without_a_plan_what_is_needed_to_lead_comes_first(fleet: Fleet, monkeyp
     lock = threading.Lock()
     monkeypatch.setattr(Reception, "claim_piece", noted)
     source, receiver = fleet(2)
+    expected = whole(source)  # all of it is in the source's memory: what it still reads from its disk comes as it does
     addresses = {s.node: s.address for s in (source, receiver)}
     named = {"session": "s", "window": WINDOW, "node": receiver.node, "addresses": addresses, "sources": (source.node,)}
     running = begin(receiver, NodePlan(**named, pieces=16, first=(11, 6)))  # type: ignore[arg-type]
     with running.wait() as packed:
-        assert bytes(packed.data) == whole(source)
+        assert bytes(packed.data) == expected
     assert {*taken[:2]} == {6, 11}, taken
     assert taken[2:] == [piece for piece in range(16) if piece not in (6, 11)]
 
