@@ -18,6 +18,7 @@ from prism.controller.distribution import Supplies, WeightDistribution
 from prism.controller.health import CatalogHealth
 from prism.controller.inactive import InactiveQueue, Refusal
 from prism.controller.joint import Conclusion
+from prism.controller.kv_follow import kv_orders
 from prism.controller.lease import ControllerLease
 from prism.controller.models import KnownModels
 from prism.controller.nodes import FleetNodes
@@ -45,6 +46,7 @@ from prism.core.events import (
     Tick,
 )
 from prism.core.ids import DeviceId, ModelName, node_of
+from prism.core.instances import InstanceKey
 from prism.core.settings import PolicyName
 from prism.obs import names
 from prism.obs.decisions import DecisionLog
@@ -193,11 +195,19 @@ class Controller:
             case ActivationFinished() | ActivationFailed() | DeactivationFinished():
                 if isinstance(event, ActivationFinished):
                     self.nodes.answered(event.key, self.placement.parts_of(event.key))
+                if isinstance(event, DeactivationFinished):
+                    self._bring_kv(event.key)
                 self.feed(event)
                 self.admin.concluded(event)
                 self._moved.set()
             case _:
                 self.feed(event)
+
+    def _bring_kv(self, left: InstanceKey) -> None:
+        """What the instance has stored follows to where its model is now."""
+        mark = self.models.images(left.model).mark
+        for mailbox, order in kv_orders(left, mark, self.placement, self.nodes):
+            self.outbox.send(mailbox, order)
 
     async def _waiting(self) -> None:
         """Reads the inactive queue, first what a dead controller held."""

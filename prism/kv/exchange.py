@@ -8,7 +8,8 @@
     pulls the window (prism.transfer), verified leaf by leaf
     "kv-done"  window       ----------------->  its memory is free
 
-What arrives is put into the pool of the asker piece by piece, where engines find it by the tokens.
+What arrives is put into the pool of the asker piece by piece, as it comes, where engines find it by the tokens; what
+has not come when the holder is lost is computed.
 """
 
 from __future__ import annotations
@@ -17,7 +18,8 @@ import itertools
 import os
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from contextlib import closing
 from typing import Any, Final
 
 import msgspec
@@ -150,9 +152,12 @@ def fetch_kv(
         spaces: list[HeldSpace] = _decoded(peer.ask(LIST, fingerprint.encode(), _ANSWER_S), list[HeldSpace], node)
         for space in spaces:
             note = SpaceNote(weights=space.weights, recompute_s_per_byte=space.recompute_s_per_byte)
+            before = came
             for batch in _batches(space, mine.pool, link_bytes_per_s, most_bytes - came):
-                came += _fetch_batch(mine, server, peer, batch)
-                mine.pool.note_space(batch[0].space, note)
+                for nbytes in _fetch_batch(mine, server, peer, batch):
+                    if came == before:
+                        mine.pool.note_space(batch[0].space, note)
+                    came += nbytes
     finally:
         peer.close()
     return came
@@ -178,34 +183,42 @@ def _batches(space: HeldSpace, pool: HostPool, bytes_per_s: float, most_bytes: i
     return batches
 
 
-def _fetch_batch(mine: KvOffers, server: TransferServer, peer: PeerConnection, batch: Sequence[HeldPiece]) -> int:
+def _fetch_batch(
+    mine: KvOffers, server: TransferServer, peer: PeerConnection, batch: Sequence[HeldPiece]
+) -> Iterator[int]:
+    """The bytes of each piece, when it has been stored."""
     answer = peer.ask(OFFER, msgspec.msgpack.encode(list(batch)), _ANSWER_S)
     sizes: list[int]
     name, sizes = _decoded(answer, tuple[str, list[int]], peer.node)
     if sum(sizes) == 0:
-        return 0
-    session = f"{name}@{server.node}"
+        return
     try:
-        data = _pull(mine, server, peer, name, session)
+        landing = MemoryWindow.described(peer.describe(name))
+        if landing.cut.nbytes != sum(sizes) or len(sizes) != len(batch):
+            raise PeerError(peer.node, f"has {landing.cut.nbytes} bytes for {len(sizes)} of {len(batch)} pieces")
+        with closing(_coming(mine, server, peer, name, landing, sizes)) as parts:
+            for held, part in zip(batch, parts, strict=True):
+                if len(part) and mine.pool.put(held.space, held.piece, len(part), _writing(part)):
+                    yield len(part)
     finally:
-        peer.ask(DONE, msgspec.msgpack.encode((name, session)), _ANSWER_S)
-    if len(data) != sum(sizes) or len(sizes) != len(batch):
-        raise PeerError(peer.node, f"sent {len(data)} bytes for {len(sizes)} of {len(batch)} pieces")
-    came = at = 0
-    for held, nbytes in zip(batch, sizes, strict=True):
-        part = data[at : at + nbytes]
-        at += nbytes
-        if nbytes and mine.pool.put(held.space, held.piece, nbytes, _writing(part)):
-            came += nbytes
-    return came
+        peer.ask(DONE, msgspec.msgpack.encode((name, _session(name, server))), _ANSWER_S)
 
 
 def _writing(part: memoryview) -> Callable[[PieceBytes], None]:
     return lambda place: place.write(np.frombuffer(part, dtype=np.uint8), 0)
 
 
-def _pull(mine: KvOffers, server: TransferServer, peer: PeerConnection, name: str, session: str) -> memoryview:
-    landing = MemoryWindow.described(peer.describe(name))
+def _coming(
+    mine: KvOffers,
+    server: TransferServer,
+    peer: PeerConnection,
+    name: str,
+    landing: MemoryWindow,
+    sizes: Sequence[int],
+) -> Generator[memoryview]:
+    """The parts of ``landing``, of ``sizes``, one after the other as they come."""
+    session = _session(name, server)
+    leaf = end = 0
     mine.windows.offer(name, landing)
     plan = NodePlan(
         session=session,
@@ -217,17 +230,28 @@ def _pull(mine: KvOffers, server: TransferServer, peer: PeerConnection, name: st
     )
     incoming = IncomingWindow(server, plan, landing, PullOptions())
     try:
-        for leaf in range(landing.cut.leaves):
-            while not incoming.await_leaf(leaf, _WAIT_S):
-                if incoming.failed is not None:
-                    raise incoming.failed
-                if incoming.stopped:
-                    raise SourceLost(f"{peer.node} stopped sending {name}")
+        for nbytes in sizes:
+            end += nbytes
+            while leaf * landing.cut.leaf_bytes < end:
+                _await(incoming, leaf, peer.node)
+                leaf += 1
+            yield landing.data[end - nbytes : end]
     finally:
         incoming.close()
         mine.windows.withdraw(name)
         server.leave_session(session)
-    return landing.data
+
+
+def _session(name: str, server: TransferServer) -> str:
+    return f"{name}@{server.node}"
+
+
+def _await(incoming: IncomingWindow, leaf: int, node: str) -> None:
+    while not incoming.await_leaf(leaf, _WAIT_S):
+        if incoming.failed is not None:
+            raise incoming.failed
+        if incoming.stopped:
+            raise SourceLost(f"{node} stopped sending {incoming.plan.window}")
 
 
 def _decoded(answer: bytes, kind: Any, node: str) -> Any:

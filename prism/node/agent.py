@@ -38,6 +38,7 @@ from prism.wire.messages import (
     PROTOCOL_VERSION,
     ActivateCommand,
     AgentReport,
+    BringKv,
     Cancel,
     CommandResult,
     DeactivateCommand,
@@ -211,6 +212,8 @@ class NodeAgent:
                     self.weights.send_part(part)
                 case KeepCopies() if self.weights is not None:
                     self.weights.keep_copies(message)
+                case BringKv(model=model, mark=mark, peers=peers) if self.weights is not None:
+                    self.weights.bring_kv(model, mark, peers)
                 case ForgetAdapter(model=model, adapter=adapter):
                     self.instances.forget_adapter(ModelName(model), adapter)
                 case ShareQueue(key=key, device=device, kept_share=kept_share):

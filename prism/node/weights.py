@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -168,8 +168,7 @@ class NodeWeights:
     async def prepare(self, order: ActivateCommand) -> PreparedWeights:
         """Weights and files of an activation: here, or on their way, when this returns. Raises
         :class:`WeightsError` when they can be had nowhere; an order with a folder that is here never fails."""
-        if self._kv is not None and order.mark:
-            self._start(self._bring_kv(self._kv, order))
+        self.bring_kv(order.key.model, order.mark, order.peers)
         path = order.spec.path
         here = not Path(path).is_absolute() or (Path(path) / "config.json").is_file()
         plans = [msgspec.msgpack.decode(part, type=NodePlan) for part in order.plans]
@@ -185,20 +184,25 @@ class NodeWeights:
             fetched = [await self._fetch_files(order)]
         return PreparedWeights(str(borrowed), order.mark, any(fetched))
 
-    async def _bring_kv(self, kv: KvOffers, order: ActivateCommand) -> None:
-        """What other machines kept of the model's conversations, while its engine starts."""
+    def bring_kv(self, model: str, mark: str, peers: Mapping[str, str]) -> None:
+        """Begins to bring what other machines kept of the model's conversations, beside all else. ``mark``: its
+        weights' fingerprint; "": nobody knows it, and nothing is found by it."""
+        if self._kv is not None and mark:
+            self._start(self._bring_kv(self._kv, model, mark, peers))
+
+    async def _bring_kv(self, kv: KvOffers, model: str, mark: str, peers: Mapping[str, str]) -> None:
         room = kv.pool.use().bound_bytes // _KV_SHARE
-        for peer in order.peers.items():
+        for peer in peers.items():
             if peer[0] == self._node:
                 continue
             try:
                 rate = self.link_bytes_s or _KV_LINK_BYTES_S
-                came = await asyncio.to_thread(fetch_kv, kv, self.server, peer, order.mark, rate, room)
+                came = await asyncio.to_thread(fetch_kv, kv, self.server, peer, mark, rate, room)
             except (*FAILURES, EOFError) as error:
-                log.warning("no KV of %s from %s: %s", order.key.model, peer[0], error)
+                log.warning("no KV of %s from %s: %s", model, peer[0], error)
                 continue
             if came:
-                log.info("%d bytes of KV of %s came from %s", came, order.key.model, peer[0])
+                log.info("%d bytes of KV of %s came from %s", came, model, peer[0])
             room -= came
 
     def _holds_image(self, mark: str) -> bool:

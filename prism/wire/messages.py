@@ -7,7 +7,8 @@ Who talks to whom (mailboxes are ZeroMQ PULL sockets whose addresses stand in Re
     node agent --ResumeQuery, Finish, Failed--> front door
     engine worker --Tokens--> front door                 (straight: no hop on the token path)
     front door --(Redis stream entry: AdminCommand)--> controller
-    controller --ActivateCommand, DeactivateCommand, Distribute, KeepCopies, ShareQueue--> node agent
+    controller --ActivateCommand, DeactivateCommand, Distribute, KeepCopies, BringKv,
+               ShareQueue--> node agent
     node agent --CommandResult, AgentReport--> controller
     controller --CommandResult--> front door             (answer to an AdminCommand)
 
@@ -37,8 +38,9 @@ from prism.wire.reports import (
     Stillborn,
 )
 
-PROTOCOL_VERSION: Final = 3
-"""2: instances have parts; commands name them by key. 3: instances may come in execution pipelines."""
+PROTOCOL_VERSION: Final = 4
+"""2: instances have parts; commands name them by key. 3: instances may come in execution pipelines. 4: KV follows a
+model that moves (:class:`BringKv`)."""
 
 
 class Message(msgspec.Struct, tag=True, tag_field="_", frozen=True, kw_only=True, omit_defaults=True):
@@ -236,6 +238,17 @@ class Distribute(Message, frozen=True, kw_only=True):
     part: bytes
 
 
+class BringKv(Message, frozen=True, kw_only=True):
+    """Controller to node agent: an instance of ``model``, which your machine has, has left others and stored its KV
+    there; bring what is worth it. A lost message costs time, not correctness: what is missing is computed."""
+
+    model: str
+    mark: str
+    """Fingerprint of its weights."""
+    peers: dict[str, str]
+    """Weight servers of the machines that it left, by node."""
+
+
 class CopyOrder(msgspec.Struct, frozen=True, kw_only=True):
     """A pack that is to come into the node's host memory, in a :class:`KeepCopies`."""
 
@@ -354,6 +367,7 @@ AnyMessage = (
     | ShareQueue
     | Distribute
     | KeepCopies
+    | BringKv
     | CommandResult
     | AgentReport
     | AdminCommand

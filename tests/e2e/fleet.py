@@ -115,19 +115,27 @@ class Fleet:
 
     def ask(self, model: str, prompt: str, tokens: int, at: Callable[[int], object] = lambda pieces: None) -> str:
         """A streamed greedy completion; ``at`` hears how many pieces have come."""
+        return self.ask_counted(model, prompt, tokens, at)[0]
+
+    def ask_counted(
+        self, model: str, prompt: str, tokens: int, at: Callable[[int], object] = lambda pieces: None
+    ) -> tuple[str, int]:
+        """The same, and how many tokens of the prompt were not computed for it."""
         command = [sys.executable, "-m", "tests.e2e.ask", self.url, model, prompt, str(tokens)]
         pieces: list[str] = []
+        cached = 0
         with subprocess.Popen([*self.hosts[0].prefix, *command], stdout=subprocess.PIPE, text=True, cwd=REPO) as client:
             assert client.stdout is not None
             for line in client.stdout:
                 message = json.loads(line)
                 if "status" in message:
                     assert message["status"] == 200
+                    cached = int(message["cached"])
                     break
                 assert message["error"] is None, message
                 pieces.append(message["text"])
                 at(len(pieces))
-        return "".join(pieces)
+        return "".join(pieces), cached
 
     def kill(self, name: str) -> None:
         """kill -9 of the machine: all of its processes."""

@@ -21,6 +21,7 @@ from prism.kv.host_pool import HostPool
 from prism.kv.keeper import KvKeeper
 from prism.kv.piece_file import PieceBytes
 from prism.transfer.errors import PeerError, SourceLost
+from prism.transfer.incoming import IncomingWindow
 from prism.transfer.peer_connection import PeerConnection
 from tests.kv.nodes import SECRET, KvNode
 from tests.kv.rows import ArrayRows
@@ -149,6 +150,31 @@ def test_an_agent_that_is_killed_while_it_brings_kv_leaves_whole_pieces_only(
     assert two.rows.at(np.arange(500)) == one.rows.at(np.arange(500)) and two.keeper.corrupt_pieces == 0
     one.offers._forget(time.monotonic() + 1)
     assert one.offers.windows._by_name == {}, "what the dead one had asked for is forgotten in time"
+
+
+def test_what_came_before_its_holder_was_lost_is_used(
+    machines: tuple[KvMachine, KvMachine], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one, two = machines
+    one.keeper.keep(TOKENS, np.arange(500), "", 0, 60.0)
+    whole = exchange._await
+
+    def lost(incoming: IncomingWindow, leaf: int, node: str) -> None:
+        if leaf == 2:
+            raise SourceLost("in the middle")
+        whole(incoming, leaf, node)
+
+    monkeypatch.setattr(exchange, "_await", lost)
+    with pytest.raises(SourceLost):
+        fetch_kv(two.offers, two.server, one.holder, "fingerprint", FAST, 1 << 24)
+    use = two.pool.use()
+    assert 0 < use.pieces < one.pool.use().pieces and use.booked_bytes == use.file_bytes
+    reached = two.keeper.reach(TOKENS, "", 0)
+    assert reached == 64 * use.pieces, "what is used first came first"
+    assert two.keeper.fetch(TOKENS, "", 0, reached, np.arange(reached)) == reached
+    assert two.rows.at(np.arange(reached)) == one.rows.at(np.arange(reached))
+    assert two.pool.spaces("fingerprint") == one.pool.spaces("fingerprint"), "and others can ask for it here"
+    assert one.offers.windows._by_name == {} == two.offers.windows._by_name
 
 
 def test_a_holder_that_is_killed_in_the_middle_is_an_error_that_leaves_nothing(tmp_path: Path) -> None:

@@ -1,0 +1,36 @@
+"""KV follows a model that moves: what an instance stored when it left is asked for by the machines that have the model.
+
+An activation asks the other machines for KV at its beginning (:mod:`prism.kv.exchange`). Where the new instance comes
+before the old one leaves, as when a device is emptied, there is nothing to be had yet.
+"""
+
+from __future__ import annotations
+
+from prism.controller.nodes import FleetNodes
+from prism.controller.placement import PlacementBook
+from prism.core.ids import NodeId
+from prism.core.instances import InstanceKey, parts_by_node
+from prism.core.views import InstanceState
+from prism.wire.messages import BringKv
+
+
+def kv_orders(left: InstanceKey, mark: str, placement: PlacementBook, fleet: FleetNodes) -> list[tuple[str, BringKv]]:
+    """Mailboxes and messages for the machines of the model's other instances, now that ``left``, which ``placement``
+    still has, is gone. ``mark``: fingerprint of its weights; "": its KV cannot be found by others."""
+    nodes = {node.id: node for node in fleet.all()}
+    holders = {
+        str(id): nodes[id].weights
+        for id in parts_by_node(placement.parts_of(left))
+        if id in nodes and nodes[id].weights
+    }
+    if not mark or not holders:
+        return []
+    there: dict[NodeId, None] = {}
+    for replica in placement.replicas(left.model):
+        if replica.generation != left.generation and replica.state is not InstanceState.DRAINING:
+            there |= dict.fromkeys(parts_by_node(replica.parts))
+    return [
+        (nodes[id].mailbox, BringKv(model=left.model, mark=mark, peers=holders))
+        for id in there
+        if id in nodes and str(id) not in holders
+    ]
