@@ -325,6 +325,11 @@ class LongPrompts:
         """Of device memory."""
         return 0 if self.run is None or self.run.window is None else self.run.window.held_bytes
 
+    @property
+    def requests(self) -> list[Any]:
+        """All that are here."""
+        return [*self.waiting, *([] if self.run is None else [self.run.req])]
+
     def owns(self, batch: Any) -> bool:
         """Whether ``batch`` is a step of the long request."""
         return self.run is not None and batch is not None and batch.reqs == [self.run.req]
@@ -353,14 +358,17 @@ def _left(req: Any) -> int:
 
 def open_long(scheduler: Any) -> LongPrompts | None:
     """Before an engine serves: its long prompts, where tiers for them are and the model's attention can be computed in
-    parts."""
+    parts. Where it cannot, whoever sends one is told why."""
     seat: Seat = scheduler.server_args.prism_seat
+    scheduler.prism_long, scheduler.prism_no_long = None, ""
     tiers = seat.long_tiers
     capacity_bytes = _least_of_ranks(scheduler, seat.kv_capacity_bytes)
-    layout = None if tiers is None else layout_of(scheduler, capacity_bytes)
-    everywhere = _least_of_ranks(scheduler, int(layout is not None)) > 0
-    if tiers is None or layout is None or not everywhere:
-        scheduler.prism_long = None
+    layout = "there is no memory for it outside" if tiers is None else layout_of(scheduler, capacity_bytes)
+    everywhere = _least_of_ranks(scheduler, int(not isinstance(layout, str))) > 0
+    if isinstance(layout, str) or not everywhere or tiers is None:
+        if tiers is not None:
+            scheduler.prism_no_long = layout if isinstance(layout, str) else "another of its devices cannot"
+            log.warning("prompts that are larger than the device are refused: %s", scheduler.prism_no_long)
         return None
     scheduler.prism_long = found = LongPrompts(scheduler, tiers, *layout)
     return found

@@ -153,40 +153,65 @@ class LongRun:
             self.window.close()
 
 
-def layout_of(scheduler: Any, capacity_bytes: int) -> tuple[LongShape, WindowPlan] | None:
-    """What a token's KV is on this rank and the window for it; None for a model whose attention cannot be computed in
-    parts here (docs/memory.md), or whose device has no room for the smallest window. ``capacity_bytes``: of KV memory
-    that every rank can ever have."""
-    from sglang.srt.layers.radix_attention import AttentionType, RadixAttention
+def layout_of(scheduler: Any, capacity_bytes: int) -> tuple[LongShape, WindowPlan] | str:
+    """What a token's KV is on this rank and the window for it; or why there are none: a model whose attention cannot be
+    computed in parts here, or whose device has no room for the smallest window. ``capacity_bytes``: of KV memory that
+    every rank can ever have."""
+    pool = scheduler.token_to_kv_pool_allocator.get_kvcache()
+    if why := _why_not_parts(scheduler, pool):
+        return why
+    rows = TokenRows.of(pool)
+    layers = _layers(scheduler)
+    if rows.latent:
+        work_on_latents()
+        layers = [m for m in layers if (m.tp_k_head_num, m.qk_head_dim, m.v_head_dim) == _latent_shape(rows)]
+    if why := _why_not_layers(layers, int(pool.start_layer)):
+        return why
+    shape = LongShape(len(layers), rows.token_bytes)
+    plan = plan_window(shape, capacity_bytes // WINDOW_SHARE)
+    return (shape, plan) if plan is not None else "its device has no room for a window of their KV"
+
+
+def _why_not_parts(scheduler: Any, pool: Any) -> str:
+    """Empty when it is one of the engines whose steps may have another attention."""
     from sglang.srt.mem_cache.memory_pool import MHATokenToKVPool, MLATokenToKVPool
     from sglang.srt.mem_cache.radix_cache import RadixCache
 
     seat, tree = scheduler.server_args.prism_seat, scheduler.tree_cache
-    pool = scheduler.token_to_kv_pool_allocator.get_kvcache()
-    plain = scheduler.is_generation and not scheduler.enable_lora and not seat.first_pieces
-    plain = plain and scheduler.spec_algorithm.is_none()
-    plain = plain and type(tree) is RadixCache and not tree.disable and not tree.is_eagle and tree.page_size == 1
-    if not plain or type(pool) not in (MHATokenToKVPool, MLATokenToKVPool) or pool.dtype != pool.store_dtype:
-        return None
-    rows = TokenRows.of(pool)
-    layers = [m for m in scheduler.tp_worker.model_runner.model.modules() if isinstance(m, RadixAttention)]
-    if rows.latent:
-        work_on_latents()
-        layers = [m for m in layers if (m.tp_k_head_num, m.qk_head_dim, m.v_head_dim) == _latent_shape(rows)]
-    known = all(
-        m.attn_type is AttentionType.DECODER
-        and m.sliding_window_size <= 0
-        and not m.logit_cap
-        and not m.is_cross_attention
-        and not m.use_irope
-        and m.xai_temperature_len <= 0
-        for m in layers
-    )
-    if not known or sorted(m.layer_id for m in layers) != list(range(pool.start_layer, pool.start_layer + len(layers))):
-        return None
-    shape = LongShape(len(layers), rows.token_bytes)
-    plan = plan_window(shape, capacity_bytes // WINDOW_SHARE)
-    return None if plan is None else (shape, plan)
+    if not scheduler.is_generation:
+        return "the model generates no text"
+    if seat.first_pieces:
+        return "the engine serves while its weights come"
+    if not scheduler.spec_algorithm.is_none():
+        return "the engine guesses tokens (speculative decoding)"
+    if type(pool) not in (MHATokenToKVPool, MLATokenToKVPool):
+        return "the model keeps windows or states beside the KV of all tokens"
+    if pool.dtype != pool.store_dtype:
+        return "its KV is quantised"
+    if type(tree) is not RadixCache or tree.disable or tree.is_eagle or tree.page_size != 1:
+        return "the engine's prefix cache is off, or of another kind"
+    return ""
+
+
+def _why_not_layers(layers: list[Any], first: int) -> str:
+    """Empty when each layer is one attention over all tokens, which partial softmaxes make up."""
+    from sglang.srt.layers.radix_attention import AttentionType
+
+    for m in layers:
+        if m.sliding_window_size > 0:
+            return "some of its layers see a window only"
+        plain = m.attn_type is AttentionType.DECODER and not m.is_cross_attention and not m.use_irope
+        if not plain or m.logit_cap or m.xai_temperature_len > 0:
+            return "some of its layers attend in another way"
+    if sorted(m.layer_id for m in layers) != list(range(first, first + len(layers))):
+        return "some of its layers attend more than once"
+    return ""
+
+
+def _layers(scheduler: Any) -> list[Any]:
+    from sglang.srt.layers.radix_attention import RadixAttention
+
+    return [m for m in scheduler.tp_worker.model_runner.model.modules() if isinstance(m, RadixAttention)]
 
 
 def _latent_shape(rows: TokenRows) -> tuple[int, int, int]:

@@ -39,6 +39,8 @@ class Refuse:
     reason: Reason
     retry_after_s: float | None
     """None: trying again as it is will not help."""
+    detail: str = ""
+    """What the engine says about it."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -63,6 +63,8 @@ class EngineUp:
     device_tokens: int = 0
     """Most tokens of a request that is served on the device alone; larger ones have their KV outside and take a window
     of it (:mod:`prism.policy.long_prompts`). 0: there is no such difference."""
+    no_long: str = ""
+    """Why larger ones are refused although they are allowed; else empty."""
     weight_bytes: int = 0
     """That a decode step reads on this device (the shard's part)."""
     slo_tpot_s: float = float("inf")

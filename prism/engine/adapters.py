@@ -144,6 +144,8 @@ class EngineAdapters:
         requests = [req for batch in batches if batch is not None for req in batch.reqs]
         requests += [*scheduler.waiting_queue, *scheduler.grammar_manager.grammar_queue]
         requests += [scheduler.chunked_req] if scheduler.chunked_req is not None else []
+        if (long := getattr(scheduler, "prism_long", None)) is not None:
+            requests += long.requests
         return (req.lora_id for req in requests if req.lora_id is not None)
 
 

@@ -115,6 +115,11 @@ class Handle(Protocol):
         ...
 
     @property
+    def no_long(self) -> str:
+        """Why larger ones are refused although they are allowed; else empty."""
+        ...
+
+    @property
     def workers(self) -> tuple[str, ...]:
         """Names of the processes, in rank order: :class:`prism.remote.state.RemoteState` has them."""
         ...

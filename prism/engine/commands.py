@@ -143,6 +143,8 @@ class EngineInfo(_Frame, frozen=True, kw_only=True):
     """Whether the weights came from the host-memory store (False: SGLang's loader read the files)."""
     device_tokens: int = 0
     """Where requests that are larger than the device are served: the most tokens of one that is not; else 0."""
+    no_long: str = ""
+    """Why such requests are refused although they are allowed; else empty."""
     began_with: list[int] = []
     """Pieces of the model that it began with, the others are to come; empty: all are there."""
 

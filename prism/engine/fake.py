@@ -59,6 +59,7 @@ class FakeHandle:
     chunk_tokens = 8192
     max_request_tokens = 1 << 20
     device_tokens = 0
+    no_long = ""
     prefill_tokens_per_s = 1e6
 
     def __init__(

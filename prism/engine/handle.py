@@ -129,6 +129,10 @@ class EngineHandle:
         return self.info.device_tokens
 
     @property
+    def no_long(self) -> str:
+        return self.info.no_long
+
+    @property
     def began_with(self) -> tuple[int, ...]:
         return tuple(self.info.began_with)
 

@@ -317,6 +317,7 @@ def describe(scheduler: Any, weights: EngineWeights) -> EngineInfo:
         chunk_tokens=step_tokens if scheduler.is_generation else _POOLED_STEPS * step_tokens,
         max_request_tokens=most if long is None else max(most, long.most_tokens),
         device_tokens=0 if long is None else long.device_tokens,
+        no_long=str(getattr(scheduler, "prism_no_long", "")),
         weight_bytes=weights.held_bytes,
         dtype_bytes=scheduler.model_config.dtype.itemsize,
         from_image=weights.from_image,

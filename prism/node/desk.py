@@ -193,9 +193,9 @@ class RequestDesk:
             case SendBack():
                 self.requests.give_up(live, self._services.clock_s())
                 self._send_back(live)
-            case Refuse(reason=reason, retry_after_s=retry_after_s):
+            case Refuse(reason=reason, retry_after_s=retry_after_s, detail=detail):
                 self.requests.give_up(live, self._services.clock_s())
-                told = refusal_of(live.model, reason)
+                told = refusal_of(live.model, reason, detail)
                 self._refuse(live, told.status, told.code, told.message, retry_after_s)
             case Abort():
                 if live.handle is not None:

@@ -329,6 +329,7 @@ def _engine_up(instance: LocalInstance, handle: Handle, shell: DeviceShell) -> E
         chunk_tokens=handle.chunk_tokens,
         max_request_tokens=handle.max_request_tokens,
         device_tokens=handle.device_tokens,
+        no_long=handle.no_long,
         elastic=instance.elastic,
         kv_page_bytes=shell.page_bytes,
         fair=instance.spec.scheduling is Scheduling.FAIR,

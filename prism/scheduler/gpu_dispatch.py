@@ -151,7 +151,8 @@ class Dispatcher:
         effects.append(Refuse(request.id, request.model, reason, retry_after_s(work_s, request.slo_ttft_s)))
 
 
-def too_large(request: Request, room_tokens: int) -> Refuse:
-    """The refusal of a request that never fits: its engine has room for ``room_tokens`` at the most."""
+def too_large(request: Request, room_tokens: int, why: str = "") -> Refuse:
+    """The refusal of a request that never fits: its engine has room for ``room_tokens`` at the most, and says ``why``
+    it does not serve larger ones."""
     reason = because(ReasonCode.PROMPT_TOO_LARGE, tokens=request.kv_tokens, room_tokens=room_tokens)
-    return Refuse(request.id, request.model, reason, None)
+    return Refuse(request.id, request.model, reason, None, why)

@@ -42,7 +42,8 @@ def _sentence(model: ModelName, reason: Reason, numbers: Mapping[str, Number], d
     match reason.code:
         case ReasonCode.PROMPT_TOO_LARGE:
             needs, room = numbers["tokens"], numbers["room_tokens"]
-            return f"The request needs memory for {needs} tokens, and {name} can get it for {room} here."
+            larger = f" Larger ones are not served here: {detail}." if detail else ""
+            return f"The request needs memory for {needs} tokens, and {name} can get it for {room} here.{larger}"
         case ReasonCode.LATE_REJECTED:
             return f"{name} is so busy that the first token would come too late, and it does not serve late requests."
         case ReasonCode.QUEUE_FULL:

@@ -6,14 +6,20 @@ import asyncio
 from collections.abc import AsyncIterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from prism.config.adapters import adapter_mark
 from prism.core.settings import LongPromptPlace
+from prism.core.specs import LoraRoom
 from prism.kv.host_pool import HostPool
 from prism.kv.pool_directory import drop_host_pool, host_pool_directory
 from prism.kv.settings import KvSettings, write_kv_settings
-from tests.engine.families import FAMILIES, make_model
+from prism.wire.adapters import AdapterRef
+from scripts.make_demo_adapter import make_adapter
+from tests.engine.adapters import merged
+from tests.engine.families import FAMILIES, WINDOWS, make_model
 from tests.engine.rig import DEVICE_BYTES, Rig, prompt, reference, tokenized
 from tests.patience import happens
 
@@ -157,6 +163,55 @@ async def test_latent_rows_are_brought_like_any_others(rig: Rig, tiers: HostPool
         await handle.deactivate()
     assert rig.free_bytes() == DEVICE_BYTES
     assert claimed(tiers) == 0
+
+
+async def test_its_adapter_goes_with_it_through_every_step(
+    rig: Rig, tiers: HostPool, wide_model: Path, tmp_path: Path
+) -> None:
+    """In turns with requests of other adapters, more than there are slots for, so that its own has to come back."""
+    room = LoraRoom(slots=2, max_rank=8, modules=("down_proj", "gate_up_proj", "o_proj", "qkv_proj"))
+    names = ["long", "one", "two"]
+    for seed, name in enumerate(names):
+        make_adapter(wide_model, tmp_path / name, seed=seed + 1)
+        merged(wide_model, tmp_path / name, tmp_path / f"{name}-merged")
+
+    def of(name: str, tokens: tuple[int, ...], new: int) -> Any:
+        made, folder = tokenized("", tokens, new), tmp_path / name
+        made.lora_id = AdapterRef(name, str(folder), adapter_mark(folder)).id
+        return made
+
+    limit = PAGES * rig.pool.memory[rig.devices[0]].page_bytes
+    spec = replace(rig.spec_at(wide_model), lora=room)
+    handle = await rig.activate(spec, [rig.devices[0]], kv_limit_bytes=limit)
+    asked, short = prompt(3, LONG), prompt(4, 40)
+    try:
+        assert handle.max_request_tokens > LONG and not handle.no_long
+        long = [rig.submit(handle, of(name, asked, 30)) for name in ("long", "one")]
+        plain = rig.submit(handle, tokenized("", asked, 8))
+        assert await rig.wait_tokens(long[0], 1)
+        beside = [rig.submit(handle, of(name, short, 20)) for name in ("one", "two")]
+        for name, rid in zip(("one", "two"), beside, strict=True):
+            assert await rig.answer(rid) == reference(tmp_path / f"{name}-merged", short, 20), name
+        for name, rid in zip(("long", "one"), long, strict=True):
+            assert await rig.answer(rid) == reference(tmp_path / f"{name}-merged", asked, 30), name
+        assert await rig.answer(plain) == reference(wide_model, asked, 8)
+    finally:
+        await handle.deactivate()
+    assert rig.free_bytes() == DEVICE_BYTES
+    assert claimed(tiers) == 0
+
+
+@pytest.mark.slow
+async def test_a_model_whose_attention_is_not_made_of_parts_says_so(rig: Rig, tiers: HostPool, tmp_path: Path) -> None:
+    family = next(family for family in FAMILIES if family.layout == WINDOWS)
+    path = make_model(family, tmp_path / "windows", rig.models / "demo-llama")
+    limit = PAGES * rig.pool.memory[rig.devices[0]].page_bytes
+    handle = await rig.activate(rig.spec_at(path, **family.engine), [rig.devices[0]], kv_limit_bytes=limit)
+    try:
+        assert handle.no_long == "the model keeps windows or states beside the KV of all tokens"
+        assert handle.device_tokens == 0
+    finally:
+        await handle.deactivate()
 
 
 async def test_one_that_waits_alone_is_given_what_its_neighbour_only_caches(

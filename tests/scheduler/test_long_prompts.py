@@ -37,7 +37,13 @@ def test_it_is_handed_over_with_memory_for_its_window_and_holds_nobody_up() -> N
 def test_where_there_is_no_such_mode_it_is_refused() -> None:
     (found,) = arrive(replace(UP, max_request_tokens=1000, device_tokens=0), 500_000, request("long", 3000))
     assert isinstance(found, Refuse)
-    assert found.reason.code is ReasonCode.PROMPT_TOO_LARGE
+    assert found.reason.code is ReasonCode.PROMPT_TOO_LARGE and not found.detail
+
+
+def test_what_its_engine_lacks_for_it_is_told() -> None:
+    up = replace(UP, max_request_tokens=1000, device_tokens=0, no_long="its KV is quantised")
+    (found,) = arrive(up, 500_000, request("long", 3000))
+    assert isinstance(found, Refuse) and found.detail == "its KV is quantised"
 
 
 def test_what_all_tiers_together_do_not_hold_is_refused_with_numbers() -> None:

@@ -38,6 +38,8 @@ def test_a_refusal_is_a_sentence_without_a_schedulers_terms(reason: Reason) -> N
 def test_sizes_and_the_engines_words_are_told() -> None:
     assert "31 GiB, the largest has 24 GiB" in refusal_of(ModelName("m"), REFUSALS[5]).message
     assert refusal_of(ModelName("m"), REFUSALS[-1], "no weights").message.endswith("no weights")
+    told = refusal_of(ModelName("m"), REFUSALS[0], "its KV is quantised").message
+    assert "900" in told and "500" in told and told.endswith("Larger ones are not served here: its KV is quantised.")
 
 
 @pytest.mark.parametrize(
