@@ -13,6 +13,7 @@ from prism.core.instances import InstanceKey, queue_device
 from prism.core.settings import LiveMode
 from prism.core.views import InstanceState
 from prism.policy.live.pipelines import ExecutionPipeline, PipelineSeat
+from prism.scheduler.beginnings import pipelined
 from prism.wire.messages import Companion
 
 
@@ -31,12 +32,6 @@ class _PipelineTurn:
     pipeline: int
     turn: int
     turns: int
-
-
-def pipelined(orders: Iterable[Activate]) -> list[Activate]:
-    """Those of ``orders``, all of one model, that are to form execution pipelines; none: one alone forms none."""
-    found = [o for o in orders if o.live is LiveMode.PIPELINES and len(o.parts) == 1]
-    return found if len(found) > 1 else []
 
 
 def company_of(

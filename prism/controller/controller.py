@@ -6,14 +6,13 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import Sequence
 from dataclasses import replace
 from typing import Final
 
 import msgspec
 
 from prism.controller.admin import Admin
-from prism.controller.beginnings import HOLD_S, Beginnings
+from prism.controller.dealing import Dealing
 from prism.controller.distribution import Supplies, WeightDistribution
 from prism.controller.health import CatalogHealth
 from prism.controller.inactive import InactiveQueue, Refusal
@@ -45,7 +44,7 @@ from prism.core.events import (
     PinChanged,
     Tick,
 )
-from prism.core.ids import DeviceId, ModelName, node_of
+from prism.core.ids import ModelName, node_of
 from prism.core.instances import InstanceKey
 from prism.core.settings import PolicyName
 from prism.obs import names
@@ -100,7 +99,7 @@ class Controller:
         self.admin = Admin(self)
         self.rescue = Rescue(store, self.consumer)
         self.distribution = WeightDistribution(self.nodes)
-        self.beginnings = Beginnings()
+        self.dealing = Dealing(self.inactive, self.placement, self.feed)
         self.transfers = Transfers(metrics)
         self.lease = ControllerLease(store, self.consumer, inbox.address)
         self.pool = PoolKeeper(models, FleetPool(self.nodes, metrics), store, self.outbox)
@@ -149,7 +148,7 @@ class Controller:
         """Where the weights of these activations come from; those that send them are told."""
         if not orders:
             return {}
-        self.beginnings.ordered(orders)
+        self.dealing.ordered(orders)
         images = {order.model: self.models.images(order.model) for order in orders}
         supplies, sends = self.distribution.supply(orders, images, now_s)
         for mailbox, message in sends:
@@ -247,7 +246,7 @@ class Controller:
             # The device that sent it back knows something that its report will say in a moment.
             await asyncio.sleep(min(SETTLE_MAX_S, SETTLE_S * hops))
         if routed := self.placement.route_of(model):
-            self._pass_on(model, routed)  # a front door had an old placement
+            self.dealing.pass_on(model, routed)  # a front door had an old placement
         else:
             self.feed(self.inactive.state(model))
 
@@ -288,31 +287,12 @@ class Controller:
             case Route(model=model, devices=devices):
                 self.placement.route(model, devices, now_s)
                 if devices:
-                    self._pass_on(model, devices)
+                    self.dealing.pass_on(model, devices)
             case RefuseWaiting():
                 self._refuse(effect)
             case ShareWaiting(key, device, kept_share):
-                if self.beginnings.settles(key.model, now_s):
-                    log.info("%s keeps what waits: it was shared out a moment ago", key)
-                elif (mailbox := self.nodes.mailbox_of(node_of(device))) is not None:
+                if (mailbox := self.nodes.mailbox_of(node_of(device))) is not None:
                     self.outbox.send(mailbox, ShareQueue(key=key, device=device, kept_share=kept_share))
-
-    def _pass_on(self, model: ModelName, devices: Sequence[DeviceId]) -> None:
-        """What waits for the model goes to these devices' queues, or the share of those that have come up, while others
-        that come with them are about to."""
-        waiting = self.inactive.count(model)
-        share = self.beginnings.share(model, devices, waiting, time.time())
-        if waiting:
-            self.inactive.route(model, share.devices, share.most)
-            if self.inactive.count(model):
-                asyncio.get_running_loop().call_later(HOLD_S, self._pass_on_rest, model)
-            else:
-                self._tell_waiting(model)
-
-    def _pass_on_rest(self, model: ModelName) -> None:
-        """What was kept for those that did not come up in time."""
-        if self.inactive.count(model) and (devices := self.placement.route_of(model)):
-            self._pass_on(model, devices)
 
     def _order(self, effect: Activate | Deactivate, now_s: float, supplies: Supplies) -> list[Conclusion]:
         if isinstance(effect, Deactivate):
@@ -326,12 +306,7 @@ class Controller:
         told = refusal_of(effect.model, effect.reason, effect.detail)
         refusal = Refusal(told.status, told.code, told.message, effect.retry_after_s)
         self.inactive.refuse(effect.model, refusal, arrived_before_s=effect.arrived_before_s, keep=effect.keep)
-        self._tell_waiting(effect.model)
-
-    def _tell_waiting(self, model: ModelName) -> None:
-        """Soon tell the scheduler what waits *then*: what waits now may have changed once it listens, and a model that
-        seems to have waiting requests is never evicted."""
-        asyncio.get_running_loop().call_soon(lambda: self.feed(self.inactive.state(model)))
+        self.dealing.tell_waiting(effect.model)
 
     # --- time ---
 

@@ -14,7 +14,7 @@ from typing import Final
 
 import msgspec
 
-from prism.controller.companions import LiveCompany, company_of, instances_per_node, pipelined
+from prism.controller.companions import LiveCompany, company_of, instances_per_node
 from prism.controller.images import ModelImages
 from prism.controller.nodes import FleetNodes, Node
 from prism.core.effects import Activate
@@ -26,6 +26,7 @@ from prism.policy.live.pipelines import ExecutionPipeline, LiveRequest, plan_liv
 from prism.policy.multicast.estimate import NodeLink
 from prism.policy.multicast.links import KnownLinks, estimate_links
 from prism.policy.multicast.planner import LIVE_BLOCKS, TEN_GIGABIT, Plan, PlanRequest, first_blocks, plan
+from prism.scheduler.beginnings import pipelined
 from prism.transfer.session import NodePlan, node_plans
 from prism.weights.exchange.pack_windows import window_name
 from prism.weights.packs.format import PackKey

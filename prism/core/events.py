@@ -39,9 +39,8 @@ class RequestCancelled:
 
 @dataclass(frozen=True, slots=True)
 class EngineUp:
-    """An instance's engine serves, and this device's queue takes its requests (for tensor parallelism: this device has
-    rank 0). It gets the model's new requests from now on; an older instance of the model that is still here finishes
-    what it has."""
+    """An instance's engine serves, and this device's queue takes its requests (for tensor parallelism: it has rank 0).
+    It gets the model's new ones from now on; an older instance of the model that is still here finishes its own."""
 
     key: InstanceKey
     prefill_tokens_per_s: float
@@ -104,9 +103,8 @@ class EngineLoad:
     cached_kv_tokens: int = 0
     """The part of ``free_kv_tokens`` that is prefix cache; its bytes are in :class:`MemoryReport` too."""
     window_tokens: int = 0
-    """Slots for which the window of a request that is larger than the device has memory: others of the engine that
-    wait get it (:class:`prism.policy.long_turns.WindowTurns`), and other models of the device; its bytes are in
-    :class:`MemoryReport`, too. 0: there is no window now."""
+    """Slots for which the window of a request that is larger than the device has memory, which others that wait get
+    (:class:`prism.policy.long_turns.WindowTurns`); its bytes are in :class:`MemoryReport`, too. 0: no window now."""
     ahead: int = 1
     """Steps' worth of prompts that it may have at once: several, where it begins some while others are in engines that
     run layers for it."""
@@ -187,11 +185,11 @@ class ActivationError(StrEnum):
     operator loads the model."""
 
     NO_MEMORY = "no_memory"
-    """The device's account refused the weights; somebody holds more than the view said."""
+    """The device's account refused the weights."""
     WEIGHTS_MISSING = "weights_missing"
     WEIGHTS_CORRUPT = "weights_corrupt"
     UNSUPPORTED = "unsupported"
-    """The engine cannot run this architecture or these engine arguments."""
+    """The engine cannot run this architecture or these arguments."""
     ENGINE_DIED = "engine_died"
     TIMEOUT = "timeout"
     STALE = "stale"
@@ -223,6 +221,15 @@ class WaitingRequests:
     """Their prompt tokens in all (used by ``qlm``'s waiting-time estimate)."""
     tightest_deadline_s: float = float("inf")
     """Earliest TTFT deadline among them."""
+
+
+@dataclass(frozen=True, slots=True)
+class WaitingDealt:
+    """What waited for the model is being given to its instances as they come up, and reports do not show it yet
+    (``settled`` False), or do now (True): in between nothing can be shared out by reports."""
+
+    model: ModelName
+    settled: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -365,9 +372,8 @@ class OperatorUnload:
 
 @dataclass(frozen=True, slots=True)
 class OperatorDrain:
-    """Empty the devices and place nothing there (``on``), or take them back into service. ``carry``: running requests
-    move with their tokens instead of finishing first. Devices that are to be empty together are named together, so that
-    what leaves one does not go to another."""
+    """Empty the devices and place nothing there (``on``), or take them back into service. ``carry``: as above. Devices
+    that are to be empty together are named together, so that what leaves one does not go to another."""
 
     devices: tuple[DeviceId, ...]
     on: bool = True
@@ -377,6 +383,7 @@ class OperatorDrain:
 ClusterEvent = (
     Arrivals
     | WaitingRequests
+    | WaitingDealt
     | DeviceReport
     | ActivationFinished
     | ActivationFailed

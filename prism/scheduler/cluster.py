@@ -35,6 +35,7 @@ from prism.core.events import (
     OperatorUnload,
     PinChanged,
     Tick,
+    WaitingDealt,
     WaitingRequests,
 )
 from prism.core.ids import DeviceId, ModelName, NodeId
@@ -128,6 +129,10 @@ class ClusterScheduler:
                 self._on_arrivals(event, now_s)
             case WaitingRequests():
                 self._wanting.on_waiting(event, now_s)
+            case WaitingDealt(name, settled):
+                self._lifecycle.shares.on_dealt(name, settled)
+                if settled and (model := self.books.models.get(name)) is not None:
+                    self._lifecycle.shares.on_settled(model)
             case OperatorLoad():
                 self._operators.on_load(event, now_s)
             case OperatorUnload():

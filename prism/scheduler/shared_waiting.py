@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from typing import Final
 
 from prism.core.effects import ShareWaiting
+from prism.core.ids import ModelName
 from prism.core.instances import InstanceKey
 from prism.core.reasons import ReasonCode, because
 from prism.core.views import InstanceState
@@ -21,12 +22,15 @@ _FEW: Final = 0.5
 class SharedWaiting:
     """Remembers whose queues were not told since the newest instance of their model came up: what waits there may have
     come since (all that waited for a model that was on no device stands with its first instance at once), and a report
-    in which nothing or little waits may have been made before it came."""
+    in which nothing or little waits may have been made before it came. While what waited is being dealt to instances
+    that come up nothing is shared out; when reports show it, all that serve are looked at."""
 
     def __init__(self, outbox: EffectOutbox) -> None:
         self._outbox = outbox
         self._untold: dict[InstanceKey, int] = {}
         """By instance, how many reports with something in them are looked at still."""
+        self._settling: set[ModelName] = set()
+        """Models of which reports do not show what queues hold."""
 
     def on_serving(self, model: ModelRecord, early: bool) -> None:
         """A further instance serves: each is to have as many, by their last reports. Not while many of those that come
@@ -37,13 +41,28 @@ class SharedWaiting:
             return
         self._untold |= {instance.key: COUNTED_REPORTS for instance in serving}
         coming = len(model.in_state(InstanceState.WAITING, InstanceState.LOADING))
-        if early or coming <= _FEW * len(serving):
+        if model.name not in self._settling and (early or coming <= _FEW * len(serving)):
+            self._share(serving, serving)
+
+    def on_dealt(self, model: ModelName, settled: bool) -> None:
+        """See :class:`~prism.core.events.WaitingDealt`."""
+        if settled:
+            self._settling.discard(model)
+        else:
+            self._settling.add(model)
+
+    def on_settled(self, model: ModelRecord) -> None:
+        """Its queues are as they were reported: who has more than its share now, or by its next reports, gives it away,
+        whatever would have been given before."""
+        serving = model.in_state(InstanceState.READY)
+        if len(serving) > 1:
+            self._untold |= {instance.key: COUNTED_REPORTS for instance in serving}
             self._share(serving, serving)
 
     def on_report(self, model: ModelRecord, instance: InstanceRecord) -> None:
         """The instance's queue was reported."""
         left = self._untold.get(instance.key, 0)
-        if not left or not instance.busy:
+        if not left or not instance.busy or model.name in self._settling:
             return
         self._untold[instance.key] = left - 1
         if self._share(model.in_state(InstanceState.READY), [instance]) or left == 1:

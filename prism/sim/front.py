@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol
 
 from prism.core.effects import RefuseWaiting
-from prism.core.events import Arrivals, ClusterEvent, WaitingRequests
+from prism.core.events import Arrivals, ClusterEvent, WaitingDealt, WaitingRequests
 from prism.core.ids import DeviceId, ModelName, RequestId
 from prism.policy.routing import least_loaded
+from prism.scheduler.beginnings import HOLD_S, Beginnings
 from prism.scheduler.request_life import DeviceRequests
 from prism.sim.cluster_sections import TimingSection
 from prism.sim.job import Job
@@ -44,6 +45,8 @@ class SimFront:
         self._inactive: dict[ModelName, dict[RequestId, Job]] = {}
         self._tokens: dict[ModelName, int] = {}
         self._moving: dict[ModelName, None] = {}
+        self.beginnings = Beginnings()
+        """Of instances that come together; whoever orders them says so here."""
         self.open: dict[RequestId, Job] = {}
         """Requests that have not ended."""
 
@@ -80,7 +83,9 @@ class SimFront:
     def route(self, model: ModelName, devices: tuple[DeviceId, ...]) -> None:
         """New requests and those that wait go to one of ``devices`` (none: to the inactive queue)."""
         self._routes[model] = devices
-        if devices and model in self._inactive and model not in self._moving:
+        if devices and model not in self._inactive:
+            self.beginnings.share(model, devices, 0, self._queue.now_s)
+        elif devices and model not in self._moving:
             self._moving[model] = None
             self._queue.after(self._timing.route, self._move, model)
 
@@ -99,30 +104,51 @@ class SimFront:
             self._tell_waiting(effect.model)
 
     def _place(self, job: Job) -> None:
-        device = self._choose(job.model)
+        device = self._choose(self._routes.get(job.model, ()))
         if device is not None:
             device.arrive(job)
         else:
             self.wait(job)
 
-    def _choose(self, model: ModelName) -> DeviceQueue | None:
-        """The routed device with the fewest requests."""
+    def _choose(self, ids: Sequence[DeviceId]) -> DeviceQueue | None:
+        """The one of these devices with the fewest requests."""
         devices = self._devices
-        routed = [device for id in self._routes.get(model, ()) if (device := devices.get(id)) and not device.gone]
+        routed = [device for id in ids if (device := devices.get(id)) and not device.gone]
         if len(routed) < 2:
             return routed[0] if routed else None
         return least_loaded(routed, lambda device: len(device.requests))
 
     def _move(self, model: ModelName) -> None:
-        """The controller moves the waiting requests of an active model to its device(s)."""
+        """The controller moves the waiting requests of an active model to its device(s), or to those that come up
+        their share (:mod:`prism.controller.dealing`)."""
         del self._moving[model]
-        if self._choose(model) is None:
+        devices, jobs = self._routes.get(model, ()), list(self._inactive.get(model, {}).values())
+        if self._choose(devices) is None:
             return
-        jobs = list(self._inactive.pop(model, {}).values())
-        self._tokens.pop(model, None)
-        for job in jobs:
-            self._place(job)
-        self._tell_waiting(model)
+        share = self.beginnings.share(model, devices, len(jobs), self._queue.now_s)
+        if self.beginnings.begins_settling(model, self._queue.now_s):
+            self._tell(WaitingDealt(model, settled=False))
+            self._queue.after(0.0, self._look, model)
+        for job in jobs[: share.most]:
+            device = self._choose(share.devices) or self._choose(devices)
+            assert device is not None
+            self._forget(job)
+            device.arrive(job)
+        if model in self._inactive:
+            self._queue.after(HOLD_S, self._move_rest, model)
+        else:
+            self._tell_waiting(model)
+
+    def _move_rest(self, model: ModelName) -> None:
+        """What was kept for those that did not come up in time."""
+        self.route(model, self._routes.get(model, ()))
+
+    def _look(self, model: ModelName) -> None:
+        """Whether the queues that were given something have settled."""
+        if left_s := self.beginnings.settles_for(model, self._queue.now_s):
+            self._queue.after(left_s, self._look, model)
+        else:
+            self._tell(WaitingDealt(model, settled=True))
 
     def _forget(self, job: Job) -> None:
         jobs = self._inactive[job.model]

@@ -74,7 +74,12 @@ class World:
         self.nodes = Nodes(queue, timing, self.specs, self.devices, engines, parking, self.roads, recorder, self._tell)
         slowdown = self.machines.front_slowdown
         self.front = SimFront(queue, timing, self.devices, slowdown, self._tell, recorder.ended)
-        self.control = Control(queue, cluster_scheduler(settings.cluster, self.specs.values()), self._carry_out)
+        self.control = Control(
+            queue,
+            cluster_scheduler(settings.cluster, self.specs.values()),
+            self._carry_out,
+            self.front.beginnings.ordered,
+        )
         self.faults = Faults(queue, self.machines, self.nodes, self._tell, self.front.wait, float(timing.lease))
         self._build()
 

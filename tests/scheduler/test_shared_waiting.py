@@ -7,9 +7,11 @@ from dataclasses import replace
 import pytest
 
 from prism.core.effects import ShareWaiting
-from prism.core.events import ActivationFinished, DeviceReport, InstanceLoad, OperatorLoad
+from prism.core.events import ActivationFinished, CatalogChanged, DeviceReport, InstanceLoad, OperatorLoad, WaitingDealt
+from prism.core.ids import DeviceId
+from prism.core.instances import InstanceKey
 from tests.scheduler.cluster_world import World, model_spec
-from tests.scheduler.small_world import GB0, QUIET, A, report_load, serve, world
+from tests.scheduler.small_world import GB0, GB1, QUIET, A, report_load, serve, world
 
 
 def test_what_waits_is_shared_out_once_most_of_those_that_come_together_are_there() -> None:
@@ -66,6 +68,41 @@ def test_reports_that_were_made_before_all_of_it_had_come_are_not_the_last_word(
     for waiting, running in ((0, 0), (0, 0), (0, 0), (0, 0), (1, 0), (45, 4)):
         w.send(DeviceReport(GB0, 1000, 500, (InstanceLoad(first, 300, 100, 0, running, waiting, 9),)))
     assert _shared(w) == [(first, GB0, pytest.approx(1 / 3))]
+
+
+def test_while_what_waited_is_dealt_nothing_is_shared_out_and_then_by_what_is_reported() -> None:
+    """What was decided meanwhile was not carried out, the books believed it was, and it was never decided again."""
+    w = world(model_spec("a", 300), devices=3, settings=replace(QUIET, standing_replicas=False))
+    w.send(OperatorLoad(A, (), 3))
+    first, second, third = list(w.live)
+    w.activated(first)
+    w.send(WaitingDealt(A, settled=False))
+    _report(w, GB0, first, 12)
+    w.activated(second)
+    _report(w, GB1, second, 12)
+    for _ in range(4):
+        _report(w, GB0, first, 20)
+    w.activated(third)
+    assert not _shared(w)
+    _report(w, GB0, first, 18)
+    w.send(WaitingDealt(A, settled=True))
+    assert _shared(w) == [(first, GB0, pytest.approx(10 / 18)), (second, GB1, pytest.approx(10 / 12))], "loads of then"
+    _report(w, GB0, first, 40)
+    assert _shared(w)[2:] == [(first, GB0, pytest.approx(20 / 40))], "and by the next reports"
+
+
+def test_a_model_that_is_gone_settles_too() -> None:
+    w = world(model_spec("a", 300))
+    serve(w, A)
+    w.send(WaitingDealt(A, settled=False))
+    w.send(CatalogChanged(removed=(A,)))
+    w.step()
+    w.send(WaitingDealt(A, settled=True))
+    assert not _shared(w)
+
+
+def _report(w: World, device: DeviceId, key: InstanceKey, waiting: int) -> None:
+    w.send(DeviceReport(device, 1000, 500, (InstanceLoad(key, 300, 100, 0, 4, waiting, 9),)))
 
 
 def _shared(w: World) -> list[tuple[object, object, float]]:

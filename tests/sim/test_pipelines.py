@@ -7,11 +7,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from prism.core.effects import Activate
-from prism.core.events import OperatorLoad
+from prism.core.events import OperatorLoad, WaitingDealt
 from prism.core.ids import DeviceId, NodeId
 from prism.core.instances import InstanceKey, whole_model
 from prism.core.reasons import ReasonCode, because
 from prism.core.settings import LiveMode
+from prism.scheduler.beginnings import HOLD_S
 from prism.sim.cluster_file import parse_cluster
 from prism.sim.engine import Phase
 from prism.sim.pipelines import Pipelines, SimPipeline, part_needed
@@ -58,6 +59,17 @@ def test_never_fewer_requests_are_begun_than_by_those_that_are_complete(rate: fl
         begun.append(sorted(r.arrival_s + (r.ttft_s or 0.0) for r in coming.recorder.records))
     assert all(piped <= whole + 0.02 for whole, piped in zip(*begun, strict=True))  # but for a step
     assert sum(begun[1]) < sum(begun[0])
+
+
+def test_what_waited_is_dealt_to_those_that_come_up_and_shared_out_by_what_is_reported_then() -> None:
+    """As the controller does it (:mod:`prism.controller.dealing`)."""
+    coming = Coming(LiveMode.PIPELINES, rate=1000.0, requests=60)
+    coming.run()
+    settled = [(at_s, event.settled) for at_s, event in coming.told if isinstance(event, WaitingDealt)]
+    assert [each for _, each in settled[:2]] == [False, True] and settled[-1][1]
+    first_s, last_s = coming.finished()[0][0], coming.finished()[-1][0]
+    assert first_s <= settled[0][0] <= first_s + HOLD_S and settled[1][0] >= last_s
+    assert all(engine.steps for engine in coming.engines())
 
 
 def test_one_alone_comes_whole() -> None:

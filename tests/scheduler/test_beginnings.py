@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from prism.controller.beginnings import HOLD_S, SETTLE_S, Beginnings, ShareNow
+import pytest
+
 from prism.core.effects import Activate
 from prism.core.ids import DeviceId, Generation, ModelName
 from prism.core.instances import InstanceKey, whole_model
 from prism.core.reasons import ReasonCode, because
 from prism.core.settings import LiveMode
+from prism.scheduler.beginnings import HOLD_S, SETTLE_S, Beginnings, ShareNow
 
 M = ModelName("m")
 DEVICES = [DeviceId(f"{node}/host:0") for node in "abcd"]
@@ -29,9 +31,10 @@ def test_each_gets_its_share_when_it_comes_up() -> None:
         assert share.devices == (device,)
         got.append(waiting if share.most is None else share.most)
         waiting -= got[-1]
-        assert beginnings.settles(M, 0.01 * i)
+        assert beginnings.begins_settling(M, 0.01 * i) == (i == 0)
+        assert beginnings.settles_for(M, 0.01 * i)
     assert got == [13, 13, 12, 12] and waiting == 0
-    assert not beginnings.settles(M, HOLD_S + SETTLE_S)
+    assert beginnings.settles_for(M, HOLD_S + SETTLE_S) == 0.0
 
 
 def test_who_is_up_already_is_given_nothing_more_while_others_may_come() -> None:
@@ -43,16 +46,17 @@ def test_who_is_up_already_is_given_nothing_more_while_others_may_come() -> None
 
 def test_members_that_come_up_half_a_second_apart_have_their_shares_and_may_be_relieved_soon() -> None:
     """Two that led over the two others made these busy: they were told to lead 0.3 s later, when all had been given to
-    the first two. What waited was then not shared out before anybody was whole, as what the scheduler decides on while
-    queues settle is not carried out."""
+    the first two. What waited was then not shared out before anybody was whole, as nothing is while queues settle."""
     beginnings, waiting, got = Beginnings(), 50, list[int]()
     beginnings.ordered(orders())
     for i, at_s in enumerate((0.0, 0.19, 0.32, 0.45)):
         share = beginnings.share(M, DEVICES[: i + 1], waiting, at_s)
         got.append(waiting if share.most is None else share.most)
         waiting -= got[-1]
-        assert beginnings.settles(M, at_s + 0.29)
-    assert got == [13, 13, 12, 12] and not beginnings.settles(M, 0.45 + SETTLE_S)
+        beginnings.begins_settling(M, at_s)
+        assert beginnings.settles_for(M, at_s + 0.29) > 0.0
+    assert got == [13, 13, 12, 12] and beginnings.settles_for(M, 0.45 + SETTLE_S) == 0.0
+    assert not beginnings.begins_settling(M, 0.45 + SETTLE_S)
 
 
 def test_where_nothing_waits_nothing_is_kept() -> None:
@@ -60,7 +64,7 @@ def test_where_nothing_waits_nothing_is_kept() -> None:
     beginnings.ordered(orders())
     assert beginnings.share(M, DEVICES[:1], 0, 5.0) == ShareNow((DEVICES[0],))
     assert beginnings.share(M, DEVICES[:1], 3, 5.1) == ShareNow((DEVICES[0],)), "who had an old placement"
-    assert not beginnings.settles(M, 5.1)
+    assert not beginnings.begins_settling(M, 5.1)
 
 
 def test_who_does_not_come_in_time_leaves_its_share_to_the_others() -> None:
@@ -80,7 +84,19 @@ def test_what_does_not_come_together_is_not_waited_for() -> None:
         beginnings.ordered(orders())
         beginnings.ordered(others)
         assert beginnings.share(M, DEVICES[:1], 50, 0.0) == ShareNow((DEVICES[0],))
-        assert not beginnings.settles(M, 0.0)
+        assert not beginnings.begins_settling(M, 0.0)
     beginnings.ordered(orders())
     beginnings.ordered([replace(o, key=InstanceKey(ModelName("n"), Generation(9))) for o in orders()[:1]])
     assert beginnings.share(M, DEVICES[:1], 50, 0.0).most == 13, "another model's decision"
+
+
+def test_queues_that_settle_are_so_for_a_while_and_a_new_decision_ends_it() -> None:
+    beginnings = Beginnings()
+    beginnings.ordered(orders())
+    beginnings.share(M, DEVICES[:1], 50, 5.0)
+    assert beginnings.begins_settling(M, 5.0) and not beginnings.begins_settling(M, 5.1)
+    assert beginnings.settles_for(M, 5.1) == pytest.approx(HOLD_S - 0.1), "others may come until then"
+    beginnings.share(M, DEVICES, 37, 5.2)
+    assert beginnings.settles_for(M, 5.2) == pytest.approx(SETTLE_S), "all are there"
+    beginnings.ordered(orders())
+    assert beginnings.settles_for(M, 5.2) == 0.0

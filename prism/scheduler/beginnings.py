@@ -2,7 +2,9 @@
 
 They have all layers together at one moment, and say so within half a second. The first of them is not given
 everything that waited, of which most would be moved again: each gets its share when it comes up, and who does not come
-up in time leaves its share to the others.
+up in time leaves its share to the others. Whoever moves what waits, live or simulated, asks :class:`Beginnings`, and
+tells the cluster scheduler (:class:`~prism.core.events.WaitingDealt`) when it begins, and when reports show what was
+given.
 """
 
 from __future__ import annotations
@@ -11,10 +13,10 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
-from prism.controller.companions import pipelined
 from prism.core.effects import Activate
 from prism.core.ids import DeviceId, ModelName
 from prism.core.instances import queue_device
+from prism.core.settings import LiveMode
 
 HOLD_S: Final = 0.8
 """From the first of them on: a member is told to lead between two steps, which others' layers may take, and those that
@@ -45,11 +47,18 @@ class _Beginning:
     """Something was kept for those that are about to come up."""
 
 
+def pipelined(orders: Iterable[Activate]) -> list[Activate]:
+    """Those of ``orders``, all of one model, that are to form execution pipelines; none: one alone forms none."""
+    found = [o for o in orders if o.live is LiveMode.PIPELINES and len(o.parts) == 1]
+    return found if len(found) > 1 else []
+
+
 class Beginnings:
-    """Of the decisions that are being carried out."""
+    """Of the decisions that are being carried out. Times are those of one clock, any."""
 
     def __init__(self) -> None:
         self._of: dict[ModelName, _Beginning] = {}
+        self._settling: set[ModelName] = set()
 
     def ordered(self, orders: Iterable[Activate]) -> None:
         """These come in one decision."""
@@ -82,11 +91,24 @@ class Beginnings:
             return ShareNow(new or tuple(devices))
         return ShareNow(new, -(-waiting // (len(new) + coming)) * len(new))
 
-    def settles(self, model: ModelName, now_s: float) -> bool:
-        """Whether what was shared out here may not have been reported yet: to share it out again by reports would move
-        it for nothing."""
+    def begins_settling(self, model: ModelName, now_s: float) -> bool:
+        """Whether something was given just now that reports do not show, and nobody was told of that. To share it out
+        by reports would move it for nothing. If so, ask :meth:`settles_for` until it says 0."""
+        if model in self._settling or not self._left_s(model, now_s):
+            return False
+        self._settling.add(model)
+        return True
+
+    def settles_for(self, model: ModelName, now_s: float) -> float:
+        """When to ask again; 0: the queues of a model that was said to settle have settled."""
+        left_s = self._left_s(model, now_s)
+        if not left_s:
+            self._settling.discard(model)
+        return left_s
+
+    def _left_s(self, model: ModelName, now_s: float) -> float:
         beginning = self._of.get(model)
         if beginning is None or beginning.began_s is None:
-            return False
-        kept = beginning.kept and now_s < beginning.began_s + HOLD_S
-        return kept or now_s < beginning.gave_s + SETTLE_S
+            return 0.0
+        kept_until_s = beginning.began_s + HOLD_S if beginning.kept else now_s
+        return max(0.0, kept_until_s - now_s, beginning.gave_s + SETTLE_S - now_s)
