@@ -33,10 +33,9 @@ class SlidingRate:
         """The rate over the window that ends now."""
         if self._counts is None:
             return 0.0
-        bucket, total = int(now_s // self._width_s), self._total
-        if bucket > self._bucket:
-            total -= sum(self._counts[old % _BUCKETS] for old in self._passed_until(bucket))
-        return total / (self._width_s * _BUCKETS)
+        if now_s >= (self._bucket + 1) * self._width_s:
+            self._advance(now_s)
+        return self._total / (self._width_s * _BUCKETS)
 
     def lately(self, now_s: float) -> tuple[float, float]:
         """Requests/s of the last moments (a sixth to a quarter of the window), and how many seconds that is."""

@@ -64,6 +64,8 @@ class DeviceTimes:
 
     def _settle(self, instance: InstanceRecord, now_s: float) -> None:
         """It has done until now what it did at its last report."""
+        if instance.settled_s == now_s:
+            return
         held = self._fleet.devices[instance.queue_device].busy_kv.get(instance.key, 0) if instance.running else 0
         keep = math.exp((instance.settled_s - now_s) / _REMEMBERED_S)
         instance.duty = instance.duty * keep + (1.0 - keep) * (instance.running > 0)
