@@ -7,13 +7,14 @@ fitted together, and of what is one number in each the mean is taken.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from statistics import fmean
+from statistics import fmean, median
 
 import msgspec
 
 from prism.sim.calibrate import (
+    TOGETHER_OUTPUT,
     CalibrationPlan,
     activation_s,
     building_s,
@@ -28,7 +29,7 @@ from prism.trace.report import RequestRecord
 
 @dataclass(frozen=True)
 class HostCalibration:
-    """Of a host whose ``cores`` play devices."""
+    """Of a host whose cores play devices."""
 
     table: CalibrationFile
     slower: dict[int, float]
@@ -40,13 +41,20 @@ class HostCalibration:
     wake_s: float
 
 
-def calibrated(runs: Sequence[Sequence[RequestRecord]], plan: CalibrationPlan, cores: int) -> HostCalibration:
-    """What ``runs`` of ``plan``, one or more, say."""
+def calibrated(
+    runs: Sequence[Sequence[RequestRecord]],
+    plan: CalibrationPlan,
+    cores: int,
+    declared_s: Mapping[str, float] | None = None,
+) -> HostCalibration:
+    """What ``runs`` of ``plan``, one or more, say. ``declared_s``: what one token of each model takes on paced devices,
+    which engines have in turns for that time; else they share the cores."""
     each = [slowdowns(records, plan) for records in runs]
     slower = {
         count: fmean(one[count] for one in each if count in one) for count in sorted({n for one in each for n in one})
     }
-    share, background = fit_sharing(slower, cores)
+    share, background = fit_sharing(slower, cores) if declared_s is None else (_turn(runs, plan, declared_s), 0.0)
+    crowding = fit_crowding(slower, cores, share, background) if declared_s is None else 0.0
     overrides = {"engine_share": share, "thread_share": 1.0 / cores}
     tables = [
         calibrate((r for r in records if r.row in plan.alone), "cpu", f"{cores} cores, virtual devices", overrides)
@@ -55,6 +63,15 @@ def calibrated(runs: Sequence[Sequence[RequestRecord]], plan: CalibrationPlan, c
     table = msgspec.structs.replace(tables[0], samples=[sample for one in tables for sample in one.samples])
     wake_s = fmean(activation_s(records, plan) for records in runs)
     build_s = max(wake_s, fmean(building_s(records, plan) for records in runs))
-    return HostCalibration(
-        table, slower, share, background, fit_crowding(slower, cores, share, background), build_s, wake_s
-    )
+    return HostCalibration(table, slower, share, background, crowding, build_s, wake_s)
+
+
+def _turn(runs: Sequence[Sequence[RequestRecord]], plan: CalibrationPlan, declared_s: Mapping[str, float]) -> float:
+    """The part of a token's time for which an engine that is alone has its device; of the longer lone answers."""
+    parts = [
+        declared_s[record.model] / record.tpot_s
+        for records in runs
+        for record in records
+        if record.row in plan.alone and record.output_tokens == TOGETHER_OUTPUT and not record.error and record.tpot_s
+    ]
+    return min(1.0, median(parts))

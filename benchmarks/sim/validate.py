@@ -9,7 +9,9 @@ what the engines themselves count.
     python -m benchmarks.sim.validate --work DIR --seed 23               # about 29 minutes
     python -m benchmarks.sim.validate --work DIR --seed 23 --simulate-only  # the same live runs against a changed model
 
-It needs a quiet machine (two cores carry server, engines and load generator). Another ``--seed`` draws traces that
+It needs a quiet machine (two cores carry server, engines and load generator). With ``--layer-ms 4`` devices are paced:
+a step takes what is declared of it and not what the machine's cores take in that minute, so that the schedulers'
+decisions are compared and not the host's speed. Another ``--seed`` draws traces that
 nobody has seen. What is in DIR already (the calibration, live runs of the same seed and length) is not measured again,
 so that an interrupted validation goes on where it was (``--begin-within 150`` begins no live run later than so many
 seconds after the start, so that it can be made in pieces, with a further calibration in between: ``--calibrations 2``
@@ -33,7 +35,7 @@ import time
 import traceback
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -45,8 +47,9 @@ from benchmarks.sim.calibrations import calibrated
 from benchmarks.sim.validation import Outcome, Pair, missed, misses, outcome, summary, table
 from benchmarks.sim.validation_runs import MOST_OUTPUT, MOST_PROMPT, POLICIES, RATES, TRACES, Draw, Run, runs
 from benchmarks.slo.server import exit_on_sigterm
+from prism.core.pace import DevicePace, LayerWork
 from prism.obs.kernel import AUTOGROUPS_REMEDY, has_autogroups
-from prism.sim.calibrate import plan_run
+from prism.sim.calibrate import TOGETHER_OUTPUT, plan_run
 from prism.sim.calibration import fit
 from prism.sim.inputs import Inputs
 from prism.sim.run import simulate
@@ -61,14 +64,22 @@ MEMORY = "32MiB"
 KEEP_ALIVE_S = 4.0
 """So that models come and go (under ``prism``) although all three fit into the devices."""
 SLO = {"ttft": "300ms", "tpot": "50ms"}
+PACED_SLO = {"ttft": "300ms", "tpot": "25ms"}
+"""Near what tokens take where two models share a device, so that goodput is put to the test, too."""
 COUNTED = {"prompt": "prism_prompt_tokens", "generated": "prism_generated_tokens", "cached": "prism_cached_tokens"}
+
+
+PACE = DevicePace(prefill_token_s=40e-6, decode_sequence_s=100e-6, decode_kv_token_s=0.2e-6)
+"""Beside a layer's own time, where devices are paced (``--layer-ms``)."""
 
 
 class Bench:
     """Runs live and simulated systems in one folder."""
 
-    def __init__(self, work: Path, models: Path) -> None:
+    def __init__(self, work: Path, models: Path, layer_ms: float = 0.0) -> None:
+        """``layer_ms``: what a layer takes on a device (declared; 0: what it takes)."""
         self.work, self.models = work, models
+        self.pace = replace(PACE, layer_s=1e-3 * layer_ms) if layer_ms else None
         work.mkdir(parents=True, exist_ok=True)
 
     def catalog(self, policy: str, rates: dict[str, float] | None = None) -> Path:
@@ -76,8 +87,12 @@ class Bench:
         have mapped is what their requests use."""
         args = {"dtype": "float32", "disable_radix_cache": True}
         keep: dict[str, Any] = {"keep_alive": f"{KEEP_ALIVE_S:g}s"} if policy == "prism" else {}
-        made = catalog(self.models.resolve(), memory=MEMORY, slo=SLO, engine_args=args, **keep)
+        made = catalog(
+            self.models.resolve(), memory=MEMORY, slo=PACED_SLO if self.pace else SLO, engine_args=args, **keep
+        )
         expected = {"expected_rates": rates} if rates else {}
+        if self.pace:
+            made["devices"] = [device | {"pace": _section(self.pace)} for device in made["devices"]]
         made["policy"] = {"name": policy, "min_kv_tokens": MOST_PROMPT + MOST_OUTPUT, **expected}
         file = self.work / f"catalog-{policy}.yaml"
         file.write_text(yaml.safe_dump(made))
@@ -106,7 +121,7 @@ class Bench:
     def calibrate(self, times: int) -> str:
         """Measure step times, contention and activations until that was done so many ``times``; (re)makes table and
         cluster file of all that there are."""
-        plans = [plan_run(DEMOS, keep_alive_s=KEEP_ALIVE_S, earlier=earlier) for earlier in (False, True)]
+        plans = [plan_run(DEMOS, self.pause_s(), KEEP_ALIVE_S, earlier) for earlier in (False, True)]
         trace = self.work / "calibration.jsonl"
         if not trace.exists():
             write_trace(trace, iter(plans[0].rows), TraceInfo())
@@ -118,7 +133,12 @@ class Bench:
             raise SystemExit(f"{trace} is another calibration than this version reads: use another folder")
         numbered = map(self._calibration, itertools.count(1))
         folders = list(itertools.takewhile(lambda folder: (folder / "report.json").exists(), numbered))
-        found = calibrated([list(read_records(f / "records.jsonl")) for f in folders], fitting[0], os.cpu_count() or 1)
+        found = calibrated(
+            [list(read_records(f / "records.jsonl")) for f in folders],
+            fitting[0],
+            os.cpu_count() or 1,
+            self.declared_s(),
+        )
         (self.work / "table.json").write_bytes(msgspec.json.encode(found.table))
         front_s = fit(found.table).request_s
         took = {"relayout": found.build_s, "wake": found.wake_s, "front": front_s}
@@ -128,6 +148,18 @@ class Bench:
             f"that had the model, a request {1e3 * front_s:.1f} ms beside its steps, slower together {found.slower}: "
             f"share {found.share:.2f}, rest {found.background:.2f}, crowding {found.crowding:.2f}"
         )
+
+    def declared_s(self) -> dict[str, float] | None:
+        """What a token of an answer that is alone takes at least, by model; None where nothing is declared."""
+        if self.pace is None:
+            return None
+        configs = {name: json.loads((self.models / name / "config.json").read_text()) for name in DEMOS}
+        works = {name: LayerWork(layers=config["num_hidden_layers"], sequences=1) for name, config in configs.items()}
+        return {name: self.pace.seconds(work) for name, work in works.items()}
+
+    def pause_s(self) -> float:
+        """Between two requests of a calibration that are alone: longer than the longest of them takes."""
+        return max(1.0, 1.1 * TOGETHER_OUTPUT * max((self.declared_s() or {"": 0.0}).values()))
 
     def _calibration(self, number: int) -> Path:
         """Where the calibration of that number, from 1 on, stands."""
@@ -141,10 +173,12 @@ class Bench:
                 self.replay(server, trace, out, file)
 
     def cluster(self, took: dict[str, float], background: float, crowding: float) -> None:
-        group = {
-            "gpu": "cpu", "nodes": 1, "gpus_per_node": 2, "memory": MEMORY, "shared_compute": True,
-            "background_load": background, "cores": os.cpu_count() or 1, "crowding": crowding,
-        }  # fmt: skip
+        group: dict[str, Any] = {"gpu": "cpu", "nodes": 1, "gpus_per_node": 2, "memory": MEMORY}
+        if self.pace:
+            group["pace"] = _section(self.pace)
+        else:
+            group |= {"shared_compute": True, "background_load": background}
+            group |= {"cores": os.cpu_count() or 1, "crowding": crowding}
         timing = {key: f"{1e3 * seconds:.1f}ms" for key, seconds in {**took, "deliver": 0.0, "ready": 0.0}.items()}
         engine = {"chunk_tokens": 2048, "max_running": 64}
         data = {"groups": [group], "timing": timing, "engine": engine, "calibration": "table.json"}
@@ -192,6 +226,11 @@ class Bench:
         return trace, self.catalog(run.policy, rates if run.policy == "muxserve" else None)
 
 
+def _section(pace: DevicePace) -> dict[str, str]:
+    """As catalogs and cluster files have it."""
+    return {key.removesuffix("_s"): f"{1e6 * seconds:g}us" for key, seconds in asdict(pace).items()}
+
+
 def warm_up(server: Server, models: Collection[str], leave: bool = True) -> None:
     """Each of ``models`` answers short prompts and the longest ones, streamed and over connections of their own: files
     are read, images written, and nothing in the run is the first of its kind (the first long prompt of an engine's
@@ -230,6 +269,7 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, help="Length of every run.  [default: by rate, 140 requests or more]")
     parser.add_argument("--simulate-only", action="store_true", help="Compare the live runs that are in --work.")
     parser.add_argument("--calibrations", type=int, default=1, help="Made until there are so many; all are used.")
+    parser.add_argument("--layer-ms", type=float, default=0.0, help="Of a layer on a device: declared, not measured.")
     parser.add_argument("--traces", default=",".join(TRACES))
     parser.add_argument("--rates", default=",".join(f"{r:g}" for r in RATES))
     parser.add_argument("--policies", default=",".join(POLICIES))
@@ -238,7 +278,7 @@ def main() -> None:
     began_s = time.monotonic()
     if has_autogroups() and not args.simulate_only:
         print(f"before measuring: {AUTOGROUPS_REMEDY} (docs/runbook.md)", file=sys.stderr, flush=True)
-    bench = Bench(args.work.resolve(), args.models)
+    bench = Bench(args.work.resolve(), args.models, args.layer_ms)
     print("calibrated:", bench.calibrate(args.calibrations), flush=True)
     rates = [float(rate) for rate in args.rates.split(",")]
     wanted = runs(args.traces.split(","), rates, args.policies.split(","), args.seconds, args.seed)

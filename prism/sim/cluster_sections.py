@@ -8,6 +8,7 @@ from typing import Annotated, Any, Literal
 from msgspec import Meta, field
 
 from prism.config.sections.base import Section
+from prism.config.sections.machine import PaceConfig
 from prism.config.units import Bytes, Seconds
 from prism.policy.live.choice import STAGE_WAIT
 
@@ -44,6 +45,9 @@ class NodeGroup(Section, frozen=True, kw_only=True):
     """Of a node whose devices share its compute; only ``crowding`` asks."""
     crowding: Annotated[float, Meta(ge=0.0)] = 0.0
     """How many times of what it takes alone a step takes more for each engine beyond ``cores``, besides its share."""
+    pace: PaceConfig | None = None
+    """What is declared of these devices' speed: device schedulers begin with it, as live ones do. What steps take in
+    the simulation, a calibrated table says."""
 
 
 class NetworkSection(Section, frozen=True, kw_only=True):

@@ -22,9 +22,10 @@ from prism.core.events import (
     Tick,
 )
 from prism.core.instances import InstanceKey
+from prism.core.pace import DevicePace
 from prism.core.settings import Admission, GpuSettings
 from prism.core.specs import DeviceSpec, ModelSpec
-from prism.policy.profiles import prefill_on, profile_on
+from prism.policy.profiles import prefill_on, step_rates
 from prism.scheduler.gpu import GpuScheduler
 from prism.scheduler.request_life import DeviceRequests, Stage
 from prism.sim.account import Account
@@ -71,8 +72,10 @@ class SimDevice:
         queue: EventQueue,
         sink: DeviceSink,
         timing: TimingSection,
+        pace: DevicePace | None,
     ) -> None:
         self.id, self.spec, self.gpu, self.pool = spec.id, spec, gpu, pool
+        self._pace = pace
         self.account = Account(queue, spec.memory_bytes, gpu.page_bytes)
         self.scheduler = GpuScheduler(spec.id, settings, spec.kind)
         self.requests: DeviceRequests[Job] = DeviceRequests()
@@ -194,7 +197,6 @@ class SimDevice:
         """``engine`` takes requests of ``model`` from now on."""
         self.engines[engine.key] = engine
         limits = engine.limits
-        profile = profile_on(model, self.spec.kind)
         measured = engine.cost.prefill_tokens_per_s(min(2048, limits.chunk_tokens))
         self.tell(
             EngineUp(
@@ -209,7 +211,7 @@ class SimDevice:
                 weight_bytes=model.shard_weight_bytes,
                 slo_tpot_s=model.slo_tpot_s,
                 prefer=model.prefer,
-                rates=None if profile is None else profile.rates,
+                rates=step_rates(model, self.spec.kind, self._pace),
             )
         )
         self._stale[engine] = None

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable
 from typing import Final
 
 from prism.core.ids import DeviceId, NodeId, device_id
+from prism.core.pace import DevicePace
 from prism.core.specs import DeviceSpec
 from prism.sim.calibration import Calibration
 from prism.sim.cluster_sections import Cluster, NodeGroup
@@ -17,7 +18,7 @@ from prism.sim.links import Link, Network
 from prism.sim.sharing import Crowd, Pool
 from prism.sim.topology import DeviceLinks, NodeLinks, Topology
 
-MakeDevice = Callable[[DeviceSpec, GpuKind, Pool], SimDevice]
+MakeDevice = Callable[[DeviceSpec, GpuKind, Pool, DevicePace | None], SimDevice]
 
 USABLE: Final = 0.9
 """Share of a GPU's memory that models may use when the cluster file says nothing."""
@@ -82,7 +83,8 @@ class Machines:
         spec = DeviceSpec(
             name, node, kind.device_kind, memory_bytes, domain, page_bytes, page_bytes, engine_bytes=engine_bytes
         )
-        device = self._make_device(spec, kind, self._pool(node, kind, group))
+        pace = group.pace.declared() if group.pace is not None else None
+        device = self._make_device(spec, kind, self._pool(node, kind, group), pace)
         nvlink = kind.nvlink_bytes_per_s
         links = DeviceLinks(
             pcie=Link(f"{name} pcie", kind.pcie_bytes_per_s * kind.pcie_efficiency),

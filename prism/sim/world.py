@@ -12,6 +12,7 @@ from typing import Final
 from prism.core.effects import Activate, ClusterEffect, Deactivate, GpuEffect, Hold, RefuseWaiting, Route, ShareWaiting
 from prism.core.events import ClusterEvent, DeviceReport, NodeJoined, PinChanged
 from prism.core.ids import DeviceId, ModelName, NodeId
+from prism.core.pace import DevicePace
 from prism.core.settings import PolicySettings
 from prism.core.specs import DeviceSpec, ModelSpec
 from prism.scheduler import cluster_scheduler
@@ -88,8 +89,8 @@ class World:
         """All that ever were there."""
         return self.machines.devices
 
-    def _make_device(self, spec: DeviceSpec, gpu: GpuKind, pool: Pool) -> SimDevice:
-        return SimDevice(spec, gpu, pool, self.settings.gpu, self.queue, self, self.cluster.timing)
+    def _make_device(self, spec: DeviceSpec, gpu: GpuKind, pool: Pool, pace: DevicePace | None) -> SimDevice:
+        return SimDevice(spec, gpu, pool, self.settings.gpu, self.queue, self, self.cluster.timing, pace)
 
     # --- between the parts ---
 

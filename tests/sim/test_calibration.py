@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections import Counter
 from pathlib import Path
+from statistics import median
 
 import msgspec
 import numpy as np
@@ -15,6 +16,7 @@ from hypothesis import strategies as st
 from benchmarks.sim.calibrations import calibrated
 from prism.core.errors import InvalidValue
 from prism.sim.calibrate import (
+    TOGETHER_OUTPUT,
     activation_s,
     building_s,
     calibrate,
@@ -203,6 +205,18 @@ def test_several_calibrations_are_told_of_all() -> None:
     assert both.slower == pytest.approx(one.slower)  # each beside its own lone answers
     step_s, longer_s = (fit(each.table).costs["a"]["overhead_s"] for each in (one, both))
     assert step_s < longer_s < 1.5 * step_s
+
+
+def test_on_paced_devices_engines_have_turns_of_the_declared_time() -> None:
+    specs = tuple(tiny_spec(name, keep_alive_s=10.0) for name in ("a", "b", "c"))
+    plan = plan_run([s.name for s in specs], pause_s=2.0, keep_alive_s=10.0)
+    cluster = parse_cluster({"groups": [{"gpu": "cpu", "gpus_per_node": 2}], "timing": {"front": "0"}}, "test")
+    records = run(cluster, specs, list(plan.rows))[0].world.recorder.records
+    alone = [r.tpot_s for r in records if r.row in plan.alone and r.output_tokens == TOGETHER_OUTPUT and r.tpot_s]
+    found = calibrated([records], plan, 2, dict.fromkeys("abc", 0.8 * median(alone)))
+    assert (found.share, found.background, found.crowding) == (pytest.approx(0.8, rel=0.05), 0.0, 0.0)
+    assert found.table.gpu_overrides["engine_share"] == found.share
+    assert calibrated([records], plan, 2, dict.fromkeys("abc", 1.0)).share == 1.0  # more than it took: all of it
 
 
 def slower(record: RequestRecord, times: float) -> RequestRecord:

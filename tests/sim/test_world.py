@@ -8,10 +8,15 @@ from pathlib import Path
 import pytest
 
 from prism.core.errors import InvalidValue
+from prism.core.events import EngineUp, GpuEvent
 from prism.core.ids import DeviceId
+from prism.core.pace import DevicePace
 from prism.core.settings import PolicySettings
+from prism.core.specs import DeviceKind
+from prism.policy.profiles import step_rates
 from prism.sim.capacity import fewest_gpus
-from prism.sim.cluster_file import load_cluster
+from prism.sim.cluster_file import load_cluster, parse_cluster
+from prism.sim.device import SimDevice
 from prism.sim.inputs import Inputs, resized
 from prism.sim.models import known_spec
 from prism.sim.objectives import dedicated_objectives, with_objectives
@@ -139,3 +144,20 @@ def test_resized_keeps_the_kind() -> None:
     cluster = resized(load_cluster(EXAMPLES / "cluster-32xh100.yaml"), 20)
     assert cluster.gpus == 20
     assert [(g.gpu, g.nodes, g.gpus_per_node) for g in cluster.groups] == [("H100", 2, 8), ("H100", 1, 4)]
+
+
+def test_device_schedulers_begin_with_the_declared_pace(monkeypatch: pytest.MonkeyPatch) -> None:
+    begun: list[EngineUp] = []
+    tell = SimDevice.tell
+
+    def listening(device: SimDevice, event: GpuEvent) -> None:
+        begun.extend([event] if isinstance(event, EngineUp) else [])
+        tell(device, event)
+
+    monkeypatch.setattr(SimDevice, "tell", listening)
+    spec, rows = tiny_spec("a"), [TraceRow(1.0, "a", 16, 4)]
+    for group in ({}, {"pace": {"layer": "5ms", "decode_sequence": "1ms"}}):
+        run(parse_cluster({"groups": [{"gpu": "cpu", **group}]}, "test"), (spec,), rows)
+    guessed, declared = (event.rates for event in begun)
+    assert guessed is None
+    assert declared == step_rates(spec, DeviceKind.HOST, DevicePace(layer_s=0.005, decode_sequence_s=0.001))
