@@ -55,7 +55,8 @@ def calibrated(
     }
     share, background = fit_sharing(slower, cores) if declared_s is None else (_turn(runs, plan, declared_s), 0.0)
     crowding = fit_crowding(slower, cores, share, background) if declared_s is None else 0.0
-    overrides = {"engine_share": share, "thread_share": 1.0 / cores}
+    # Engines of a paced device have it in turns, whatever their batch; the system beside them takes nothing of it.
+    overrides = {"engine_share": share, "thread_share": 1.0 / cores if declared_s is None else 0.0}
     tables = [
         calibrate((r for r in records if r.row in plan.alone), "cpu", f"{cores} cores, virtual devices", overrides)
         for records in runs

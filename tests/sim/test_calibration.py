@@ -215,7 +215,7 @@ def test_on_paced_devices_engines_have_turns_of_the_declared_time() -> None:
     alone = [r.tpot_s for r in records if r.row in plan.alone and r.output_tokens == TOGETHER_OUTPUT and r.tpot_s]
     found = calibrated([records], plan, 2, dict.fromkeys("abc", 0.8 * median(alone)))
     assert (found.share, found.background, found.crowding) == (pytest.approx(0.8, rel=0.05), 0.0, 0.0)
-    assert found.table.gpu_overrides["engine_share"] == found.share
+    assert found.table.gpu_overrides == {"engine_share": found.share, "thread_share": 0.0}  # of every batch alike
     assert calibrated([records], plan, 2, dict.fromkeys("abc", 1.0)).share == 1.0  # more than it took: all of it
 
 
