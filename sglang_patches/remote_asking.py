@@ -21,6 +21,7 @@ from prism.remote.messages import (
     PeerHello,
     PeerWelcome,
     RunPieces,
+    RunRest,
 )
 from sglang_patches.remote_batches import BatchPart
 from sglang_patches.remote_peer import MEASURED_BYTES
@@ -175,6 +176,11 @@ class PeerAsking:
         self._batch += 1
         sent = pack_tensors(t for t in state or () if t is not None)
         return self.questions.send(stop.peer.link, self._work(stop, part), self._batch, sent)
+
+    def run_rest(self, question: Question, first: int, tensors: Sequence[Any]) -> None:
+        """What was asked has run here up to ``first``: state, K and V (:class:`prism.remote.messages.RunRest`)."""
+        link, batch = question
+        link.send(RunRest(batch=batch, first=first), pack_tensors(tensors))
 
     def nap(self, waits: bool, since_s: float, most_s: float = NAP_S) -> None:
         """See :meth:`Questions.nap`."""

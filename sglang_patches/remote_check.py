@@ -30,6 +30,8 @@ def check_work(work: RunPieces, held: Set[int], rows: int, width: int, slots: in
         raise BadMessage(f"{count} rows, {len(set(work.rows))} of them different, and {len(work.seq_lens)} lengths")
     if not all(0 < length <= width for length in work.seq_lens):
         raise BadMessage(f"sequence lengths must be in [1, {width}]")
+    if work.since is not None:
+        _check_since(work, held)
     if work.decode:
         if tokens != count:
             raise BadMessage(f"{tokens} tokens for {count} requests that decode")
@@ -46,6 +48,15 @@ def _check_table(work: RunPieces, rows: int, width: int, slots: int) -> None:
         _within("table_slots", work.table_slots, slots)
 
 
+def _check_since(work: RunPieces, held: Set[int]) -> None:
+    """What ran elsewhere was to run here, and read no KV but its own."""
+    assert work.since is not None
+    if not 1 <= work.since < work.first or not held >= set(range(work.since, work.first)):
+        raise BadMessage(f"pieces [{work.since}, {work.first}) are said to have run for this engine")
+    if work.decode or any(work.prefix_lens):
+        raise BadMessage("only prompts from their beginning are run in this engine's stead")
+
+
 def _check_prefill(work: RunPieces, tokens: int, count: int) -> None:
     if not len(work.prefix_lens) == len(work.extend_lens) == count:
         raise BadMessage(f"{count} requests, {len(work.prefix_lens)} prefixes and {len(work.extend_lens)} extents")
@@ -59,6 +70,13 @@ def _check_prefill(work: RunPieces, tokens: int, count: int) -> None:
 def _within(name: str, values: Sequence[int], bound: int) -> None:
     if min(values) < 0 or max(values) >= bound:
         raise BadMessage(f"{name} must be in [0, {bound}), got {min(values)} to {max(values)}")
+
+
+def check_kv(tensors: Sequence[Any], wanted: Sequence[tuple[Any, tuple[int, ...]]]) -> None:
+    """Raises :class:`BadMessage` unless ``tensors`` are of these types and shapes."""
+    found = [(t.dtype, tuple(t.shape)) for t in tensors]
+    if found != list(wanted):
+        raise BadMessage(f"K and V were to come as {wanted}, got {found}")
 
 
 def check_state(tensors: Sequence[Any], first: int, tokens: int, hidden: int, dtype: Any) -> None:

@@ -15,7 +15,7 @@ from prism.memory.errors import OutOfMemory
 from prism.remote.messages import FetchKv, RunPieces
 from prism.remote.notes import DoForeign
 from sglang_patches.remote_batches import BatchPart, forward_batch
-from sglang_patches.remote_check import BadMessage, check_state, check_work
+from sglang_patches.remote_check import BadMessage, check_kv, check_state, check_work
 from sglang_patches.remote_memory import ForeignKv
 from sglang_patches.remote_pieces import ModelPieces, State
 from sglang_patches.remote_ranks import Ranks
@@ -100,11 +100,16 @@ class ForeignRun:
         table = kv.rows.req_to_token
         bounds = (table.shape[0], table.shape[1], kv.slots, self._config.vocab_size)
         check_work(work, self.held - {self._pieces.count - 1}, *bounds)
-        state = unpack_tensors(tensors, self._runner.device)
+        came = unpack_tensors(tensors, self._runner.device)
+        state, rows = came[: min(work.first, 2)], came[min(work.first, 2) :]
         check_state(state, work.first, len(work.token_ids), self._config.hidden_size, self._runner.dtype)
+        ran = 0 if work.since is None else work.first - work.since
+        check_kv(rows, kv.rows_like(ran, len(work.token_ids)) if ran else [])
         kv.back(work.out_slots)
         if not kv.has(work.table_slots):
             raise BadMessage("its request table names slots that nothing was written to")
+        if work.since is not None:
+            kv.write(work.since - 1, work.out_slots, *rows)
         return kv, None if not state else (state[0], state[1] if len(state) > 1 else None)
 
     def _kv_of(self, number: int, slots: int) -> ForeignKv:

@@ -27,6 +27,10 @@ BRING_S: Final = 0.003
 """Between two steps, beside the slice of KV that may be fetched there, too: no estimate of a pause counts it,"""
 BRING_SHARE: Final = 0.1
 """or such a part of the last one, if that is more: weights come faster than long steps would let them in."""
+WORTH_TAKING: Final = 0.25
+"""Of the layers that peers run, while requests run and not all is here: for each time that some are taken over nothing
+is begun, and peers are asked for KV between two of their steps. What comes later is run ahead meanwhile
+(:mod:`sglang_patches.remote_ahead`)."""
 LOOK_S: Final = 0.005
 """An engine without work looks so often whether weights have come: others may wait for its next layer, and what fills
 host memory is another process, or a thread of this one."""
@@ -89,7 +93,12 @@ class Growth:
         """Layers are being taken over, or are here to be."""
         if self._order is None or not self._leader.remote:
             return False
-        return self._taking is not None or bool(self._may_take())
+        return self._taking is not None or bool(self._may_take(idle=False))
+
+    def look(self) -> None:
+        """Bring what has arrived, while batches are with peers."""
+        if self.weights_came:
+            self.go_on(idle=False, alone=False)
 
     def go_on(self, idle: bool, alone: bool = True) -> None:
         """Bring the pieces that have arrived (all of them while nothing runs, else as many as :data:`BRING_S` suffices
@@ -142,7 +151,7 @@ class Growth:
 
     def _take_over(self, way: KvWay, idle: bool) -> None:
         """KV is fetched whenever pieces have come, and requests begin again once only, when all have."""
-        if self._taking is None and (found := self._to_take(way)) is not None and found.fetches:
+        if self._taking is None and (found := self._to_take(way, idle)) is not None and found.fetches:
             self._taking = found
         if (kv := self._taking) is None:
             return
@@ -157,16 +166,20 @@ class Growth:
         self.stop_taking()
         self._grew(grown(self._leader.route, kv.runs), None if kv.nothing else kv.told)
 
-    def _may_take(self) -> Any:
+    def _may_take(self, idle: bool) -> Any:
         """What is here and runs at peers, if it is to be taken over now."""
         held = self._foreign.held
         runs, whole = ends_held(self._leader.route, held), len(held) == self._pieces.count
         waits = self._order is not None and self._order.when_whole
-        return runs if whole or not (waits or len(held) == self._declined) else None
+        if whole or not runs:
+            return runs
+        at_peers = sum(stop.end - stop.first for stop in self._leader.route if stop.peer is not None)
+        few = not idle and sum(run.end - run.first for run in runs) < WORTH_TAKING * at_peers
+        return None if waits or few or len(held) == self._declined else runs
 
-    def _to_take(self, way: KvWay) -> KvTaking | None:
+    def _to_take(self, way: KvWay, idle: bool) -> KvTaking | None:
         """What is here and runs at peers. When its KV is better made again, that is done when everything is here."""
-        if not (runs := self._may_take()):
+        if not (runs := self._may_take(idle)):
             return None
         held = self._foreign.held
         whole = len(held) == self._pieces.count

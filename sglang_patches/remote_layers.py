@@ -25,10 +25,11 @@ from typing import Any
 from prism.core.errors import PrismError
 from prism.remote.hub import LinkHub
 from prism.remote.link import PeerLink, Received
-from prism.remote.messages import FetchKv, Leading, MeasureLink, PeerHello, RunPieces
+from prism.remote.messages import FetchKv, Leading, MeasureLink, PeerHello, RunPieces, RunRest
 from prism.remote.orders import GrowRoute, HoldPieces, Order, ServeLayers, SetRoute
 from prism.remote.state import RemoteState
 from sglang_patches.kv_guard import refuse
+from sglang_patches.remote_ahead import RunAhead
 from sglang_patches.remote_asking import PeerAsking
 from sglang_patches.remote_growth import LOOK_S, Growth
 from sglang_patches.remote_lead import RouteLeader
@@ -64,7 +65,9 @@ class RemoteLayers:
         )
         self._hub.on_handed = self._routes.greet_ahead
         self._growth = Growth(scheduler, self._pieces, self._foreign, self._leader, self._routes, ranks)
-        self.under_way = BatchesUnderWay(scheduler, self._pieces, self._leader, self._is_quiet)
+        self.under_way = BatchesUnderWay(
+            scheduler, self._pieces, self._leader, self._is_quiet, RunAhead(scheduler, self._asking, self._has_time)
+        )
         self._relay = Relay(self._hub, self._pass_on)
         if self._seat.world == 1:  # ranks do everything at the same steps
             self._pieces.computing = self._relay.computing
@@ -112,6 +115,7 @@ class RemoteLayers:
             parts=self._leader.parts,
             ahead=MOST - 1 if self.under_way.possible else 1,
             most=self.under_way.most,
+            run_ahead=self.under_way.run_ahead,
         )
 
     def due(self, orders: Sequence[Order]) -> list[Order]:
@@ -125,6 +129,11 @@ class RemoteLayers:
     def _is_quiet(self) -> bool:
         """Nothing is to be begun beside other batches: orders wait, or layers are to be taken over."""
         return bool(self._late) or self._growth.takes_over or self._routes.stalled
+
+    def _has_time(self) -> frozenset[int]:
+        """While its batches are with peers: what is here by now, if nobody waits for this engine."""
+        self._growth.look()
+        return frozenset() if self._foreign.waiting else self._foreign.held
 
     def _begins_again(self) -> list[Any]:
         self._growth.stop_taking()
@@ -187,7 +196,7 @@ class RemoteLayers:
 
     def _deal(self, arrived: Sequence[tuple[PeerLink, Received]]) -> None:
         for link, received in arrived:
-            asked = isinstance(received.message, PeerHello | MeasureLink | Leading | RunPieces | FetchKv)
+            asked = isinstance(received.message, PeerHello | MeasureLink | Leading | RunPieces | RunRest | FetchKv)
             (self._foreign if asked else self._asking).take(link, received)
 
     def _pass_on(self) -> None:

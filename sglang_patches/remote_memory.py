@@ -82,6 +82,17 @@ class ForeignKv:
         chosen = slice(first - self.first, end - self.first)
         return _rows(self.pool.k_buffer[chosen], index), _rows(self.pool.v_buffer[chosen], index)
 
+    def write(self, first: int, slots: list[int], k: Any, v: Any) -> None:
+        """K and V of layers [first, first + len(k)), as :meth:`read` has them."""
+        index = torch.tensor(slots, dtype=torch.int64)
+        for layer, (k_rows, v_rows) in enumerate(zip(k, v, strict=True), first - self.first):
+            self.pool.k_buffer[layer][index] = k_rows
+            self.pool.v_buffer[layer][index] = v_rows
+
+    def rows_like(self, layers: int, tokens: int) -> list[tuple[Any, tuple[int, ...]]]:
+        """Type and shape of K and of V as :meth:`write` takes them."""
+        return [(one.dtype, (layers, tokens, *one.shape[1:])) for one in (self.pool.k_buffer[0], self.pool.v_buffer[0])]
+
     def close(self) -> None:
         """Give everything back. Nothing here may be used any more."""
         self.pool = self.rows = self.backend = None

@@ -10,6 +10,7 @@ from contextlib import suppress
 from typing import Any, Final
 from weakref import WeakKeyDictionary, WeakSet
 
+import msgspec
 import torch
 
 from prism import memory
@@ -26,6 +27,7 @@ from prism.remote.messages import (
     PeerWelcome,
     Refused,
     RunPieces,
+    RunRest,
 )
 from prism.remote.notes import DoForeign, LeadersGone, Note
 from sglang_patches.remote_foreign import ForeignRun, NotDone
@@ -93,8 +95,22 @@ class ForeignWork:
                 link.send(Measured(batch=batch), pack_tensors([sent]))
             case Leading(now=now) if link in self._numbers:
                 (self._leading.add if now else self._leading.discard)(link)
+            case FetchKv() if not any(whose is link for whose, _ in self._queue):
+                self._queue.appendleft((link, received))  # a copy, for which streams stand still
+            case RunRest() as rest:
+                self._shorten(link, rest, received)
             case _:
                 self._queue.append((link, received))
+
+    def _shorten(self, link: PeerLink, rest: RunRest, received: Received) -> None:
+        """Less is to be done of what waits; nothing, if it does not wait any more."""
+        for i, (whose, asked) in enumerate(self._queue):
+            work = asked.message
+            if whose is link and isinstance(work, RunPieces) and work.batch == rest.batch:
+                since = work.first if work.since is None else work.since
+                less = msgspec.structs.replace(work, first=rest.first, since=since)
+                self._queue[i] = (link, Received(less, received.tensors))
+                return
 
     def _greet(self, link: PeerLink, hello: PeerHello) -> None:
         problem = ""

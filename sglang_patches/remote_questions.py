@@ -75,6 +75,10 @@ class Questions:
             raise PeerLost(f"{link.peer} refused: {answer.message.reason}")
         return answer
 
+    def waits(self, question: Question) -> bool:
+        """Whether its answer is still to come."""
+        return question in self._asked and question not in self._answers and not question[0].closed
+
     def answered(self, question: Question) -> bool:
         """Whether the answer is there, and nobody has taken it."""
         return question in self._answers

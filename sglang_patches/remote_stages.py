@@ -35,6 +35,8 @@ class Stages(Generic[Stop, Part, State, Question]):
     """The answer, if it is there."""
     nap: Callable[[bool, float], None]
     """Take what arrived, after waiting for it if nothing else can be done (True), as it has been since a time."""
+    run_ahead: Callable[[Stop, Part, State | None, Question], bool] | None = None
+    """Run some of what a peer was asked here, while it waits there; False: nothing was."""
 
 
 class Passing(Generic[Stop, Part, State, Question]):
@@ -81,6 +83,14 @@ class Passing(Generic[Stop, Part, State, Question]):
             self._states[i] = self._stages.run_here(self._stops[self._at[i]], self._parts[i], self._states[i])
             self._at[i] += 1
         return moved or bool(ready)
+
+    def run_ahead(self) -> bool:
+        """Do some of what waits for a peer, of the oldest part of which anything can be done here; False: of none."""
+        ahead = self._stages.run_ahead
+        return ahead is not None and any(
+            question is not None and ahead(self._stops[self._at[i]], self._parts[i], self._states[i], question)
+            for i, question in enumerate(self._asked)
+        )
 
     def pass_on(self) -> bool:
         """Take the answers that are there, and ask for what may be asked next; False: there were none. May be called

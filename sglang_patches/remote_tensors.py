@@ -16,6 +16,11 @@ Unpacked = tuple[tuple[TensorHead, memoryview], ...]
 """Tensors as they arrived."""
 
 
+def can_travel(tensor: Any) -> bool:
+    """Whether there is a word for its type."""
+    return tensor.dtype in _TYPES.values()
+
+
 def pack_tensors(tensors: Iterable[Any]) -> list[Packed]:
     """(dtype, shape, bytes) of each; bytes of host tensors are not copied, so they must not change until sent."""
     packed: list[Packed] = []

@@ -33,6 +33,7 @@ import torch
 from prism.policy.live.micro_batches import micro_batches
 from sglang_patches.hooks import Hook, HookKind
 from sglang_patches.long_prompts import long_of
+from sglang_patches.remote_ahead import RunAhead
 from sglang_patches.remote_batches import BatchPart, forward_batch, scheduled_batch
 from sglang_patches.remote_lead import RouteLeader
 from sglang_patches.remote_pieces import ModelPieces, State
@@ -67,8 +68,11 @@ class BegunBatch:
 class BatchesUnderWay:
     """Of one engine. ``quiet``: nothing is to be begun beside others."""
 
-    def __init__(self, scheduler: Any, pieces: ModelPieces, leader: RouteLeader, quiet: Callable[[], bool]) -> None:
+    def __init__(
+        self, scheduler: Any, pieces: ModelPieces, leader: RouteLeader, quiet: Callable[[], bool], ahead: RunAhead
+    ) -> None:
         self._scheduler, self._pieces, self._leader, self._quiet = scheduler, pieces, leader, quiet
+        self._ahead = ahead
         self._runner = scheduler.tp_worker.model_runner
         self._begun: list[BegunBatch] = []
         self._ended: list[Any] = []
@@ -88,6 +92,11 @@ class BatchesUnderWay:
         """Those that are in neither of SGLang's batches."""
         batches = [begun.batch for begun in self._begun if not begun.decodes] + self._ended
         return list(dict.fromkeys(req for batch in batches for req in batch.reqs))
+
+    @property
+    def run_ahead(self) -> int:
+        """Pieces that were run in the peers' stead, so far."""
+        return self._ahead.pieces
 
     @property
     def possible(self) -> bool:
@@ -171,7 +180,7 @@ class BatchesUnderWay:
             if looks and self._begin_beside():
                 continue
             looks = scheduler.grammar_manager.has_waiting_grammars()
-            if moved := passing.advance():
+            if moved := passing.advance() or passing.run_ahead():
                 self._moved_s = time.monotonic()
             self._leader.asking.nap(not moved, self._moved_s, _NAP_S)
         first = self._begun.pop(0)
@@ -246,7 +255,11 @@ class BatchesUnderWay:
             answer = asking.questions.answer(question)
             return None if answer is None else asking.state(stop, part, answer)
 
-        stages = Stages(lambda stop: stop.peer is None, self._run_here, asking.send_part, received, asking.nap)
+        def ahead(stop: Stop, part: BatchPart, state: State | None, question: Question) -> bool:
+            return self._ahead.go_on(stop, part, state, question, self._run_here)
+
+        here = self._run_here
+        stages = Stages(lambda stop: stop.peer is None, here, asking.send_part, received, asking.nap, ahead)
         return Passing(self._leader.stops_before_head(), stages)
 
     def _run_here(self, stop: Stop, part: BatchPart, state: State | None) -> State:

@@ -120,7 +120,10 @@ class LiveRoutes:
         facts = [helper.facts for helper in helpers]
         if leader.state is InstanceState.LOADING and leader.begins.waits_for_company:
             facts = [one for one in facts if one.company is not Company.OTHER]
-        return plan_routes(piece_count(leader), held, facts, leader.begins.pipelined)
+        count = piece_count(leader)
+        whole = {one.name for one in facts if len(one.held) == count}
+        before = sum(str(key) not in whole and key < leader.key for key in leader.begins.company)
+        return plan_routes(count, held, facts, leader.begins.pipelined, before)
 
     # --- reached ---
 

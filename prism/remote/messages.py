@@ -10,7 +10,7 @@ from typing import Final
 
 import msgspec
 
-VERSION: Final = 2
+VERSION: Final = 3
 """Of all messages here together; both sides must speak the same."""
 
 
@@ -79,6 +79,18 @@ class RunPieces(_Remote, frozen=True, kw_only=True):
     table_slots: list[int]
     prefix_lens: list[int] = []
     extend_lens: list[int] = []
+    since: int | None = None
+    """Pieces [since, first) ran at the leader in the peer's stead; their K and V of the new tokens are further tensors,
+    ``[layers, tokens, heads, dim]``."""
+
+
+class RunRest(_Remote, frozen=True, kw_only=True):
+    """While what was asked with the number ``batch`` waited for the peer, the leader has run it up to ``first``: the
+    tensors are the state there, and K and V of all that it has run. Dropped where the peer has begun; what it answers
+    then is the same. Without an answer of its own."""
+
+    batch: int
+    first: int
 
 
 class HiddenStates(_Remote, frozen=True, kw_only=True):
@@ -110,7 +122,17 @@ class Refused(_Remote, frozen=True, kw_only=True):
 
 
 Message = (
-    PeerHello | PeerWelcome | MeasureLink | Measured | Leading | RunPieces | HiddenStates | FetchKv | KvRows | Refused
+    PeerHello
+    | PeerWelcome
+    | MeasureLink
+    | Measured
+    | Leading
+    | RunPieces
+    | RunRest
+    | HiddenStates
+    | FetchKv
+    | KvRows
+    | Refused
 )
 
 

@@ -40,3 +40,5 @@ class RemoteState(msgspec.Struct, frozen=True, kw_only=True):
     """Steps' worth of prompts that it may have at once: a leader begins some while others are with its peers."""
     most: int = 0
     """Batches that were under way over its route at the same time, so far."""
+    run_ahead: int = 0
+    """Pieces that it ran in its peers' stead while batches waited for them, so far."""

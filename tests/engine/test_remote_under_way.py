@@ -73,6 +73,25 @@ async def test_a_peer_stopped_then_killed_with_several_batches(rig: Rig) -> None
         await p.check((1, 66))
 
 
+@pytest.mark.parametrize("name", ["demo-llama", "demo-qwen3"])
+async def test_what_waits_for_a_stopped_peer_is_run_ahead(rig: Rig, name: str) -> None:
+    """The peer is left with less of it, or, for prompts whose beginning it knows, with what it was asked; what decodes
+    afterwards finds its KV there."""
+    async with pair(rig, name, chunked_prefill_size=4 * CHUNK) as p:
+        await p.leader.remote.set_route(p.over(p.path, 1, p.pieces - 1), p.alone())
+        for turn in range(50):
+            os.kill(p.whole.pids[0], signal.SIGSTOP)
+            asked = [prompt(70 + i, CHUNK) + prompt(100 + 5 * turn + i, CHUNK) for i in range(4)]
+            rids = [rig.submit(p.leader, tokenized("", q, NEW)) for q in asked]
+            await asyncio.sleep(0.2 * (turn + 1))  # until then they are with the peer, sooner or later
+            os.kill(p.whole.pids[0], signal.SIGCONT)
+            for rid, q in zip(rids, asked, strict=True):
+                assert await rig.answer(rid) == rig.reference(p.name, q, NEW)
+            if p.leader.load and p.leader.load.remote and p.leader.load.remote.run_ahead:
+                return
+        raise AssertionError("nothing was run ahead")
+
+
 def _most(engine: EngineHandle) -> int:
     return engine.load.remote.most if engine.load and engine.load.remote else 0
 

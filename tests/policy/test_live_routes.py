@@ -40,6 +40,14 @@ def test_one_that_has_all_is_asked_for_all_and_the_others_when_it_is_lost() -> N
     assert len(plan_routes(COUNT, NEW, [helper(str(i)) for i in range(9)])) == 1 + FALLBACKS
 
 
+def test_those_that_begin_at_the_same_moment_are_dealt_to_other_machines() -> None:
+    """Each sees that nobody is led yet; on one machine that is known exactly."""
+    far = [LayerHelper(name, ALL, 0, 0, far=True) for name in ("a", "b")]
+    first = [plan_routes(COUNT, NEW, far, turn=turn)[0] for turn in range(4)]
+    assert first == [over("a"), over("b"), over("a"), over("b")]
+    assert {plan_routes(COUNT, NEW, [*far, helper("here", requests=-1)], turn=i)[0] for i in range(4)} == {over("here")}
+
+
 def test_what_has_come_meanwhile_runs_at_the_leader() -> None:
     (found,) = plan_routes(COUNT, NEW | {3, 6}, [helper("a")])
     assert found == (Hop("", 0, 2), Hop("a", 2, 3), Hop("", 3, 4), Hop("a", 4, 6), Hop("", 6, COUNT))

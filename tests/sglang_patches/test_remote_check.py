@@ -43,12 +43,15 @@ PREFILL = RunPieces(
     table_slots=[5, 6, 7],
 )
 
+AHEAD = msgspec.structs.replace(PREFILL, first=2, since=1, prefix_lens=[0, 0], extend_lens=[1, 2], seq_lens=[1, 2])
+"""Its leader has run piece 1 in the peer's stead."""
+
 
 def check(work: RunPieces) -> None:
     check_work(work, HELD, ROWS, WIDTH, SLOTS, VOCAB)
 
 
-@pytest.mark.parametrize("work", [DECODE, PREFILL], ids=["decode", "prefill"])
+@pytest.mark.parametrize("work", [DECODE, PREFILL, AHEAD], ids=["decode", "prefill", "ahead"])
 def test_what_can_be_is_let_through(work: RunPieces) -> None:
     check(work)
 
@@ -83,6 +86,12 @@ def test_what_can_be_is_let_through(work: RunPieces) -> None:
         (DECODE, {"table_positions": [4, 16]}),
         (DECODE, {"table_positions": [4, -1]}),
         (PREFILL, {"seq_lens": [2, 2]}),
+        (AHEAD, {"since": 2}),
+        (AHEAD, {"since": 0}),
+        (AHEAD, {"since": -1}),
+        (AHEAD, {"first": 3, "end": 5, "since": 2}),
+        (AHEAD, {"prefix_lens": [2, 0]}),
+        (DECODE, {"first": 2, "since": 1}),
     ],
 )
 def test_one_wrong_field_is_refused(work: RunPieces, changes: dict[str, Any]) -> None:

@@ -62,19 +62,24 @@ Route = tuple[Hop, ...]
 
 
 def plan_routes(
-    count: int, held: Set[int], helpers: Sequence[LayerHelper], pipelined: bool = False
+    count: int, held: Set[int], helpers: Sequence[LayerHelper], pipelined: bool = False, turn: int = 0
 ) -> tuple[Route, ...]:
     """Routes for an engine that has ``held`` of ``count`` pieces, the best first: over the engine that runs least for
     others (then: one of its machine, then: that has fewest requests), and over the next ones when it is lost. Where
     none has all that is missing: the one over as few as have it together. ``pipelined``: first over those of its
-    execution pipeline, or else over all that come with it, if they have it together. None: nobody has it. Raises
-    ``ValueError`` for one without the head."""
+    execution pipeline, or else over all that come with it, if they have it together. ``turn``: which one it is of those
+    that begin at the same moment; where only engines of other machines have everything they are dealt to these, since
+    nobody knows yet whom the others ask. None: nobody has it. Raises ``ValueError`` for one without the head."""
     if count - 1 not in held:
         raise ValueError(f"a leader has the head, piece {count - 1}; got {sorted(held)}")
     missing = [piece for piece in range(count) if piece not in held]
     if not missing:
         return ((Hop("", 0, count),),)
     idle_first = sorted(helpers, key=lambda h: (h.led_pieces, h.far, h.requests, h.name))
+    whole = sorted((h for h in helpers if h.held >= set(missing)), key=lambda h: h.name)
+    if whole and all(h.far for h in whole):
+        dealt = whole[turn % len(whole)]
+        idle_first = [dealt, *(h for h in idle_first if h is not dealt)]
     found: dict[Route, None] = {}
     for within in (Company.PIPELINE, Company.DECISION) if pipelined and not found else ():
         found |= dict.fromkeys(_over(count, missing, [h for h in idle_first if h.company <= within]))
