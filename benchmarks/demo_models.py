@@ -6,6 +6,7 @@ import subprocess
 import sys
 import tempfile
 from pathlib import Path
+from typing import Any
 
 from prism.core.ids import ModelName
 from prism.core.specs import ModelShape, ModelSpec
@@ -30,7 +31,7 @@ def given_models(given: Path | None) -> Path:
     return given
 
 
-def pool_spec(folder: Path, **engine_args: str) -> ModelSpec:
+def pool_spec(folder: Path, **engine_args: Any) -> ModelSpec:
     """The model in ``folder`` for an engine pool alone: what only schedulers go by is made up."""
     nbytes = sum(f.stat().st_size for f in folder.glob("*.safetensors"))
     return ModelSpec(

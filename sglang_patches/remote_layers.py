@@ -149,13 +149,13 @@ class RemoteLayers:
         if self._leader.lost or any(peer.lost for peer in self._leader.peers):
             self._routes.go_on_elsewhere()
         self._growth.go_on(self._idle, alone=not self.under_way)
-        if waiting and (self._idle or not self._leader.remote):  # otherwise it is done while the own batch waits
-            self.serve()
+        if waiting and not self._idle and not self._leader.remote:
+            self.serve()  # otherwise it is done while the own batch waits, or because there is none
 
     def rest(self, most_s: float) -> None:
         """Nothing is to be done, for ``most_s`` at most: until a command, a message, or a piece of the model comes. On
         rank 0."""
-        end_s, came = time.monotonic() + most_s, False
+        end_s, came = time.monotonic() + most_s, self._foreign.waiting > 0
         while not came and (left_s := end_s - time.monotonic()) > 0:
             if self._growth.weights_came:
                 return
@@ -163,10 +163,11 @@ class RemoteLayers:
 
     def serve(self) -> None:
         """The scheduler has nothing to run, or its route does not wait for others."""
-        self._ranks.together(self._serve_all)
+        self._ranks.together(self._serve_round)
 
-    def _serve_all(self) -> RanksOutcome:
-        self._foreign.serve(self._foreign.waiting)
+    def _serve_round(self) -> RanksOutcome:
+        """A step of each leader, as engines that share a device take turns; its own next step is behind them."""
+        self._foreign.serve_round()
         return RanksOutcome()
 
     def _agree(self) -> int:
@@ -207,7 +208,7 @@ class RemoteLayers:
     def _wait(self, timeout_s: float) -> None:
         """The leader waits for an answer. On rank 0, while the other ranks do what it tells them."""
         self._pump(0.0 if self._foreign.waiting else timeout_s)
-        self._foreign.serve(1)
+        self._foreign.serve_one()
 
     # --- orders ---
 

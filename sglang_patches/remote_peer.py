@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import logging
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Set
 from contextlib import suppress
 from typing import Any, Final
 from weakref import WeakKeyDictionary, WeakSet
@@ -168,17 +168,28 @@ class ForeignWork:
 
     # --- what they ask ---
 
-    def serve(self, most: int) -> int:
-        """Answer up to ``most`` messages; how many there were. On rank 0, while the others do what it tells them."""
+    def serve_one(self) -> None:
+        """Answer the first message. On rank 0, while the others do what it tells them."""
+        self._serve(frozenset())
+
+    def serve_round(self) -> None:
+        """Answer a message of each leader that has asked something. More may come meanwhile."""
+        served: set[PeerLink] = set()
+        while (link := self._serve(served)) is not None:
+            served.add(link)
+
+    def _serve(self, but: Set[PeerLink]) -> PeerLink | None:
+        """Answer the first message of another leader than those; whose it was."""
         if gone := self.take_gone():
             self._ranks.tell(LeadersGone(leaders=gone))
-        served = 0
-        while self._queue and served < most:
-            link, received = self._queue.popleft()
-            if not link.closed:
-                self._answer(link, received)
-                served += 1
-        return served
+        self._queue = deque(one for one in self._queue if not one[0].closed)
+        at = next((i for i, (link, _) in enumerate(self._queue) if link not in but), None)
+        if at is None:
+            return None
+        link, received = self._queue[at]
+        del self._queue[at]
+        self._answer(link, received)
+        return link
 
     def _answer(self, link: PeerLink, received: Received) -> None:
         work = received.message

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence, Set
+import time
+from collections.abc import Callable, Sequence, Set
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -91,10 +92,17 @@ class KvTaking:
     (pre-copy, as when virtual machines move; lambda-Scale 4.4 and BlitzScale stop for the whole)."""
 
     def __init__(
-        self, scheduler: Any, leader: RouteLeader, runs: Sequence[PieceRun], count: int, way: KvWay, ranks: Ranks
+        self,
+        scheduler: Any,
+        leader: RouteLeader,
+        runs: Sequence[PieceRun],
+        count: int,
+        way: KvWay,
+        ranks: Ranks,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._scheduler, self._leader, self.runs, self._count = scheduler, leader, runs, count
-        self._ranks = ranks
+        self._ranks, self._clock = ranks, clock
         reqs = running(scheduler)
         slots = used_slots(scheduler, reqs)
         self._cache = scheduler.token_to_kv_pool_allocator.get_kvcache()
@@ -107,6 +115,8 @@ class KvTaking:
         self.fetches = bool(ranks.same(int(self.nothing or way is KvWay.FETCH or shorter)))
         self._tokens, self._slice_s = len(slots), 0.0
         self._left, self._times = len(slots) + 1, 1
+        self._last, self._put_s = 0, 0.0
+        """Slots of the last slice, and what it took to put one where it belongs here."""
         if self.fetches:
             leader.here = torch.zeros(len(self._cache.k_buffer[0]), dtype=torch.bool)
 
@@ -134,24 +144,30 @@ class KvTaking:
         self._left, self._tokens = len(left), len(slots)
         part = left if all_at_once else left[: self._ranks.same(self._most)]
         if len(part):
-            self._slice_s = max(self._slice_s, sum(leg.estimated_s for leg in self._legs(len(part))))
+            estimated_s = sum(leg.estimated_s for leg in self._legs(len(part))) + len(part) * self._put_s
+            self._slice_s = max(self._slice_s, estimated_s)
             self._copy(part)
-            self._leader.here[part] = True
+            self._last, self._leader.here[part] = len(part), True
         return len(part) == len(left)
 
     @property
     def _most(self) -> int:
-        """Slots of a slice. One that brings little more than its question costs would only prolong it all."""
+        """Slots of a slice. One that brings little more than its question costs would only prolong it all; and what is
+        known of the link was measured with little, which came out of caches: the first is half as long, and each at
+        most twice as long as the one before."""
         legs = self._legs(1)
         fixed_s = sum(leg.fixed_s for leg in legs)
-        slot_s = sum(leg.estimated_s for leg in legs) - fixed_s
-        limit_s = max(SLICE_S, self._leader.step_s)
-        return max(1, self._times * int(max(limit_s - fixed_s, fixed_s) / slot_s))
+        slot_s = sum(leg.estimated_s for leg in legs) - fixed_s + self._put_s
+        limit_s = max(SLICE_S, self._leader.step_s if self._last else self._leader.step_s / 2)
+        most = self._times * int(max(limit_s - fixed_s, fixed_s) / slot_s)
+        return max(1, min(most, 2 * self._last) if self._last else most)
 
     def _copy(self, slots: Any) -> None:
         wanted = [WantedKv(run.peer, layers) for run in self.runs if (layers := run.layers(self._count))]
         found = self._leader.asking.fetch(wanted, slots.tolist())
+        began_s = self._clock()
         for one, (k, v) in zip(wanted, found, strict=True):
             for i, layer in enumerate(one.layers):
                 self._cache.k_buffer[layer][slots] = k[i]
                 self._cache.v_buffer[layer][slots] = v[i]
+        self._put_s = (self._clock() - began_s) / len(slots)

@@ -56,7 +56,12 @@ def begun_s(capacity: Callable[[float], float], share: float) -> float:
 def main() -> None:
     print(f"one engine: {work_s():.2f} s; the multicast: {MULTICAST_S} s")
     print("\n| sources | they | p90 | last |\n|---|---|---|---|")
-    for sources, they, capacity in ((4, "only send", sending), (2, "only send", sending), (1, "serve", serving)):
+    for sources, they, capacity in (
+        (4, "only send", sending),
+        (2, "only send", sending),
+        (1, "serve", serving),
+        (2, "serve", serving),
+    ):
         p90_s, last_s = (begun_s(partial(capacity, sources), share) for share in (0.9, 1.0))
         print(f"| {sources} | {they} | {p90_s:.2f} | {last_s:.2f} |")
 

@@ -29,11 +29,12 @@ import time
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from benchmarks.demo_models import given_models, pool_spec
 from prism.core.ids import DeviceId, Generation, NodeId
 from prism.core.instances import InstanceKey, whole_model
+from prism.core.pace import DevicePace
 from prism.core.specs import DeviceKind, DeviceSpec
 from prism.engine.api import Work
 from prism.engine.handle import EngineHandle
@@ -93,11 +94,11 @@ def gaps(times_s: list[float], first_s: float, end_s: float) -> list[float]:
 class SwitchBed:
     """Two devices and a client."""
 
-    def __init__(self, folder: Path, model: Path) -> None:
-        self.folder, self.spec = folder, pool_spec(model, dtype="float32")
+    def __init__(self, folder: Path, model: Path, pace: DevicePace | None = None, **engine_args: Any) -> None:
+        self.folder, self.spec = folder, pool_spec(model, dtype="float32", **engine_args)
         self.devices = [DeviceId(f"local/host:{i}") for i in range(2)]
         options = PoolOptions(run_dir=folder / "run", account_dir=folder / "accounts", store_dir=folder / "store")
-        specs = [DeviceSpec(d, NodeId("local"), DeviceKind.HOST, DEVICE_BYTES) for d in self.devices]
+        specs = [DeviceSpec(d, NodeId("local"), DeviceKind.HOST, DEVICE_BYTES, pace=pace) for d in self.devices]
         self.pool = EnginePool(specs, options)
         self.inbox = Inbox(f"ipc://{folder}/front")
         self.streams: dict[str, Stream] = {}
@@ -119,6 +120,7 @@ class SwitchBed:
         return await self.pool.activate(key, self.spec, part, first_pieces=first_pieces)
 
     def ask(self, handle: EngineHandle, prompt: int, answer: int) -> Stream:
+        """A prompt that no other one begins like."""
         self.number += 1
         rid = f"r{self.number}"
         stream = self.streams[rid] = Stream()

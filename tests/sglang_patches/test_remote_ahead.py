@@ -28,8 +28,8 @@ def part(prefix: int = 0, decodes: bool = False) -> BatchPart:
 class Link:
     """With so many bytes that the kernel has not taken."""
 
-    def __init__(self, unsent_bytes: int = 0) -> None:
-        self.unsent_bytes = unsent_bytes
+    def __init__(self, unsent_bytes: int = 0, closed: bool = False) -> None:
+        self.unsent_bytes, self.closed = unsent_bytes, closed
 
 
 class Asking:
@@ -118,3 +118,20 @@ def test_a_peer_does_less_of_what_waits_and_copies_kv_first() -> None:
     found = [(link, type(one.message), getattr(one.message, "first", 0)) for link, one in peer._queue]
     assert found == [(c, FetchKv, 0), (a, RunPieces, 2), (b, RunPieces, 2), (a, RunPieces, 4), (a, FetchKv, 0)]
     assert [getattr(one.message, "since", None) for _, one in peer._queue][3] == 2
+
+
+def test_between_two_steps_a_peer_does_one_step_of_each_leader() -> None:
+    """However much one of them has begun; who is gone is not answered."""
+    peer: Any = ForeignWork.__new__(ForeignWork)
+    peer._queue, peer._gone, peer._ranks = deque(), [], SimpleNamespace()
+    answered: list[tuple[Any, int]] = []
+    peer._answer = lambda link, received: answered.append((link, received.message.batch))
+    a, b, gone = Link(), Link(), Link(closed=True)
+    for link, batch in ((a, 1), (a, 2), (gone, 1), (a, 3), (b, 1)):
+        peer.take(link, work(batch))
+    peer.serve_round()
+    assert answered == [(a, 1), (b, 1)] and peer.waiting == 2
+    peer.serve_round()
+    peer.serve_one()
+    peer.serve_round()
+    assert answered == [(a, 1), (b, 1), (a, 2), (a, 3)] and not peer.waiting

@@ -67,6 +67,31 @@ def test_what_a_pipeline_runs_is_taken_over_when_all_of_it_is_here(monkeypatch: 
     assert asked == [7, 8]
 
 
+@pytest.mark.parametrize(("came", "idle", "taken"), [(1, False, False), (2, False, True), (1, True, True)])
+def test_requests_are_not_stopped_for_every_layer_that_comes(
+    monkeypatch: pytest.MonkeyPatch, came: int, idle: bool, taken: bool
+) -> None:
+    """A quarter of what peers run is worth it; and nobody is stopped where nothing runs."""
+    asked: list[Any] = []
+
+    def taking(*given: Any) -> Any:
+        asked.append(given)
+        return SimpleNamespace(fetches=False)
+
+    monkeypatch.setattr(remote_growth, "KvTaking", taking)
+    scheduler = SimpleNamespace(server_args=SimpleNamespace(prism_seat=None))
+    peer = SimpleNamespace(lost=False)
+    route = (Stop(None, 0, 2), Stop(peer, 2, 9), Stop(None, 9, 10))  # type: ignore[arg-type]
+    foreign = SimpleNamespace(held=frozenset({0, 1, 9, *range(2, 2 + came)}))
+    leader = SimpleNamespace(remote=True, here=None, route=route)
+    pieces, routes = SimpleNamespace(count=10, layers=8), SimpleNamespace(stalled=False)
+    growth = Growth(scheduler, pieces, foreign, leader, routes, OneRank())  # type: ignore[arg-type]
+    growth.begin(GrowRoute(number=1))
+    assert growth.takes_over is (came == 2)
+    growth._take_over(KvWay.AUTO, idle)
+    assert bool(asked) is taken
+
+
 def held_after_a_step(monkeypatch: pytest.MonkeyPatch, each_s: float, idle: bool, step_s: float = 0.0) -> int:
     weights = Weights(each_s)
     monkeypatch.setattr(remote_growth, "time", SimpleNamespace(monotonic=lambda: weights.now_s))
@@ -94,7 +119,11 @@ def test_an_engine_that_rests_sees_that_weights_have_come() -> None:
     pieces, foreign = SimpleNamespace(count=PIECES, model=None), SimpleNamespace(held=frozenset({0, 1, PIECES - 1}))
     leader, routes = SimpleNamespace(remote=False, here=None, step_s=0.0), SimpleNamespace(stalled=True)
     growth = Growth(scheduler, pieces, foreign, leader, routes, OneRank())  # type: ignore[arg-type]
-    remote: Any = SimpleNamespace(_growth=growth, _seat=seat)
+    others = SimpleNamespace(waiting=1)
+    remote: Any = SimpleNamespace(_growth=growth, _seat=seat, _foreign=others)
+    RemoteLayers.rest(remote, 1e6)
+    assert not waited, "a leader has asked more than one step"
+    others.waiting = 0
     growth.begin(GrowRoute(number=1))
     RemoteLayers.rest(remote, 1e6)
     assert waited == [LOOK_S] * 3 and growth.weights_came
