@@ -22,8 +22,9 @@ constexpr int kLanes = 4;
 constexpr int kShortLanes = 8;            // of rows that are short: more of them begin, and less is asked for ahead
 constexpr std::int64_t kShort = 16 << 10;
 constexpr std::int64_t kLong = 64 << 10;  // a run of rows that is worth lanes of its own
-constexpr std::int64_t kAhead = 4 << 10;  // so far ahead is asked for what is summed as it is copied
-constexpr std::int64_t kPages = 3;        // rows of which the first line is asked for before, for their pages' translations
+constexpr std::int64_t kAhead = 8 << 10;  // so far ahead is asked for what is summed as it is copied
+constexpr std::int64_t kPages = 4;        // rows further ahead their pages' translations are asked for,
+constexpr std::int64_t kTogether = 8;     // those of so many rows at a time
 constexpr std::int64_t kChunk = 4 << 10;
 constexpr std::int64_t kSummed = 128 << 10;  // bytes that are copied before they are summed: still in the caches
 
@@ -129,16 +130,22 @@ std::uint64_t copy_summed(std::int64_t count, std::int64_t width, Copy copy, Add
 }
 
 // Rows that are whole stripes of the sum, to whole lines: copied past the caches and summed as they are read, one after the
-// other. What comes kAhead bytes later is asked for, in whichever row it lies.
-template <typename LaneOf>
+// other. What comes kAhead bytes later is asked for, in whichever row it lies. Before that, the first line of rows that lie
+// anywhere (which those written are where they are `scattered`), for the translation of its page: several at once, since the
+// processor looks for some in the same time as for one, and goes on only when it has found them.
+template <bool scattered, typename LaneOf>
 std::uint64_t stream_summed(std::int64_t count, std::int64_t width, LaneOf lane_of) {
   Xxh3 sum(count * width);
-  std::int64_t soon_row = kAhead / width, soon_at = kAhead % width;
+  std::int64_t soon_row = kAhead / width, soon_at = kAhead % width, asked = 0;
   for (std::int64_t i = 0; i < count; ++i) {
     const Lane now = lane_of(i);
     for (std::int64_t at = 0; at < width;) {
       const Lane soon = lane_of(std::min(soon_row, count - 1));
-      if (soon_at == 0) __builtin_prefetch(lane_of(std::min(soon_row + kPages, count - 1)).from, 0, 2);
+      if (soon_at == 0 && asked <= soon_row + kPages) {
+        for (const std::int64_t end = std::min(asked + kTogether, count); asked < end; ++asked) {
+          __builtin_prefetch(scattered ? lane_of(asked).to : lane_of(asked).from, 0, 2);
+        }
+      }
       const std::int64_t some = std::min({kChunk, width - at, width - soon_at});
       sum.add_streamed(now.to + at, now.from + at, some, soon.from + soon_at, soon.to + soon_at);
       at += some;
@@ -177,7 +184,7 @@ inline void scatter_some(std::uint8_t* base, std::int64_t stride, std::int64_t w
 inline void gather_rows(std::uint8_t* packed, const std::uint8_t* base, std::int64_t stride, std::int64_t width,
                         const std::int64_t* rows, std::int64_t count, bool streamed) {
   if (streamed && detail::streams_summed(packed, width, width)) {  // which costs less than other ways without a sum
-    detail::stream_summed(count, width, [&](std::int64_t i) {
+    detail::stream_summed<false>(count, width, [&](std::int64_t i) {
       return detail::Lane{packed + i * width, base + rows[i] * stride};
     });
     return;
@@ -188,7 +195,7 @@ inline void gather_rows(std::uint8_t* packed, const std::uint8_t* base, std::int
 inline void scatter_rows(std::uint8_t* base, std::int64_t stride, std::int64_t width, const std::int64_t* rows,
                          std::int64_t count, const std::uint8_t* packed) {
   if (detail::streams_summed(base, stride, width)) {
-    detail::stream_summed(count, width, [&](std::int64_t i) {
+    detail::stream_summed<true>(count, width, [&](std::int64_t i) {
       return detail::Lane{base + rows[i] * stride, packed + i * width};
     });
     return;
@@ -201,7 +208,7 @@ inline void scatter_rows(std::uint8_t* base, std::int64_t stride, std::int64_t w
 inline std::uint64_t gather_summed_rows(std::uint8_t* packed, const std::uint8_t* base, std::int64_t stride,
                                         std::int64_t width, const std::int64_t* rows, std::int64_t count, bool streamed) {
   if (streamed && detail::streams_summed(packed, width, width)) {
-    return detail::stream_summed(count, width, [&](std::int64_t i) {
+    return detail::stream_summed<false>(count, width, [&](std::int64_t i) {
       return detail::Lane{packed + i * width, base + rows[i] * stride};
     });
   }
@@ -217,7 +224,7 @@ inline std::uint64_t gather_summed_rows(std::uint8_t* packed, const std::uint8_t
 inline std::uint64_t scatter_summed_rows(std::uint8_t* base, std::int64_t stride, std::int64_t width,
                                          const std::int64_t* rows, std::int64_t count, const std::uint8_t* packed) {
   if (detail::streams_summed(base, stride, width)) {
-    return detail::stream_summed(count, width, [&](std::int64_t i) {
+    return detail::stream_summed<true>(count, width, [&](std::int64_t i) {
       return detail::Lane{base + rows[i] * stride, packed + i * width};
     });
   }
