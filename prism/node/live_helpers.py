@@ -55,6 +55,7 @@ class LiveHelpers:
             if x.key.model == model
             and x is not leader
             and x.state in (InstanceState.LOADING, InstanceState.READY)
+            and not x.life.leaves
             and x.handle is not None
             and x.handle.alive
         ]

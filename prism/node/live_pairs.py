@@ -84,7 +84,7 @@ class LivePairs:
     async def lead(self, leader: LocalInstance, handle: Handle) -> bool:
         """If ``handle`` began with some of its pieces: a route for the others, and to take these over as they come.
         Returns when it can serve: at once, or, if it comes with others, when somebody has what it lacks. False: it has
-        all its weights. Raises :class:`EngineGone` when it ended."""
+        all its weights, or was told to leave. Raises :class:`EngineGone` when it ended."""
         if not handle.began_with:
             return False
         began_s = time.monotonic()
@@ -96,7 +96,7 @@ class LivePairs:
             await self._wait_for_pipeline(leader, handle)
         if not handle.alive:
             raise EngineGone(f"the engine of {leader.key} ended before it served")
-        if has_all(leader):
+        if has_all(leader) or leader.life.leaves:
             self._forget(leader)
             return False
         self._measures.began_early(leader.key.model, leader.part.devices)
@@ -106,10 +106,10 @@ class LivePairs:
         return True
 
     async def _wait_for_pipeline(self, leader: LocalInstance, handle: Handle) -> None:
-        """Until it has a route, or all layers, or has ended. Looks whenever anybody has another layer."""
+        """Until it has a route, or all layers, or has ended or is to. Looks whenever anybody has another layer."""
         news = self._helpers.news
         async with self._helpers.watching(leader):
-            while handle.alive and not self._helpers.peers(leader) and not has_all(leader):
+            while handle.alive and not (self._helpers.peers(leader) or has_all(leader) or leader.life.leaves):
                 number = news.number
                 await self._route(leader, handle)
                 if not self._helpers.peers(leader):

@@ -4,7 +4,8 @@ What may happen, and what its owner does::
 
     state        what happens                                            next         to do
     LOADING      it is loaded                                            READY        SERVE
-    LOADING      it is told to leave                                     LOADING      (it leaves once it is loaded)
+    LOADING      it is told to leave                                     LOADING      (it leaves once it is loaded, or
+                                                                                      has an engine that waits only)
     READY        it is told to leave                                     DRAINING     STOP_ADMITTING
     DRAINING     nothing runs any more, or it is told to carry over,     GONE         END
                  or it has drained for DRAIN_S
@@ -52,6 +53,11 @@ class InstanceLife:
         self.drained_by_s = float("inf")
         """Call :meth:`pass_time` then."""
         self._leaves = self._carries = False
+
+    @property
+    def leaves(self) -> bool:
+        """It was told to."""
+        return self._leaves
 
     @property
     def serves(self) -> bool:

@@ -34,7 +34,7 @@ from prism.obs.metrics import Metrics
 from prism.remote.handing import PREFIX
 from prism.transfer.server import TransferServer
 from prism.transfer.windows import WindowSources
-from prism.wire.messages import ActivateCommand, AgentReport, CommandResult
+from prism.wire.messages import ActivateCommand, AgentReport, CommandResult, DeactivateCommand
 from prism.wire.reports import DeviceStatus
 from tests.outbox import NotedOutbox
 from tests.patience import happens
@@ -117,6 +117,11 @@ class World:
         sent = {mailbox: message for mailbox, message in outbox.sent if isinstance(message, ActivateCommand)}
         return {n: asyncio.create_task(self.machines[n].instances.command(sent[n])) for n in self.machines}
 
+    async def leave(self, name: str) -> CommandResult:
+        """It is told to leave."""
+        order = DeactivateCommand(command=f"down {name}", reply_to="", key=key_of(name), carry=False)
+        return await self.machines[name].instances.command(order)
+
     def held(self, name: str) -> set[int]:
         state = self.machines[name].handle.remote.state
         assert state is not None
@@ -177,6 +182,20 @@ async def test_who_waits_for_a_pipeline_hears_of_the_last_layer_when_it_is_there
         for piece in sorted(ALL)[2 + turn : HEAD : 3]:
             world.machines[name].handle.remote.arrive(piece)
     assert all([(await task).early for task in coming.values()])
+
+
+async def test_who_is_told_to_leave_while_it_waits_for_its_pipeline_leaves_and_the_others_go_on(world: World) -> None:
+    """It waited for layers that might have come minutes later, and kept its device's memory until then."""
+    coming = world.order()
+    await happens(lambda: all(m.begun and m.handle.remote.grows for m in world.machines.values()), "their engines")
+    assert (await world.leave("c")).ok
+    assert not world.machines["c"].instances.all() and (await coming.pop("c")).ok
+    for turn, name in enumerate(("a", "b")):
+        for piece in sorted(ALL)[2 + turn : HEAD : 2]:
+            world.machines[name].handle.remote.arrive(piece)
+    assert all([(await task).early for task in coming.values()])
+    for name, other in (("a", "b"), ("b", "a")):
+        assert world.check_route(name) == {other}
 
 
 @pytest.mark.parametrize("seed", range(3))
