@@ -2,9 +2,10 @@
 
     python -m tests.e2e.live_kills [--newcomers 2] [--tp 2] [--overlap] [--rounds 200] [--minutes 60] [--seed N]
 
-Every round pairs new instances with the one that serves, kills one of them, the agent or the controller, lets the
-weights arrive, and waits until every client has got further answers; each answer must be the reference's. Afterwards
-the server must hold no request, byte or process too many.
+Every round pairs new instances with the one that serves, kills one of them, the agent or the controller, or tells one
+to leave (a scale-down, or an eviction, in the middle of a scale-up), lets the weights arrive, and waits until every
+client has got further answers; each answer must be the reference's. Afterwards the server must hold no request, byte or
+process too many.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ from .server import REPO, Server, catalog, complete, greedy, prompts, start, unt
 from .wellbeing import all_is_well_again
 
 MODEL, TOKENS, CLIENTS = "demo-llama", 24, 6
-VICTIMS = ("peer", "leader", "agent", "controller")
+VICTIMS = ("peer", "leader", "agent", "controller", "peer leaves", "leader leaves")
 
 
 def pair_catalog(models: Path, devices: int = 2, tp: int = 1, overlap: bool = False) -> dict[str, Any]:
@@ -50,8 +51,8 @@ def pair_catalog(models: Path, devices: int = 2, tp: int = 1, overlap: bool = Fa
 class Load:
     """Clients that ask all the time; every answer must be the reference's."""
 
-    def __init__(self, server: Server, models: Path, clients: int = CLIENTS) -> None:
-        self._server, self._path = server, str(models / MODEL)
+    def __init__(self, server: Server, models: Path, clients: int = CLIENTS, model: str = MODEL) -> None:
+        self._server, self._path, self._model = server, str(models / model), model
         self._over = threading.Event()
         self._asked = prompts(8)
         for prompt in self._asked:
@@ -62,7 +63,7 @@ class Load:
     def _ask(self, client: int) -> None:
         while not self._over.is_set():
             prompt = self._asked[(client + len(self._answers) * self._answers[client]) % len(self._asked)]
-            answer = complete(self._server.client, MODEL, prompt, TOKENS)
+            answer = complete(self._server.client, self._model, prompt, TOKENS)
             assert answer == greedy(self._path, prompt, TOKENS)
             self._answers[client] += 1
 
@@ -90,9 +91,9 @@ class Load:
                 each.result()
 
 
-def replicas(server: Server) -> list[dict[str, Any]]:
+def replicas(server: Server, model: str = MODEL) -> list[dict[str, Any]]:
     """Those that serve, the oldest first."""
-    return sorted(server.replicas(MODEL), key=lambda r: int(r["generation"]))
+    return sorted(server.replicas(model), key=lambda r: int(r["generation"]))
 
 
 def remote_of(server: Server) -> dict[str, Any]:
@@ -101,9 +102,9 @@ def remote_of(server: Server) -> dict[str, Any]:
     return (found[-1].get("remote") or {}) if len(found) > 1 else {}
 
 
-def leading(server: Server) -> int:
+def leading(server: Server, model: str = MODEL) -> int:
     """Instances whose layers run elsewhere."""
-    return sum(bool((r.get("remote") or {}).get("peers")) for r in replicas(server))
+    return sum(bool((r.get("remote") or {}).get("peers")) for r in replicas(server, model))
 
 
 def workers_on(server: Server, device: str) -> list[int]:
@@ -123,6 +124,9 @@ def kill(server: Server, victim: str, chance: random.Random) -> None:
             assert pids
             for pid in pids:
                 server.kill(pid)
+        case "peer leaves" | "leader leaves":
+            devices = first if victim == "peer leaves" else chance.choice(others)
+            server.admin(f"models/{MODEL}/unload", {"devices": devices, "carry": chance.random() < 0.5})
         case _:
             server.kill(server.named(victim))
 
@@ -150,9 +154,9 @@ def one_round(
     all_is_well_again(server, models, 1 if tp == 1 else 2)
 
 
-def load_instances(server: Server, instances: int) -> None:
+def load_instances(server: Server, instances: int, model: str = MODEL) -> None:
     try:
-        server.admin(f"models/{MODEL}/load", {"instances": instances})
+        server.admin(f"models/{model}/load", {"instances": instances})
     except httpx.HTTPStatusError as refused:  # the scheduler's own scale-out may have come first
         assert refused.response.status_code < 500, refused.response.text
 
