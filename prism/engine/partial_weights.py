@@ -71,10 +71,9 @@ class HeldTensors:
         cut = self._packed.cut
         entries = (e for e in self._packed.header.tensors if e.name in self._absent)
         leaves = (leaf for e in entries for leaf in cut.holding(self._first[e.name], self._first[e.name] + e.nbytes))
-        if (
-            missing := next((leaf for leaf in leaves if not self._packed.has(range(leaf, leaf + 1))), None)
-        ) is not None:
-            self._packed.tend(missing)
+        missing = [leaf for leaf in leaves if not self._packed.has(range(leaf, leaf + 1))]
+        for leaf in (*missing[:1], *filter(self._packed.is_corrupt, missing)):
+            self._packed.tend(leaf)
 
     def hold(self, model: torch.nn.Module, wanted: Callable[[str], bool]) -> None:
         """Have the tensors one of whose names is ``wanted``, and buffers, and no others. Waits for what has not arrived

@@ -9,7 +9,7 @@ from prism.weights.errors import WeightsError
 from prism.weights.packs.format import PackKey
 from prism.weights.store.disk_fill import lead_parts
 from prism.weights.store.host_copy import open_copy
-from prism.weights.store.weight_store import WeightStore
+from prism.weights.store.weight_store import PackInfo, WeightStore
 from prism.weights.store.whereabouts import Tier
 from prism.wire.reports import PackReport
 
@@ -22,13 +22,16 @@ class HeldPacks:
         self._complete: set[tuple[Path, int]] = set()
         """Files and their inodes."""
         self._first: dict[PackKey, list[tuple[float, float]]] = {}
+        self.damaged: set[PackKey] = set()
+        """Whose copies in memory had a corrupt block, as of the last look."""
 
     def reports(self) -> list[PackReport]:
         """One per pack, whichever tiers it is on."""
         found: dict[PackKey, PackReport] = {}
+        damaged: set[PackKey] = set()
         for info in self._store.ls():
             in_memory = info.tier is Tier.HOST
-            if in_memory and not self._is_whole(info.path):
+            if in_memory and not self._is_whole(info, damaged):
                 continue
             before = found.get(info.key)
             found[info.key] = PackReport(
@@ -39,6 +42,7 @@ class HeldPacks:
                 first=self._first_parts(info.key),
             )
         self._first = {key: first for key, first in self._first.items() if key in found}
+        self.damaged = damaged
         return list(found.values())
 
     def _first_parts(self, key: PackKey) -> list[tuple[float, float]]:
@@ -52,7 +56,8 @@ class HeldPacks:
             self._first[key] = lead_parts(header)
         return self._first[key]
 
-    def _is_whole(self, path: Path) -> bool:
+    def _is_whole(self, info: PackInfo, damaged: set[PackKey]) -> bool:
+        path = info.path
         try:
             mark = (path, path.stat().st_ino)
             if mark not in self._complete:
@@ -61,6 +66,7 @@ class HeldPacks:
                     return False
                 try:
                     if not copy.complete:
+                        damaged |= {info.key} if copy.damaged else set()
                         return False
                 finally:
                     copy.close()

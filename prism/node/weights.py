@@ -21,6 +21,7 @@ from prism.kv.exchange import KvOffers, fetch_kv
 from prism.kv.host_pool import HostPool
 from prism.node.held_packs import HeldPacks
 from prism.node.kept_copies import KeptCopies
+from prism.node.mending import Mending
 from prism.node.threads import in_own_thread
 from prism.transfer.errors import SourceLost, TransferError
 from prism.transfer.link_rates import LinkRates
@@ -120,6 +121,7 @@ class NodeWeights:
         self._arriving: dict[str, _Arriving] = {}
         self._held = HeldPacks(store)
         self.copies = KeptCopies(node, store, self.fetch)
+        self._mending = Mending(node, store, secret)
         self._tasks: set[asyncio.Task[None]] = set()
 
     async def run(self) -> None:
@@ -131,7 +133,14 @@ class NodeWeights:
             if packs != self.packs:
                 self.packs = packs
                 self.changed.set()
+            await self._mend()
             await asyncio.sleep(LOOK_S)
+
+    async def _mend(self) -> None:
+        """Blocks that were corrupt at the last look come from other machines."""
+        for key in self._held.damaged - {a.fetch.key for a in self._arriving.values() if a.ended_s is None}:
+            if found := await asyncio.to_thread(self._mending.plan, key, self.server.address):
+                await self.fetch(*found)
 
     def close(self) -> None:
         for arriving in self._arriving.values():
@@ -169,6 +178,7 @@ class NodeWeights:
         """Weights and files of an activation: here, or on their way, when this returns. Raises
         :class:`WeightsError` when they can be had nowhere; an order with a folder that is here never fails."""
         self.bring_kv(order.key.model, order.mark, order.peers)
+        self._mending.ordered(order.key.model, order.mark, order.peers)
         path = order.spec.path
         here = not Path(path).is_absolute() or (Path(path) / "config.json").is_file()
         plans = [msgspec.msgpack.decode(part, type=NodePlan) for part in order.plans]
@@ -250,10 +260,13 @@ class NodeWeights:
         except FAILURES as error:
             arriving.error = str(error)
             log.error("%s did not arrive: %s", arriving.model, error)
-            self._store.rm(key, (Tier.HOST,))  # what came of it would keep the next activation waiting
+            if not self._mending.mends(arriving.plan):
+                self._store.rm(key, (Tier.HOST,))  # what came of it would keep the next activation waiting
         else:
             progress = arriving.fetch.progress
             log.info("%s arrived in %.3f s from %s", arriving.model, progress.took_s, ", ".join(progress.by_source))
+            if self._mending.mends(arriving.plan):
+                await asyncio.to_thread(self._store.rm, key, (Tier.DISK,))  # it is written anew
             await self._keep(arriving.model, key)
         self._note_links(arriving)
         self.packs = await asyncio.to_thread(self._held.reports)  # before it has ended: who sees the end sees the pack

@@ -27,21 +27,19 @@ SLOW_MBIT, FAST_MBIT = 10.0, 1000.0
 MACHINES = ("b", "c", "d")
 
 
-def pipeline_catalog(models: Path, memory: str, mode: str) -> dict[str, Any]:
+def pipeline_catalog(models: Path, memory: str) -> dict[str, Any]:
     config = catalog(models, memory=memory, count=1, engine_args={"dtype": "float32"})
     only = [model for model in config["models"] if model["name"] == MODEL]
-    return config | {"models": only, "live_scaling": {"mode": mode}}
+    return config | {"models": only, "live_scaling": {"mode": "pipelines"}}
 
 
 @contextmanager
-def running(
-    links: Hosts | None, models: Path, folder: Path, memory: str = "32MiB", mode: str = "pipelines"
-) -> Iterator[Fleet]:
+def running(links: Hosts | None, models: Path, folder: Path, memory: str = "32MiB") -> Iterator[Fleet]:
     """The server on host 0, and three machines with one device each: on hosts of ``links``, or all on loopback."""
     hosts = [Host()] * 4 if links is None else [Host(tuple(links.command(i, [])), links.ip(i)) for i in range(4)]
     started = Fleet(folder, hosts)
     try:
-        started.begin_serving(pipeline_catalog(models, memory, mode))
+        started.begin_serving(pipeline_catalog(models, memory))
         for host, name in enumerate(MACHINES, 1):
             started.begin_joining(name, host, memory=memory)
         started.ready("local", *MACHINES)

@@ -68,31 +68,6 @@ def test_two_models_scale_out_at_the_same_time_over_the_same_devices(three: Serv
     all_is_well_again(three, demo_models)
 
 
-def test_a_corrupt_block_of_an_engine_that_leads_comes_from_another_machine(demo_models: Path, tmp_path: Path) -> None:
-    """Machine c leads over b when a block of its third layer turns out to be corrupt, on a machine that has no other copy
-    of it; then whoever filled its memory is gone. It goes on over b, and has all layers in the end."""
-    texts = ("hello there", "far away", "go on")
-    reference = {text: greedy(str(demo_models / MODEL), text, TOKENS) for text in texts}
-    with machines.running(None, demo_models, tmp_path, mode="pair") as fleet, ThreadPoolExecutor(4) as pool:
-        machines.leave_an_image_on(fleet, "b", "c")
-        for machine in ("local", "d"):
-            fleet.prism("drain", f"{machine}/host:0")
-        fleet.prism("load", MODEL, "--device", "b/host:0")
-        with closing(SlowImage(WeightStore(StateDir(fleet.folder / "c").store), MODEL)) as image:
-            image.arrive(0, 1, image.layers + 1)
-            loaded = pool.submit(fleet.prism, "load", MODEL, "--to", "2")
-            until(lambda: machines.sees(fleet, "c", "ready", 1, "b"), "c leading over b")
-            image.corrupt(3)
-            answers = {text: pool.submit(fleet.ask, MODEL, text, TOKENS) for text in texts}
-            assert {text: answer.result() for text, answer in answers.items()} == reference
-            assert machines.sees(fleet, "c", "ready", 1, "b")
-        until(lambda: machines.complete(fleet, "c"), "all its layers")
-        assert loaded.result().returncode == 0
-        fleet.prism("drain", "b/host:0")
-        until(lambda: [r["devices"] for r in fleet.replicas(MODEL)] == [["c/host:0"]], "b being empty")
-        assert {text: fleet.ask(MODEL, text, TOKENS) for text in texts} == reference
-
-
 def test_a_member_of_a_pipeline_leaves_before_it_served_and_the_others_go_on(demo_models: Path, tmp_path: Path) -> None:
     """Three wait for each other's layers; one is told to leave, and does so although its weights never come."""
     reference = greedy(str(demo_models / MODEL), "hello there", TOKENS)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from prism.remote.pieces import layers_of, piece_of
+from prism.weights.packs.format import TensorEntry
 from prism.weights.store.disk_fill import FillLock
 from prism.weights.store.host_copy import open_copy
 from prism.weights.store.weight_store import WeightStore
@@ -33,11 +34,14 @@ class SlowImage:
     def arrive(self, *pieces: int) -> None:
         for t in self._header.tensors:
             if {piece_of(name, self.layers) for name in (t.name, *t.aliases)} & set(pieces):
-                first = self._header.blocks[t.block].offset + t.offset
-                for leaf in self._header.cut.holding(first, first + t.nbytes):
+                for leaf in self._leaves(t):
                     begin, end = self._header.leaf_range(leaf)
                     self._copy.write(begin, memoryview(self._bytes)[begin:end])
                     assert self._copy.accept(leaf)
+
+    def _leaves(self, tensor: TensorEntry) -> range:
+        first = self._header.blocks[tensor.block].offset + tensor.offset
+        return self._header.cut.holding(first, first + tensor.nbytes)
 
     def close(self) -> None:
         self._copy.close()

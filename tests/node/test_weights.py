@@ -26,6 +26,7 @@ from prism.weights.exchange.pack_windows import window_name
 from prism.weights.folders.fingerprint import fingerprint
 from prism.weights.packs.blocks import TensorPlan, plan_blocks
 from prism.weights.packs.format import PackKey
+from prism.weights.packs.pack_files import pack_name
 from prism.weights.store.kept import read_kept
 from prism.weights.store.weight_store import WeightStore
 from prism.wire.messages import ActivateCommand, CopyOrder, KeepCopies
@@ -125,6 +126,27 @@ async def test_a_source_that_is_gone_leaves_the_folder(pair: Pair) -> None:
     pair.sides["a"].close()
     ready = await pair.sides["b"].prepare(pair.order(pair.model, msgspec.msgpack.encode(parts["b"])))
     assert not ready.remote and not pair.sides["b"].arriving()
+
+
+async def test_a_block_that_is_corrupt_on_disk_comes_from_another_machine(pair: Pair) -> None:
+    """Nobody was asked for it: whoever loaded the model here waited for it, or failed."""
+    pair.image()
+    name, here = pack_name(pair.key), pair.stores["b"]
+    damaged = bytearray((pair.stores["a"].directory / name).read_bytes())
+    damaged[-1000] ^= 1
+    written = here.directory / name
+    written.parent.mkdir(exist_ok=True)
+    written.write_bytes(damaged)
+    assert len(here.verify(pair.key)) == 1
+    await pair.sides["b"].prepare(pair.order(pair.model))
+    packed = here.get(pair.key)
+    assert packed is not None
+    with packed:
+        looking = asyncio.create_task(pair.sides["b"].run())
+        await happens(lambda: packed.complete, "the block")
+        await pair.arrived(pair.key)
+        await happens(lambda: written.exists() and not here.verify(pair.key), "its being on disk")
+        looking.cancel()
 
 
 async def test_a_folder_that_is_nowhere_is_an_error_that_names_it(pair: Pair) -> None:

@@ -206,6 +206,29 @@ def test_damage_in_memory_is_repaired_from_disk(packed_store: tuple[WeightStore,
     assert read_all(store) == contents
 
 
+def test_what_is_wrong_on_disk_is_not_written_over_what_others_may_use(
+    packed_store: tuple[WeightStore, Contents],
+) -> None:
+    """Another process brings the right bytes at the same time, from another machine."""
+    store, _ = packed_store
+    read_all(store)
+
+    def flip(data: bytearray) -> None:
+        data[-50_000] ^= 1
+
+    damage_file(store.directory / pack_name(KEY), flip)
+    (error,) = store.verify(KEY)
+    copy = open_copy(store.host_directory / pack_name(KEY), writable=True)
+    packed = store.get(KEY)
+    assert copy is not None and packed is not None
+    with packed:
+        copy.arrival[error.leaf] = 2
+        assert packed.is_corrupt(error.leaf) and copy.damaged
+        assert not packed.repair(error.leaf)
+        assert copy.mark(error.leaf), "the bytes are as they were"
+    copy.close()
+
+
 # --- arrival ---
 
 

@@ -14,6 +14,8 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Final
 
+import xxhash
+
 from prism.weights.errors import BadPack
 from prism.weights.packs.blocks import LAYER
 from prism.weights.packs.disk_pack import DiskPack, open_pack
@@ -113,16 +115,13 @@ def _fill_run(disk: DiskPack, copy: HostCopy, run: range) -> None:
 def refetch(
     copy: HostCopy, leaf: int, pack: Path | None, elsewhere: Callable[[PackHeader, int], bytes | None] | None
 ) -> bool:
-    """Overwrites ``leaf`` of ``copy`` (writable) from the packed file, else with what ``elsewhere`` has; True if its
-    checksum is right afterwards."""
+    """Overwrites ``leaf`` of ``copy`` (writable) from the packed file, else with what ``elsewhere`` has, if the
+    checksum of that is right; whether it was."""
     first, end = copy.header.leaf_range(leaf)
     if pack is not None and _read_again(copy, leaf, pack):
         return True
     data = elsewhere(copy.header, leaf) if elsewhere is not None else None
-    if data is None or len(data) != end - first:
-        return False
-    copy.data[first:end] = data
-    return copy.mark(leaf)
+    return data is not None and len(data) == end - first and _put(copy, leaf, memoryview(data))
 
 
 def _read_again(copy: HostCopy, leaf: int, pack: Path) -> bool:
@@ -131,7 +130,16 @@ def _read_again(copy: HostCopy, leaf: int, pack: Path) -> bool:
         with open_pack(pack) as disk:
             if disk.header.leaf_sums != copy.header.leaf_sums:
                 return False
-            disk.read(first, copy.data[first:end])
+            data = memoryview(bytearray(end - first))
+            disk.read(first, data)
     except (FileNotFoundError, BadPack):  # what is not there (any more) is asked for elsewhere
         return False
+    return _put(copy, leaf, data)
+
+
+def _put(copy: HostCopy, leaf: int, data: memoryview) -> bool:
+    """Only what is right is written: somebody else may have brought the leaf meanwhile, and others use it."""
+    if xxhash.xxh3_64_intdigest(data) != copy.header.leaf_sum(leaf):
+        return False
+    copy.write(copy.header.leaf_range(leaf)[0], data)
     return copy.mark(leaf)

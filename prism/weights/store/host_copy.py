@@ -61,6 +61,11 @@ class HostCopy:
     def complete(self) -> bool:
         return bool((self.arrival == ARRIVED).all())
 
+    @property
+    def damaged(self) -> bool:
+        """A leaf is marked corrupt."""
+        return bool((self.arrival == CORRUPT).any())
+
     def has(self, leaves: range) -> bool:
         """Whether all of ``leaves`` have arrived."""
         marks = self.arrival[leaves.start : leaves.stop].tobytes()  # asked often: a comparison costs tenfold

@@ -86,6 +86,10 @@ class ResidentPack:
         """Whether all of ``leaves`` have arrived."""
         return self._copy.has(leaves)
 
+    def is_corrupt(self, leaf: int) -> bool:
+        """Whether ``leaf`` came with other bytes than were written, and nobody has mended it."""
+        return bool(self._copy.arrival[leaf] == CORRUPT)
+
     def arrival_map(self) -> bytes:
         """The arrival map as it is now, one byte per leaf."""
         return self._copy.arrival.tobytes()
