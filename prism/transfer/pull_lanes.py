@@ -50,6 +50,7 @@ class PullLanes:
         self._secret, self._dead_s = secret, dead_s
         self._holders = HolderChoice(self.plan, reception)
         self._threads: list[threading.Thread] = []
+        self._blamed: set[str] = set()
         self.connected, self.go = threading.Event(), threading.Event()
         """Connections are open; pulling may begin."""
 
@@ -210,7 +211,11 @@ class PullLanes:
     def _blame(self, peers: PeerPool, source: str, reason: str, nbytes: int = 0, took_s: float = 0.0) -> None:
         """``source`` failed: everything the plan still expects from it comes from elsewhere."""
         peers.drop(source)
-        logger.warning("%s: routes around %s (%s)", self.plan.node, source, reason)
+        first = source not in self._blamed  # the only one that has something is asked again and again
+        self._blamed.add(source)
+        logger.log(
+            logging.WARNING if first else logging.DEBUG, "%s: routes around %s (%s)", self.plan.node, source, reason
+        )
         self.reception.blame_source(source, nbytes, took_s)
         self.reception.lose_source(source)
 

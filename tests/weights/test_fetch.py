@@ -178,6 +178,20 @@ def test_an_unreachable_source_is_routed_around(fleet: Fleet) -> None:
         assert bytes(running.wait().data) == whole(servers[0])
 
 
+def test_a_dead_source_that_nobody_replaces_is_said_once(
+    fleet: Fleet, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("prism.transfer.pull_lanes.GIVE_UP_S", 0.3)
+    servers = fleet(2)
+    running = begin(servers[1], plans(servers)["n1"], hold=True)
+    servers[0].close()
+    running.start_pulling()
+    with pytest.raises(SourceLost, match="no node that can be reached"):
+        running.wait()
+    assert [r.getMessage() for r in caplog.records if "routes around n0" in r.getMessage()] != []
+    assert sum(r.levelname == "WARNING" for r in caplog.records if "routes around n0" in r.getMessage()) == 1
+
+
 def test_corrupt_memory_at_a_peer_is_fetched_elsewhere(fleet: Fleet) -> None:
     servers = fleet(3)
     addresses = {s.node: s.address for s in servers}
