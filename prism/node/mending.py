@@ -1,4 +1,4 @@
-"""Blocks that are corrupt on this machine, in memory and on disk: who else has them."""
+"""Blocks that are corrupt on this machine, in memory and on disk, or did not come: who else has them."""
 
 from __future__ import annotations
 
@@ -50,10 +50,10 @@ class Mending:
         holders = [node for node in peers if node != self._node and self._has(node, peers[node], key)]
         if not holders:
             if key not in self._alone:
-                log.error("%s: a block is corrupt here, and no other machine has it", model)
+                log.error("%s: what is corrupt or missing here, no other machine has", model)
             self._alone.add(key)
             return None
-        log.warning("%s: a block is corrupt here, it comes from %s", model, ", ".join(holders))
+        log.warning("%s: what is corrupt or missing here comes from %s", model, ", ".join(holders))
         addresses = {node: peers[node] for node in holders} | {self._node: address}
         pieces = min(_MOST_PIECES, header.leaves)
         return model, NodePlan(

@@ -122,6 +122,7 @@ class NodeWeights:
         self._held = HeldPacks(store)
         self.copies = KeptCopies(node, store, self.fetch)
         self._mending = Mending(node, store, secret)
+        self._closed = False
         self._tasks: set[asyncio.Task[None]] = set()
 
     async def run(self) -> None:
@@ -143,6 +144,7 @@ class NodeWeights:
                 await self.fetch(*found)
 
     def close(self) -> None:
+        self._closed = True
         for arriving in self._arriving.values():
             arriving.fetch.cancel()
         for task in self._tasks:
@@ -260,8 +262,7 @@ class NodeWeights:
         except FAILURES as error:
             arriving.error = str(error)
             log.error("%s did not arrive: %s", arriving.model, error)
-            if not self._mending.mends(arriving.plan):
-                self._store.rm(key, (Tier.HOST,))  # what came of it would keep the next activation waiting
+            await self._give_up(arriving)
         else:
             progress = arriving.fetch.progress
             log.info("%s arrived in %.3f s from %s", arriving.model, progress.took_s, ", ".join(progress.by_source))
@@ -275,6 +276,18 @@ class NodeWeights:
         await asyncio.sleep(KEPT_S)
         self.server.leave_session(session)
         del self._arriving[session]
+
+    async def _give_up(self, arriving: _Arriving) -> None:
+        """The rest comes from whoever has it, once: an engine may lead with what is here, over others that run what is
+        missing, and would lead for ever. Else what came is removed: it would keep the next activation waiting."""
+        key, mends = arriving.fetch.key, self._mending.mends(arriving.plan)
+        if mends and key in self._held.damaged:
+            return  # all of it is here but what is corrupt, which is looked for again
+        again = None if mends or self._closed else await asyncio.to_thread(self._mending.plan, key, self.server.address)
+        if again is not None:
+            await self.fetch(*again)
+        else:
+            self._store.rm(key, (Tier.HOST,))
 
     def _note_links(self, arriving: _Arriving) -> None:
         progress = arriving.fetch.progress

@@ -19,15 +19,19 @@ from prism.node.instances import _why
 from prism.node.weights import NodeWeights
 from prism.policy.multicast.planner import PlanRequest, plan
 from prism.transfer.errors import PeerError, SourceLost
-from prism.transfer.session import node_plans
+from prism.transfer.incoming import PullOptions
+from prism.transfer.server import TransferServer
+from prism.transfer.session import NodePlan, node_plans
 from prism.weights.errors import BadPack
 from prism.weights.exchange.borrowed_folders import OfferedFolders, SmallFile, _lay_out, borrow_folder, pack_elsewhere
+from prism.weights.exchange.pack_fetch import PackFetch
 from prism.weights.exchange.pack_windows import window_name
 from prism.weights.folders.fingerprint import fingerprint
 from prism.weights.packs.blocks import TensorPlan, plan_blocks
 from prism.weights.packs.format import PackKey
 from prism.weights.packs.pack_files import pack_name
 from prism.weights.store.kept import read_kept
+from prism.weights.store.resident import ResidentPack
 from prism.weights.store.weight_store import WeightStore
 from prism.wire.messages import ActivateCommand, CopyOrder, KeepCopies
 from tests.patience import happens
@@ -147,6 +151,38 @@ async def test_a_block_that_is_corrupt_on_disk_comes_from_another_machine(pair: 
         await pair.arrived(pair.key)
         await happens(lambda: written.exists() and not here.verify(pair.key), "its being on disk")
         looking.cancel()
+
+
+class BrokenFetch(PackFetch):
+    """Nothing comes, and nothing will."""
+
+    def __init__(self, store: WeightStore, server: TransferServer, plan: NodePlan) -> None:
+        super().__init__(store, server, plan, PullOptions(hold=True))
+
+    def wait(self, on_block: object = None) -> ResidentPack:
+        self.cancel()
+        return super().wait()
+
+
+@pytest.mark.parametrize("somebody_has_it", [True, False])
+async def test_what_an_engine_may_lead_with_is_completed_when_its_reception_fails(
+    pair: Pair, monkeypatch: pytest.MonkeyPatch, somebody_has_it: bool
+) -> None:
+    pair.image()
+    parts = node_plans(plan(PlanRequest(("a",), ("b",), 1 << 20)), "s", window_name(pair.key), pair.addresses)
+    side, store = pair.sides["b"], pair.stores["b"]
+    monkeypatch.setattr("prism.node.weights.PackFetch", BrokenFetch)
+    await side.prepare(pair.order(pair.model, msgspec.msgpack.encode(parts["b"])))
+    monkeypatch.undo()
+    held = store.get(pair.key)
+    assert held is not None
+    with held:
+        if not somebody_has_it:
+            pair.sides["a"].close()
+            await happens(lambda: store.get(pair.key) is None, "its removal")
+            return
+        await happens(lambda: held.complete, "the rest, in the same memory")
+        await pair.arrived(pair.key)
 
 
 async def test_a_folder_that_is_nowhere_is_an_error_that_names_it(pair: Pair) -> None:
