@@ -16,7 +16,7 @@ import random
 import statistics
 import time
 
-from prism.core.events import EngineUp, MemoryReport, RequestArrived
+from prism.core.device_events import EngineUp, MemoryReport, RequestArrived
 from prism.core.ids import DeviceId, Generation, ModelName, RequestId
 from prism.core.instances import InstanceKey
 from prism.core.request import Request

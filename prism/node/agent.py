@@ -15,7 +15,7 @@ from typing import Final, Protocol
 
 import msgspec
 
-from prism.core.events import MemoryReport, WaitingShared
+from prism.core.device_events import MemoryReport, WaitingShared
 from prism.core.ids import DeviceId, ModelName, NodeId
 from prism.core.instances import InstanceKey
 from prism.core.settings import GpuSettings

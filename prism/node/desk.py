@@ -15,8 +15,8 @@ from typing import Final
 
 import msgspec
 
+from prism.core.device_events import FirstToken, GpuEvent
 from prism.core.effects import Abort, Dispatch, GpuEffect, Refuse, SendBack
-from prism.core.events import FirstToken, GpuEvent
 from prism.core.ids import ModelName, RequestId
 from prism.core.instances import InstanceKey
 from prism.engine import events as engine_events

@@ -7,7 +7,8 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Final
 
-from prism.core.events import EngineDown, EngineDraining, EngineLoad, EngineUp, GpuEvent, MemoryReport, Tick
+from prism.core.device_events import EngineDown, EngineDraining, EngineLoad, EngineUp, GpuEvent, MemoryReport
+from prism.core.events import Tick
 from prism.core.ids import ModelName
 from prism.core.instances import InstanceKey
 from prism.core.settings import GpuSettings

@@ -16,7 +16,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
-from prism.core.events import ActivationError, EngineUp
+from prism.core.device_events import EngineUp
+from prism.core.events import ActivationError
 from prism.core.ids import DeviceId, ModelName, NodeId
 from prism.core.instances import InstanceKey, parts_by_node
 from prism.core.specs import Scheduling

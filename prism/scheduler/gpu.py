@@ -17,8 +17,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from prism.core.effects import Abort, GpuEffect, Refuse, SendBack
-from prism.core.events import (
+from prism.core.device_events import (
     AttemptLost,
     DispatchRejected,
     EngineDown,
@@ -31,9 +30,10 @@ from prism.core.events import (
     MemoryReport,
     RequestArrived,
     RequestCancelled,
-    Tick,
     WaitingShared,
 )
+from prism.core.effects import Abort, GpuEffect, Refuse, SendBack
+from prism.core.events import Tick
 from prism.core.ids import DeviceId, ModelName, RequestId
 from prism.core.instances import InstanceKey
 from prism.core.reasons import ReasonCode, because

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Final
 
-from prism.core.events import EngineLoad, EngineUp
+from prism.core.device_events import EngineLoad, EngineUp
 from prism.core.ids import RequestId
 from prism.core.request import Request
 from prism.core.specs import Prefer

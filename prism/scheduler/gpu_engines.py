@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
-from prism.core.events import EngineLoad, EngineUp
+from prism.core.device_events import EngineLoad, EngineUp
 from prism.core.ids import ModelName, RequestId
 from prism.core.instances import InstanceKey
 from prism.core.request import Request

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from prism.core.events import MemoryReport
+from prism.core.device_events import MemoryReport
 from prism.scheduler.gpu_engine import EngineState
 from prism.scheduler.gpu_engines import DeviceEngines
 from prism.scheduler.shortage import Shortage

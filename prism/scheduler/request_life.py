@@ -28,7 +28,7 @@ from collections.abc import Iterator
 from enum import Enum, auto
 from typing import Final, Generic, Protocol, TypeVar
 
-from prism.core.events import AttemptLost, DispatchRejected, Finished, RequestArrived, RequestCancelled
+from prism.core.device_events import AttemptLost, DispatchRejected, Finished, RequestArrived, RequestCancelled
 from prism.core.ids import ModelName, RequestId
 from prism.core.instances import InstanceKey
 from prism.core.request import Request

@@ -9,9 +9,7 @@ from __future__ import annotations
 
 from typing import Protocol
 
-from prism.core.effects import Dispatch, GpuEffect, Hold, Refuse, SendBack
-from prism.core.events import (
-    DeviceReport,
+from prism.core.device_events import (
     EngineDown,
     EngineDraining,
     EngineLoad,
@@ -19,8 +17,9 @@ from prism.core.events import (
     FirstToken,
     GpuEvent,
     MemoryReport,
-    Tick,
 )
+from prism.core.effects import Dispatch, GpuEffect, Hold, Refuse, SendBack
+from prism.core.events import DeviceReport, Tick
 from prism.core.instances import InstanceKey
 from prism.core.pace import DevicePace
 from prism.core.settings import Admission, GpuSettings

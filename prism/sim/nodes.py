@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
 
+from prism.core.device_events import WaitingShared
 from prism.core.effects import Activate, Deactivate, ShareWaiting
 from prism.core.errors import InvalidValue
 from prism.core.events import (
@@ -14,7 +15,6 @@ from prism.core.events import (
     DeactivationFinished,
     InstanceFound,
     InstanceLost,
-    WaitingShared,
 )
 from prism.core.ids import DeviceId, ModelName
 from prism.core.instances import InstanceKey, Parts, devices_of, queue_device, whole_model

@@ -17,15 +17,14 @@ from typing import Any
 
 import pytest
 
+from prism.core.device_events import EngineLoad, MemoryReport
 from prism.core.events import (
     ActivationFinished,
     Arrivals,
     CatalogChanged,
     DeactivationFinished,
     DeviceReport,
-    EngineLoad,
     InstanceLost,
-    MemoryReport,
     NodeJoined,
     OperatorUnload,
     Tick,

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from prism.core.events import EngineUp, MemoryReport
+from prism.core.device_events import EngineUp, MemoryReport
 from prism.core.ids import DeviceId, Generation, ModelName, NodeId
 from prism.core.instances import InstanceKey
 from prism.core.settings import GpuSettings

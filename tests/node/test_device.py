@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 
-from prism.core.events import WaitingShared
+from prism.core.device_events import WaitingShared
 from prism.engine import events
 from prism.node.fronts import DEAD_AFTER_S
 from prism.store.values import FRONT_DEAD

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from prism.core.events import EngineDown, EngineUp, Finished, FirstToken, MemoryReport, RequestArrived
+from prism.core.device_events import EngineDown, EngineUp, Finished, FirstToken, MemoryReport, RequestArrived
 from prism.core.ids import DeviceId, Generation, ModelName, RequestId
 from prism.core.instances import InstanceKey
 from prism.core.request import Request

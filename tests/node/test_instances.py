@@ -9,7 +9,8 @@ from collections.abc import AsyncIterator
 import msgspec
 import pytest
 
-from prism.core.events import ActivationError, EngineDown
+from prism.core.device_events import EngineDown
+from prism.core.events import ActivationError
 from prism.core.ids import Generation, ModelName, NodeId
 from prism.core.instances import InstanceKey, whole_model
 from prism.engine.fake import FakePool, FakeSpeed

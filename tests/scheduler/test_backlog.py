@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from prism.core.events import EngineUp, Finished, FirstToken, RequestArrived
+from prism.core.device_events import EngineUp, Finished, FirstToken, RequestArrived
 from prism.core.ids import DeviceId, Generation, ModelName, RequestId
 from prism.core.instances import InstanceKey
 from prism.core.request import Request

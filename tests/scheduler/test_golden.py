@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from prism.core.device_events import EngineUp, Finished, FirstToken, MemoryReport, RequestArrived
 from prism.core.effects import Dispatch, decision_line
-from prism.core.events import EngineUp, Finished, FirstToken, MemoryReport, RequestArrived
 from prism.core.ids import DeviceId, Generation, ModelName, RequestId
 from prism.core.instances import InstanceKey
 from prism.core.request import Request

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from prism.core.effects import Dispatch, GpuEffect, Refuse, SendBack
-from prism.core.events import (
+from prism.core.device_events import (
     AttemptLost,
     EngineDown,
     EngineDraining,
@@ -14,9 +13,10 @@ from prism.core.events import (
     MemoryReport,
     RequestArrived,
     RequestCancelled,
-    Tick,
     WaitingShared,
 )
+from prism.core.effects import Dispatch, GpuEffect, Refuse, SendBack
+from prism.core.events import Tick
 from prism.core.ids import DeviceId, Generation, ModelName, RequestId
 from prism.core.instances import InstanceKey
 from prism.core.reasons import ReasonCode

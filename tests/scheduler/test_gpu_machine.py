@@ -9,8 +9,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from prism.core.effects import Abort, Dispatch, GpuEffect, Refuse, SendBack
-from prism.core.events import (
+from prism.core.device_events import (
     AttemptLost,
     DispatchRejected,
     EngineDown,
@@ -23,8 +22,9 @@ from prism.core.events import (
     MemoryReport,
     RequestArrived,
     RequestCancelled,
-    Tick,
 )
+from prism.core.effects import Abort, Dispatch, GpuEffect, Refuse, SendBack
+from prism.core.events import Tick
 from prism.core.ids import DeviceId, Generation, ModelName, RequestId
 from prism.core.instances import InstanceKey
 from prism.core.request import Request

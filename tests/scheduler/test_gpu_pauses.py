@@ -6,8 +6,8 @@ import math
 
 import pytest
 
+from prism.core.device_events import EngineDown, EngineUp, Finished, FirstToken, MemoryReport, RequestArrived
 from prism.core.effects import Hold
-from prism.core.events import EngineDown, EngineUp, Finished, FirstToken, MemoryReport, RequestArrived
 from prism.core.ids import DeviceId, Generation, ModelName, RequestId
 from prism.core.instances import InstanceKey
 from prism.core.reasons import ReasonCode

@@ -7,8 +7,9 @@ from dataclasses import replace
 
 import pytest
 
+from prism.core.device_events import EngineUp, Finished, FirstToken, MemoryReport, RequestArrived
 from prism.core.effects import Dispatch, GpuEffect
-from prism.core.events import EngineUp, Finished, FirstToken, MemoryReport, RequestArrived, Tick
+from prism.core.events import Tick
 from prism.core.ids import DeviceId, Generation, ModelName, RequestId
 from prism.core.instances import InstanceKey
 from prism.core.request import Request

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from prism.core.device_events import EngineUp, FirstToken, MemoryReport, RequestArrived, RequestCancelled
 from prism.core.effects import Dispatch, GpuEffect
-from prism.core.events import EngineUp, FirstToken, MemoryReport, RequestArrived, RequestCancelled, Tick
+from prism.core.events import Tick
 from prism.core.ids import DeviceId, Generation, ModelName, RequestId
 from prism.core.instances import InstanceKey
 from prism.core.request import Request

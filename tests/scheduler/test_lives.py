@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from prism.core.events import AttemptLost, DispatchRejected, Finished, RequestArrived, RequestCancelled
+from prism.core.device_events import AttemptLost, DispatchRejected, Finished, RequestArrived, RequestCancelled
 from prism.core.ids import Generation, ModelName, RequestId
 from prism.core.instances import InstanceKey
 from prism.core.request import Request

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from prism.core.device_events import EngineLoad, EngineUp, MemoryReport, RequestArrived
 from prism.core.effects import Dispatch, Refuse
-from prism.core.events import EngineLoad, EngineUp, MemoryReport, RequestArrived
 from prism.core.ids import DeviceId, Generation, ModelName, RequestId
 from prism.core.instances import InstanceKey
 from prism.core.reasons import ReasonCode

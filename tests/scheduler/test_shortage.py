@@ -6,8 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from prism.core.effects import Dispatch
-from prism.core.events import (
+from prism.core.device_events import (
     EngineDown,
     EngineLoad,
     EngineUp,
@@ -17,6 +16,7 @@ from prism.core.events import (
     RequestArrived,
     RequestCancelled,
 )
+from prism.core.effects import Dispatch
 from prism.core.ids import DeviceId, Generation, ModelName, RequestId
 from prism.core.instances import InstanceKey
 from prism.core.request import Request

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from prism.core.device_events import EngineUp, GpuEvent
 from prism.core.errors import InvalidValue
-from prism.core.events import EngineUp, GpuEvent
 from prism.core.ids import DeviceId
 from prism.core.pace import DevicePace
 from prism.core.settings import PolicySettings
