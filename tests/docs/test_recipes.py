@@ -10,7 +10,7 @@ from typing import get_args
 import pytest
 
 from prism.cli.main import VERBS
-from prism.core import effects, events
+from prism.core import device_events, effects, events
 from prism.wire import messages
 
 REPO = Path(__file__).resolve().parents[2]
@@ -50,7 +50,7 @@ def reads(name: str, *folders: str) -> bool:
     return re.search(rf"case [^:\n]*\b{name}\b|isinstance\([^)]*\b{name}\b", source(*folders)) is not None
 
 
-EVENTS = sorted({kind.__name__ for union in (events.GpuEvent, events.ClusterEvent) for kind in get_args(union)})
+EVENTS = sorted({kind.__name__ for union in (device_events.GpuEvent, events.ClusterEvent) for kind in get_args(union)})
 EFFECTS = sorted({kind.__name__ for union in (effects.GpuEffect, effects.ClusterEffect) for kind in get_args(union)})
 
 
