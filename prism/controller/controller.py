@@ -17,7 +17,7 @@ from prism.controller.distribution import Supplies, WeightDistribution
 from prism.controller.health import CatalogHealth
 from prism.controller.inactive import InactiveQueue, Refusal
 from prism.controller.joint import Conclusion
-from prism.controller.kv_follow import kv_orders
+from prism.controller.kv_follow import KvFollow
 from prism.controller.lease import ControllerLease
 from prism.controller.models import KnownModels
 from prism.controller.nodes import FleetNodes
@@ -45,7 +45,6 @@ from prism.core.events import (
     Tick,
 )
 from prism.core.ids import ModelName, node_of
-from prism.core.instances import InstanceKey
 from prism.core.settings import PolicyName
 from prism.obs import names
 from prism.obs.decisions import DecisionLog
@@ -97,6 +96,7 @@ class Controller:
         self.orders = Orders(self.outbox, inbox.address, self.nodes)
         self.placement = PlacementBook(store)
         self.admin = Admin(self)
+        self.kv = KvFollow(models, self.placement, self.nodes, self.outbox.send)
         self.rescue = Rescue(store, self.consumer)
         self.distribution = WeightDistribution(self.nodes)
         self.dealing = Dealing(self.inactive, self.placement, self.feed)
@@ -188,6 +188,7 @@ class Controller:
             if isinstance(event, DeviceReport):
                 self.inactive.loads.measured(event.device, sum(m.running + m.waiting for m in event.instances))
             self.feed(event)
+        self.kv.reported(report)
 
     def _answered(self, event: ClusterEvent) -> None:
         match event:
@@ -195,18 +196,12 @@ class Controller:
                 if isinstance(event, ActivationFinished):
                     self.nodes.answered(event.key, self.placement.parts_of(event.key))
                 if isinstance(event, DeactivationFinished):
-                    self._bring_kv(event.key)
+                    self.kv.left(event.key)
                 self.feed(event)
                 self.admin.concluded(event)
                 self._moved.set()
             case _:
                 self.feed(event)
-
-    def _bring_kv(self, left: InstanceKey) -> None:
-        """What the instance has stored follows to where its model is now."""
-        mark = self.models.images(left.model).mark
-        for mailbox, order in kv_orders(left, mark, self.placement, self.nodes):
-            self.outbox.send(mailbox, order)
 
     async def _waiting(self) -> None:
         """Reads the inactive queue, first what a dead controller held."""

@@ -53,6 +53,10 @@ class KnownModels:
         """What its engines will look for; nothing for a model that is not known."""
         return self._images.get(model, ModelImages())
 
+    def by_mark(self) -> dict[str, ModelName]:
+        """The known models by the fingerprint of their weights; one of them where several have the same."""
+        return {images.mark: model for model, images in self._images.items() if images.mark}
+
     async def introduce(self, model: ModelName) -> CatalogChanged | None:
         """Reads the model's files if that was not done; the event that tells the scheduler, None when it knows it.
         Raises :class:`PrismError` with what is wrong with the model."""

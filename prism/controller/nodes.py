@@ -54,6 +54,7 @@ class Node:
     packs: list[PackReport] = field(default_factory=list)
     deaths: list[EngineDeath] = field(default_factory=list)
     arriving: list[ArrivalReport] = field(default_factory=list)
+    kv_bytes: int = 0
     host_bytes: int = 0
     disk_bytes_s: float = 0.0
     link_bytes_s: float = 0.0
@@ -101,6 +102,7 @@ class FleetNodes:
         node.seen_s = now_s
         node.weights, node.packs, node.arriving = report.weights, report.packs, report.arriving
         node.deaths, node.host_bytes = report.deaths, report.host_bytes
+        node.kv_bytes = report.kv_bytes
         node.disk_bytes_s, node.link_bytes_s, node.links = report.disk_bytes_s, report.link_bytes_s, report.links
         events += self._instances(node, report)
         events += [_device_report(report, spec) for spec in node.devices]

@@ -3,10 +3,11 @@
 ::
 
     asker                                      holder
-    "kv-list"  fingerprint  ----------------->  spaces of these weights, their pieces, what computing them takes
+    "kv-list"  fingerprint, node  ----------->  spaces of these weights, their pieces, what computing them takes
     "kv-offer" names        ----------------->  the pieces in one window of memory, as they lie in their files
     pulls the window (prism.transfer), verified leaf by leaf
     "kv-done"  window       ----------------->  its memory is free
+    "kv-taken" fingerprint, node, bytes  ---->  nothing more is asked for: so much of what was listed is there now
 
 What arrives is put into the pool of the asker piece by piece, as it comes, where engines find it by the tokens; what
 has not come when the holder is lost is computed.
@@ -19,7 +20,7 @@ import os
 import threading
 import time
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
-from contextlib import closing
+from contextlib import closing, contextmanager, suppress
 from typing import Any, Final
 
 import msgspec
@@ -37,7 +38,7 @@ from prism.transfer.peer_connection import PeerConnection
 from prism.transfer.server import Answerer, TransferServer
 from prism.transfer.session import NodePlan
 
-LIST, OFFER, DONE = "kv-list", "kv-offer", "kv-done"
+LIST, OFFER, DONE, TAKEN = "kv-list", "kv-offer", "kv-done", "kv-taken"
 LEAF_BYTES: Final = 256 << 10
 MOST_BYTES: Final = 64 << 20
 """Of one window: what both machines hold in addition while it is sent."""
@@ -87,13 +88,27 @@ class KvOffers:
         self._guard = threading.Lock()
         self._offered: dict[str, float] = {}
         self._numbers = itertools.count()
+        self._listed: set[tuple[str, str]] = set()
+        self.taken: dict[str, tuple[str, int]] = {}
+        """Since :meth:`hand_over`: who asked for all that it wants, and the bytes it has of it, by fingerprint."""
+
+    def hand_over(self) -> dict[str, int]:
+        """Nothing more is stored here. Returns the bytes there are by fingerprint; who asks for them from now on is
+        noted in :attr:`taken`."""
+        with self._guard:
+            self._listed.clear()
+            self.taken.clear()
+        return self.pool.held_bytes()
 
     def answerers(self) -> Mapping[str, Answerer]:
-        return {LIST: self._list, OFFER: self._offer, DONE: self._done}
+        return {LIST: self._list, OFFER: self._offer, DONE: self._done, TAKEN: self._taken}
 
     def _list(self, body: bytes) -> bytes:
+        fingerprint, node = _decoded(body, tuple[str, str], "peer")
+        with self._guard:
+            self._listed.add((fingerprint, node))
         spaces = []
-        for space in self.pool.spaces(body.decode()):
+        for space in self.pool.spaces(fingerprint):
             note = self.pool.note(space)
             held = [HeldPiece(space, p.name.partition("/")[2], p.nbytes) for p in self.pool.pieces(space)]
             spaces.append(HeldSpace(recompute_s_per_byte=note.recompute_s_per_byte, weights=note.weights, pieces=held))
@@ -124,6 +139,13 @@ class KvOffers:
             self._offered.pop(name, None)
         return b""
 
+    def _taken(self, body: bytes) -> bytes:
+        fingerprint, node, nbytes = _decoded(body, tuple[str, str, int], "peer")
+        with self._guard:
+            if (fingerprint, node) in self._listed:  # else it does not know what was stored last
+                self.taken[fingerprint] = (node, nbytes)
+        return b""
+
     def _forget(self, before_s: float) -> None:
         with self._guard:
             old = [name for name, at_s in self._offered.items() if at_s < before_s]
@@ -149,18 +171,33 @@ def fetch_kv(
     peer = PeerConnection(node, address, server.secret, server.node, _ANSWER_S)
     came = 0
     try:
-        spaces: list[HeldSpace] = _decoded(peer.ask(LIST, fingerprint.encode(), _ANSWER_S), list[HeldSpace], node)
-        for space in spaces:
-            note = SpaceNote(weights=space.weights, recompute_s_per_byte=space.recompute_s_per_byte)
-            before = came
-            for batch in _batches(space, mine.pool, link_bytes_per_s, most_bytes - came):
-                for nbytes in _fetch_batch(mine, server, peer, batch):
-                    if came == before:
-                        mine.pool.note_space(batch[0].space, note)
-                    came += nbytes
+        question = msgspec.msgpack.encode((fingerprint, server.node))
+        spaces: list[HeldSpace] = _decoded(peer.ask(LIST, question, _ANSWER_S), list[HeldSpace], node)
+        with _saying_what_came(mine.pool, peer, fingerprint, server.node, spaces):
+            for space in spaces:
+                note = SpaceNote(weights=space.weights, recompute_s_per_byte=space.recompute_s_per_byte)
+                before = came
+                for batch in _batches(space, mine.pool, link_bytes_per_s, most_bytes - came):
+                    for nbytes in _fetch_batch(mine, server, peer, batch):
+                        if came == before:
+                            mine.pool.note_space(batch[0].space, note)
+                        came += nbytes
     finally:
         peer.close()
     return came
+
+
+@contextmanager
+def _saying_what_came(
+    pool: HostPool, peer: PeerConnection, fingerprint: str, me: str, spaces: Sequence[HeldSpace]
+) -> Iterator[None]:
+    """Whether all came or something went wrong: a holder that leaves does not wait for the rest."""
+    try:
+        yield
+    finally:
+        here = sum(held.nbytes for space in spaces for held in space.pieces if pool.has(held.space, held.piece))
+        with suppress(PeerError, SourceLost, OSError, EOFError):  # it is gone, or waits no longer than it would anyway
+            peer.ask(TAKEN, msgspec.msgpack.encode((fingerprint, me, here)), _ANSWER_S)
 
 
 def _batches(space: HeldSpace, pool: HostPool, bytes_per_s: float, most_bytes: int) -> list[list[HeldPiece]]:

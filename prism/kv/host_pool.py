@@ -151,6 +151,17 @@ class HostPool:
         noted = noted_spaces(self.directory)
         return sorted(space for space in noted if self.note(space).weights.split(" ")[0] == fingerprint)
 
+    def held_bytes(self) -> dict[str, int]:
+        """Bytes of complete pieces, by fingerprint of their weights."""
+        by_space: Counter[str] = Counter()
+        for piece in self.pieces():
+            by_space[piece.name.partition("/")[0]] += piece.nbytes
+        found: Counter[str] = Counter()
+        for space, nbytes in by_space.items():
+            if fingerprint := self.note(space).weights.split(" ")[0]:
+                found[fingerprint] += nbytes
+        return dict(found)
+
     def note(self, space: str) -> SpaceNote:
         return note_of(self.directory, space)
 

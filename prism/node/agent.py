@@ -24,6 +24,7 @@ from prism.engine.api import Engines
 from prism.kv.host_pool import HostPool
 from prism.node.device import DeviceShell
 from prism.node.instances import Instances
+from prism.node.leaving import Leaving
 from prism.node.lending import DeviceLending
 from prism.node.live import Live
 from prism.node.measures import NodeMeasures
@@ -45,6 +46,7 @@ from prism.wire.messages import (
     Distribute,
     ForgetAdapter,
     KeepCopies,
+    KvTakers,
     ResumeReply,
     ShareQueue,
 )
@@ -62,8 +64,6 @@ SETTLE_S: Final = 0.02
 
 
 SHOWN_REQUESTS: Final = 1_000
-LEAVE_S: Final = 60.0
-LEAVE_LOOK_S: Final = 0.05
 
 
 class DeviceAccount(Protocol):
@@ -148,23 +148,19 @@ class NodeAgent:
         changed, layers = self._changed.set, machine.layers_dir
         self.instances = Instances(self.node, pool, self.shells, changed, self.measures, weights, borrowed, layers)
         self._commands: set[asyncio.Task[None]] = set()
-        self._leaving = self._left = False
+        kv = None if weights is None else weights.handover
+        self.leaving = Leaving(self._busy, self._changed, kv)
 
     async def leave(self) -> None:
-        """Lets models and requests go to other machines, and returns when nothing is left here (or it takes too long;
-        the controller then takes what stands in the queues). Cancel :meth:`run` afterwards."""
-        log.info("leaving the fleet")
-        self._leaving = True
-        self._changed.set()
-        for _ in range(int(LEAVE_S / LEAVE_LOOK_S)):
-            if not self.instances.all() and not any(len(shell.desk.requests) for shell in self.shells.values()):
-                break
-            await asyncio.sleep(LEAVE_LOOK_S)
-        self._left = True
+        """Lets models, requests and KV go to other machines, see :meth:`Leaving.run`. Cancel :meth:`run` afterwards."""
+        await self.leaving.run()
         with contextlib.suppress(StoreUnavailable):
             if (controller := await self.store.controller()) is not None:
                 self.outbox.send(controller.mailbox, self.report())
             await self.store.remove_agent(self.node)
+
+    def _busy(self) -> bool:
+        return bool(self.instances.all()) or any(len(shell.desk.requests) for shell in self.shells.values())
 
     def _memory(self, device: DeviceId) -> Callable[[], MemoryReport]:
         """Free memory as a scheduler counts it: caches that are given back on demand included."""
@@ -214,6 +210,8 @@ class NodeAgent:
                     self.weights.keep_copies(message)
                 case BringKv(model=model, mark=mark, peers=peers) if self.weights is not None:
                     self.weights.bring_kv(model, mark, peers)
+                case KvTakers(takers=takers) if self.weights is not None and self.weights.handover is not None:
+                    self.weights.handover.told(takers)
                 case ForgetAdapter(model=model, adapter=adapter):
                     self.instances.forget_adapter(ModelName(model), adapter)
                 case ShareQueue(key=key, device=device, kept_share=kept_share):
@@ -239,7 +237,7 @@ class NodeAgent:
         """Announces the node, keeps its queue entries alive and notices dead front doors."""
         while True:
             try:
-                if not self._left:
+                if not self.leaving.done:
                     await self.store.announce_agent(self._record())
                 for device, shell in self.shells.items():
                     await self._keep(device, shell)
@@ -358,8 +356,10 @@ class NodeAgent:
             arrivals=arrivals,
             stillborn=list(self.instances.stillborn),
             deaths=list(self.instances.deaths.values()),
-            leaving=self._leaving,
-            left=self._left,
+            leaving=self.leaving.begun,
+            left=self.leaving.done,
+            kv_bytes=0 if weights is None else weights.kv_bytes,
+            kv_held={} if weights is None or weights.handover is None else weights.handover.held,
         )
 
     def _document(self) -> str:

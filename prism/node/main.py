@@ -124,7 +124,7 @@ async def serve(config: NodeConfig) -> None:
         try:
             with contextlib.suppress(asyncio.CancelledError):
                 await task
-            await asyncio.gather(*ending)
+                await asyncio.gather(*ending)
         finally:
             await store.aclose()
 
@@ -136,7 +136,8 @@ def _weights(config: NodeConfig, secret: FleetSecret) -> NodeWeights:
 
 
 def _end_on_signal(agent: NodeAgent, task: asyncio.Task[None], *, leaves: bool) -> list[asyncio.Task[None]]:
-    """SIGTERM and SIGINT end ``task``; the first one after the node has left, if it ``leaves``."""
+    """SIGTERM and SIGINT end ``task``; the first one after the node has left, if it ``leaves``,
+    the second one at once."""
     ending: list[asyncio.Task[None]] = []
     loop = asyncio.get_running_loop()
 
@@ -147,10 +148,12 @@ def _end_on_signal(agent: NodeAgent, task: asyncio.Task[None], *, leaves: bool) 
             task.cancel()
 
     def end() -> None:
-        if leaves and not ending:
-            ending.append(loop.create_task(leave()))
-        else:
+        if not leaves:
             task.cancel()
+        elif ending:
+            ending[0].cancel()
+        else:
+            ending.append(loop.create_task(leave()))
 
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, end)

@@ -21,6 +21,7 @@ from prism.kv.exchange import KvOffers, fetch_kv
 from prism.kv.host_pool import HostPool
 from prism.node.held_packs import HeldPacks
 from prism.node.kept_copies import KeptCopies
+from prism.node.kv_handover import KvHandover
 from prism.node.mending import Mending
 from prism.node.threads import in_own_thread
 from prism.transfer.errors import SourceLost, TransferError
@@ -115,6 +116,8 @@ class NodeWeights:
         self.server = TransferServer(windows, bind, secret, node, options)
         self.changed = asyncio.Event()
         """Set when there is something to report; whoever reports clears it."""
+        self.handover = None if self._kv is None else KvHandover(self._kv, self.changed)
+        self._bringing: dict[str, asyncio.Lock] = {}
         self.packs: list[PackReport] = []
         self.disk_bytes_s = self.link_bytes_s = 0.0
         self._link_rates = LinkRates()
@@ -162,6 +165,11 @@ class NodeWeights:
         return [LinkReport(source=r.source, bytes_s=r.bytes_s, age_s=r.age_s) for r in known]
 
     @property
+    def kv_bytes(self) -> int:
+        """Host memory that KV may take; 0: none is kept."""
+        return 0 if self._kv is None else self._kv.pool.bound_bytes
+
+    @property
     def busy(self) -> bool:
         """Something is on its way."""
         return any(a.ended_s is None for a in self._arriving.values())
@@ -200,7 +208,12 @@ class NodeWeights:
         """Begins to bring what other machines kept of the model's conversations, beside all else. ``mark``: its
         weights' fingerprint; "": nobody knows it, and nothing is found by it."""
         if self._kv is not None and mark:
-            self._start(self._bring_kv(self._kv, model, mark, peers))
+            self._start(self._bring_kv_in_turn(self._kv, model, mark, peers))
+
+    async def _bring_kv_in_turn(self, kv: KvOffers, model: str, mark: str, peers: Mapping[str, str]) -> None:
+        """Who is told twice asks for the rest only, and says no sooner that it has everything."""
+        async with self._bringing.setdefault(mark, asyncio.Lock()):
+            await self._bring_kv(kv, model, mark, peers)
 
     async def _bring_kv(self, kv: KvOffers, model: str, mark: str, peers: Mapping[str, str]) -> None:
         room = kv.pool.use().bound_bytes // _KV_SHARE

@@ -8,7 +8,7 @@ Who talks to whom (mailboxes are ZeroMQ PULL sockets whose addresses stand in Re
     engine worker --Tokens--> front door                 (straight: no hop on the token path)
     front door --(Redis stream entry: AdminCommand)--> controller
     controller --ActivateCommand, DeactivateCommand, Distribute, KeepCopies, BringKv,
-               ShareQueue--> node agent
+               KvTakers, ShareQueue--> node agent
     node agent --CommandResult, AgentReport--> controller
     controller --CommandResult--> front door             (answer to an AdminCommand)
 
@@ -38,9 +38,9 @@ from prism.wire.reports import (
     Stillborn,
 )
 
-PROTOCOL_VERSION: Final = 4
+PROTOCOL_VERSION: Final = 5
 """2: instances have parts; commands name them by key. 3: instances may come in execution pipelines. 4: KV follows a
-model that moves (:class:`BringKv`)."""
+model that moves (:class:`BringKv`). 5: a machine that leaves hands its KV over (:class:`KvTakers`)."""
 
 
 class Message(msgspec.Struct, tag=True, tag_field="_", frozen=True, kw_only=True, omit_defaults=True):
@@ -240,13 +240,22 @@ class Distribute(Message, frozen=True, kw_only=True):
 
 class BringKv(Message, frozen=True, kw_only=True):
     """Controller to node agent: an instance of ``model``, which your machine has, has left others and stored its KV
-    there; bring what is worth it. A lost message costs time, not correctness: what is missing is computed."""
+    there, or these leave the fleet; bring what is worth it. A lost message costs time, not correctness: what is missing
+    is computed."""
 
     model: str
     mark: str
     """Fingerprint of its weights."""
     peers: dict[str, str]
     """Weight servers of the machines that it left, by node."""
+
+
+class KvTakers(Message, frozen=True, kw_only=True):
+    """Controller to a node agent that leaves, for each of its reports with KV: who was told to bring it
+    (:class:`BringKv`)."""
+
+    takers: dict[str, str]
+    """Nodes by the fingerprint of the weights; "": none can."""
 
 
 class CopyOrder(msgspec.Struct, frozen=True, kw_only=True):
@@ -336,6 +345,11 @@ class AgentReport(Message, frozen=True, kw_only=True):
     """Fastest rate at which weights came from another node; 0: none came yet."""
     links: list[LinkReport] = []
     """Per sending node from which something came, newest rate only."""
+    kv_bytes: int = 0
+    """Host memory that KV may take there; 0: none is kept."""
+    kv_held: dict[str, int] = {}
+    """Of a node that leaves and runs nothing any more: bytes of KV by fingerprint of the weights. It stays until others
+    have it, for a bounded time."""
 
 
 class CommandResult(Message, frozen=True, kw_only=True):
@@ -368,6 +382,7 @@ AnyMessage = (
     | Distribute
     | KeepCopies
     | BringKv
+    | KvTakers
     | CommandResult
     | AgentReport
     | AdminCommand

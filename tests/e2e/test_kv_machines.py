@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import signal
 import subprocess
 from collections.abc import Iterator
 from contextlib import suppress
@@ -119,6 +120,54 @@ def test_a_conversation_goes_on_on_another_machine(fleet: Fleet, demo_models: Pa
     assert third and cached >= (PIECES + 1) * 64, "of what was said on the other machine, too"
     fleet.prism("unload", MODEL)
     until(lambda: books_are_exact(fleet), "exact books")
+
+
+def begin_leaving(fleet: Fleet, machine: str) -> list[psutil.Process]:
+    """SIGTERM; returns when it has nothing left but KV. Its processes."""
+    family = fleet.family(machine)
+    family[0].send_signal(signal.SIGTERM)
+    log = fleet.folder / machine / "logs" / f"agent-{machine}.jsonl"
+    until(lambda: "of KV wait for other machines" in log.read_text(), "its KV being all that is left")
+    return family
+
+
+@pytest.mark.engine
+@pytest.mark.slow
+def test_a_machine_that_leaves_hands_its_conversations_over(fleet: Fleet, demo_models: Path) -> None:
+    fleet.prism("load", MODEL, "--device", "b/host:0")
+    first, cached = said(fleet, demo_models, SAID)
+    assert cached == 0
+    held = pool_of(fleet, "local").use().pieces
+    fleet.leave("b")
+    assert pool_of(fleet, "local").use().pieces > held + PIECES
+    following = f"{SAID}{first} and then"
+    _, cached = said(fleet, demo_models, following)
+    assert cached >= PIECES * 64, "all whole pieces of what was said there"
+    fleet.prism("unload", MODEL)
+    until(lambda: books_are_exact(fleet), "exact books")
+
+
+@pytest.mark.engine
+@pytest.mark.slow
+def test_a_machine_that_is_told_twice_leaves_at_once(fleet: Fleet, demo_models: Path) -> None:
+    fleet.prism("load", MODEL, "--device", "b/host:0")
+    first, _ = said(fleet, demo_models, SAID)
+    fleet.prism("unload", MODEL)
+    taker = agent_of(fleet, "local")
+    assert taker is not None
+    taker.suspend()
+    try:
+        family = begin_leaving(fleet, "b")
+        assert fleet.processes["b"].poll() is None, "it waits for who does not come"
+        family[0].send_signal(signal.SIGTERM)
+        assert fleet.processes.pop("b").wait(PATIENCE_S) == 1
+        assert not psutil.wait_procs(family, timeout=PATIENCE_S)[1]
+    finally:
+        taker.resume()
+    fleet.ready("local")
+    until(lambda: [d["id"] for d in devices(fleet)] == ["local/host:0"], "the fleet without it")
+    _, cached = said(fleet, demo_models, f"{SAID}{first} and then")
+    assert cached < PIECES * 64, "what it had is computed"
 
 
 def received(hosts: Hosts, host: int) -> int:

@@ -90,7 +90,7 @@ def test_pieces_that_are_gone_are_left_out(machines: tuple[KvMachine, KvMachine]
     peer = PeerConnection(*one.holder, SECRET, "another", 5.0)
     _, sizes = msgspec.msgpack.decode(peer.ask(OFFER, msgspec.msgpack.encode(held), 5.0))
     assert sorted(zip(sizes, (h.file for h in held), strict=True))[0][0] == 0 and sizes.count(0) == 1
-    assert peer.ask(LIST, b"nobody's", 5.0) == msgspec.msgpack.encode([])
+    assert peer.ask(LIST, msgspec.msgpack.encode(("nobody's", "another")), 5.0) == msgspec.msgpack.encode([])
     peer.close()
 
 
