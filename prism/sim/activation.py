@@ -19,7 +19,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from itertools import pairwise
+from itertools import pairwise, takewhile
 from typing import Final
 
 from prism.core.effects import Activate
@@ -52,16 +52,17 @@ class WeightRoads:
     fetcher: Callable[[NodeId], Fetcher]
     """What brings weights to a node."""
     load: LoadSection
-    arriving: dict[tuple[ModelName, int], dict[NodeId, None]] = field(default_factory=dict)
-    """Nodes to which a model is on its way, in the order of asking, by the sub-group that they are in: each one gets it
-    from the one before (a chain, as the multicast of pieces makes it), so that whoever has the model sends it once."""
+    arriving: dict[tuple[ModelName, int], dict[NodeId, tuple[float, ...]]] = field(default_factory=dict)
+    """Nodes to which a model is on its way, and in which parts, in the order of asking, by the sub-group that they are
+    in: each one gets it from the one before (a chain, as the multicast of pieces makes it), so that whoever has the
+    model sends it once. A node keeps its place until it has the last part."""
 
     def source_path(self, node: NodeId, spec: ModelSpec, group: int = 0) -> tuple[Link, ...]:
         """What the weights cross before they are in the memory of ``node`` (nothing when they are there). ``group``:
         its sub-group, which gets them from a holder of its own."""
         if self.host_cache.has(node, spec.name):
             return ()
-        before = [other for other in self.arriving.get((spec.name, group), ()) if other != node]
+        before = list(takewhile(lambda other: other != node, self.arriving.get((spec.name, group), ())))
         holders = self.host_cache.holders(spec.name)
         holder = before[-1] if before else holders[group % len(holders)] if holders else None
         if holder is None or holder not in self.topology.nodes:
@@ -93,7 +94,7 @@ class Activation:
         self.effect, self.spec = effect, spec
         self._marks, self._group = marks, group
         bounds = [0.0, *(share for share, _ in marks), 1.0]
-        self._parts = [after - before for before, after in pairwise(bounds)]
+        self._parts = tuple(after - before for before, after in pairwise(bounds))
         """Of the weights, in the order in which they come."""
         self._part = 0
         self._told = 0
@@ -163,6 +164,9 @@ class Activation:
     def _load(self) -> None:
         """Bring the weights to the node(s), then to the devices."""
         nodes = {self._roads.topology.devices[device].node: None for device in self.effect.devices}
+        arriving = self._roads.arriving.get((self.spec.name, self._group), {})
+        if not self._marks and not self._part:  # beside one that serves early it waits for what that one waits for
+            self._parts = next((arriving[node] for node in nodes if node in arriving), self._parts)
         for node in nodes:
             self._fetch(node)
         if not self._fetches:
@@ -173,17 +177,17 @@ class Activation:
         path = self._roads.source_path(node, self.spec, self._group)
         if path:
             fetcher = self._roads.fetcher(node)
-            self._roads.arriving.setdefault((self.spec.name, self._group), {})[node] = None
+            self._roads.arriving.setdefault((self.spec.name, self._group), {}).setdefault(node, self._parts)
             nbytes = self.spec.weight_bytes * self._parts[self._part]
             # The machine's memory has it once: instances that load beside each other wait for the same bytes.
-            what = self.spec.name, self._part, tuple(self._parts), self._group
+            what = self.spec.name, self._part, self._parts, self._group
             self._fetches[node] = fetcher.fetch(path, nbytes, partial(self._fetched, node), what)
 
     def _fetched(self, node: NodeId) -> None:
         """The last block came; those before it are on the devices already."""
         del self._fetches[node]
-        self._arrived(node)
         if self._part == len(self._parts) - 1:
+            self._arrived(node)
             self._roads.host_cache.keep(node, self.spec.name, self.spec.weight_bytes)
         if not self._fetches:
             self._load_devices(1.0 / BLOCKS)
@@ -240,7 +244,7 @@ class Activation:
             self._tell_marks()
             if self._weights_here:
                 self._on_ready(self)
-        elif self._engine_ready and (self._weights_here or self._part):
+        elif self._engine_ready and (self._weights_here or (self._part and self._marks)):
             self._alarm.fn = self._ready if self._weights_here else self._first_ready
             self._alarm.set(self._queue.now_s + self._timing.ready)
 

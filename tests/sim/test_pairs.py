@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
 import pytest
 
+from prism.core.effects import Activate
 from prism.core.events import OperatorLoad
+from prism.core.ids import DeviceId, NodeId
+from prism.core.instances import InstanceKey, whole_model
+from prism.core.reasons import ReasonCode, because
 from prism.core.settings import LiveMode
 from prism.core.specs import ModelSpec
 from prism.sim.engine import Engine
@@ -43,6 +48,38 @@ def test_a_paired_instance_serves_long_before_its_weights_are_there() -> None:
     assert not first.early and second.early
     assert early_s - 30.0 < 0.5 * (whole_s - 30.0)
     assert all(engine._lean is None for engine in paired.engines())
+
+
+def loading_s(gpus: int, nodes: int, orders: Sequence[tuple[float, int, LiveMode]]) -> list[float]:
+    """How long each instance takes that is ordered at a time, on a machine, so; the first one has the weights there."""
+    made = ScaleOut(h100s(gpus, nodes, **SLOW_NETWORK), llama_8b(), LiveMode.WHOLE)
+    world, name = made.world, made.spec.name
+    (home, *_), by_node = world.roads.host_cache.holders(name), dict[NodeId, list[DeviceId]]()
+    for id, device in world.topology.devices.items():
+        by_node.setdefault(device.node, []).append(id)
+    machines = [by_node.pop(home), *by_node.values()]
+    for number, (at_s, machine, live) in enumerate(orders):
+        world.queue.run_until(at_s)
+        parts = whole_model((machines[machine].pop(),))
+        world.nodes.activate(Activate(InstanceKey(name, number), parts, because(ReasonCode.OPERATOR), None, live))
+    world.queue.run_until(60.0)
+    made_in = [world.nodes.instances[InstanceKey(name, number)].activation for number in range(len(orders))]
+    return [one.loaded_s - at_s for one, (at_s, *_) in zip(made_in, orders, strict=True)]  # type: ignore[union-attr,operator]
+
+
+@pytest.mark.parametrize("first", [LiveMode.WHOLE, LiveMode.PAIR])
+def test_to_serve_early_costs_nobody_behind_it_in_the_chain(first: LiveMode) -> None:
+    """It keeps its place until it has everything: whoever is ordered once it has its first pieces is not sent the model
+    by it as well."""
+    orders = ((0.0, 0, LiveMode.WHOLE), (10.0, 1, first), (10.0, 2, LiveMode.WHOLE), (11.0, 3, LiveMode.WHOLE))
+    assert loading_s(1, 4, orders)[1:] == pytest.approx([3.58] * 3, rel=0.03)
+
+
+@pytest.mark.parametrize("first", [LiveMode.WHOLE, LiveMode.PAIR])
+def test_who_comes_whole_beside_one_that_serves_early_waits_for_the_same_bytes(first: LiveMode) -> None:
+    """A machine's memory has a model once, whoever of it asks."""
+    orders = ((0.0, 0, LiveMode.WHOLE), (10.0, 1, first), (10.0, 1, LiveMode.WHOLE))
+    assert loading_s(2, 2, orders)[1:] == pytest.approx([3.58] * 2, rel=0.03)
 
 
 def test_of_those_that_come_as_pipelines_as_many_begin_over_others_as_there_are() -> None:
