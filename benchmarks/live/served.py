@@ -10,8 +10,10 @@ is more than two cores can send and answer: 20 on devices of a third of the spee
 The same requests at the same times each way: *whole* (stop-and-load), *pair*, *auto* (``live_scaling.mode``),
 *serverlessllm* (the rival policy: a device to one instance at a time, weights in host memory), and *ideal*, which has
 an instance on every device beforehand. In time is a first token within a second, good also at most 200 ms a token.
-*Device s* is the time of the burst's instances, loading with it, from its begin to the last answer. *Cores* says how
-many of the machine's were busy, which must stay below what it has for the rest to mean anything.
+Every model is loaded twice before, so that schedulers have seen how long the declared link takes: the first time is
+from files, which no declaration slows. *Device s* is the time of the burst's instances, loading with it, from its begin
+to the last answer. *Cores* says how many of the machine's were busy, which must stay below what it has for the rest to
+mean anything.
 
 Last result: docs/results/live-scaling.md.
 """
@@ -157,6 +159,9 @@ def run_way(way: str, devices: int, rate: float, folder: Path) -> str:
     file = folder / f"{way}.yaml"
     file.write_text(json.dumps(catalog(way, kept_models(), devices)))
     with Server(file) as server:
+        for model in (BURST, *OTHERS):
+            server.ask(model)
+        server.settle(unload=True)
         for model in (BURST, *OTHERS):
             server.ask(model)
         if way == "ideal":

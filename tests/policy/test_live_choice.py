@@ -10,12 +10,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from prism.policy.live.choice import (
+    LEAST_SOONER,
     SIMPLER,
+    SOONER,
     Receiver,
     ScaleOutCase,
     ScaleWay,
     capacity_at,
     choose_scaling,
+    outlook,
     paired_rate,
     requests_met,
     sharing,
@@ -64,9 +67,10 @@ def cases() -> st.SearchStrategy[ScaleOutCase]:
 @given(cases())
 def test_the_best_by_its_own_estimate_and_nothing_is_served_twice(one: ScaleOutCase) -> None:
     choice = choose_scaling(one)
-    assert choice.met[choice.way] >= SIMPLER * max(choice.met.values())
+    met = {way: of.met for way, of in choice.outlooks.items()}
+    assert met[choice.way] >= SIMPLER * max(met.values())
     everybody = one.waiting + one.arrivals_per_s * one.horizon_s
-    assert all(0 <= met <= everybody * (1 + 1e-9) for met in choice.met.values())
+    assert all(0 <= of_way <= everybody * (1 + 1e-9) for of_way in met.values())
     times = np.linspace(0.0, 20.0, 200)
     whole = (one.serving + len(one.receivers) + len(one.coming)) * one.served_per_s
     least = capacity_at(one, ScaleWay.WAIT, times)
@@ -76,6 +80,55 @@ def test_the_best_by_its_own_estimate_and_nothing_is_served_twice(one: ScaleOutC
         assert (capacity <= whole + 1e-9).all()
     assert (capacity_at(one, ScaleWay.PIPELINES, times) >= capacity_at(one, ScaleWay.STOP, times) - 1e-9).all()
     assert (capacity_at(one, ScaleWay.ZIGZAG, times) >= capacity_at(one, ScaleWay.STOP, times) - 1e-9).all()
+
+
+@settings(max_examples=60, deadline=None)
+@given(cases(), st.booleans())
+def test_of_ways_that_serve_as_many_the_one_whose_requests_wait_least_and_the_simplest_only_where_that_is_noise(
+    one: ScaleOutCase, late_last: bool
+) -> None:
+    one = replace(one, late_last=late_last)
+    choice = choose_scaling(one)
+    most = max(of.met for of in choice.outlooks.values())
+    alike = {way: of.wait_s for way, of in choice.outlooks.items() if of.met >= SIMPLER * most}
+    noise_s = {way: max(SOONER * wait_s, LEAST_SOONER * one.objective_s) for way, wait_s in alike.items()}
+    taken = alike[choice.way]
+    assert all(taken - wait_s <= noise_s[choice.way] for wait_s in alike.values()), "nobody would wait for less"
+    shortest_s = min(alike.values())
+    simpler = list(alike)[: list(alike).index(choice.way)]
+    assert all(alike[way] - shortest_s > noise_s[way] for way in simpler), "a simpler one is as good"
+
+
+@settings(max_examples=60, deadline=None)
+@given(cases(), st.booleans())
+def test_waits_are_of_everybody_and_more_capacity_makes_nobody_wait_longer(one: ScaleOutCase, late_last: bool) -> None:
+    one = replace(one, late_last=late_last)
+    waits_s = {way: outlook(one, way).wait_s for way in ScaleWay}
+    assert all(0.0 <= wait_s <= one.horizon_s + one.objective_s for wait_s in waits_s.values())
+    assert not late_last or max(waits_s.values()) <= one.objective_s * 1.02 + 1e-9, "then it has given way"
+    for way in (ScaleWay.STOP, ScaleWay.ZIGZAG, ScaleWay.PIPELINES):
+        assert waits_s[way] <= waits_s[ScaleWay.WAIT] * (1 + 1e-9) + 1e-9
+    assert waits_s[ScaleWay.ZIGZAG] <= waits_s[ScaleWay.STOP] * (1 + 1e-9) + 1e-9
+
+
+def test_a_line_empties_at_what_is_served() -> None:
+    """Ten wait for one that begins ten a second: half a second each, on average."""
+    alone = case(waiting=10, arrivals_per_s=0.0, receivers=(Receiver(9.0, 9.0),), ready_s={})
+    for late_last in (False, True):
+        assert outlook(replace(alone, late_last=late_last), ScaleWay.STOP).wait_s == pytest.approx(0.5, abs=0.01)
+
+
+@pytest.mark.parametrize(("waiting", "way"), [(8, ScaleWay.ZIGZAG), (1, ScaleWay.STOP)])
+def test_all_are_in_time_either_way_but_wait_for_less_beside_an_instance_that_serves(
+    waiting: int, way: ScaleWay
+) -> None:
+    """What a scheduler knows when a burst has just begun: eight wait, and their objective is not at risk."""
+    pair = (Receiver(0.3, 1.5), Receiver(0.3, 1.5))
+    begun = case(receivers=pair, ready_s={}, waiting=waiting, arrivals_per_s=9.7, served_per_s=15.0, late_last=True)
+    possible = (ScaleWay.STOP, ScaleWay.ZIGZAG)
+    choice = choose_scaling(begun, possible=possible)
+    assert len({round(of.met, 2) for of in choice.outlooks.values()}) == 1
+    assert choice.way is way
 
 
 @settings(max_examples=40, deadline=None)
@@ -117,7 +170,8 @@ def test_each_way_has_its_hour() -> None:
 def test_a_forced_way_is_taken_and_the_estimates_are_told() -> None:
     choice = choose_scaling(case(), ScaleWay.WAIT)
     assert choice.way is ScaleWay.WAIT and choice.forced
-    assert choice.as_numbers().keys() == {"way", "met_wait", "met_stop", "met_zigzag", "met_pipelines"}
+    told = {f"met_{way.value}" for way in ScaleWay} | {f"wait_{way.value}_s" for way in ScaleWay}
+    assert choice.as_numbers().keys() == {"way", *told}
     with pytest.raises(ValueError, match="needs instances that serve"):
         choose_scaling(case(served_per_s=0.0))
 

@@ -1,4 +1,5 @@
-"""Which mechanism a scale-out uses: the one that serves most requests within their objective, estimated (pure).
+"""Which mechanism a scale-out uses: the one that serves most requests within their objective and, where several do, has
+them wait least, estimated (pure).
 
 Four ways, each a capacity that grows over time (in requests/s, added to what the instances that are there serve)::
 
@@ -28,7 +29,7 @@ Floats = npt.NDArray[np.float64]
 
 
 class ScaleWay(StrEnum):
-    """Simplest first: of ways that serve alike the first is taken."""
+    """Simplest first: of ways that serve alike, and make wait alike, the first is taken."""
 
     WAIT = "wait"
     STOP = "stop"
@@ -38,6 +39,10 @@ class ScaleWay(StrEnum):
 
 SIMPLER: Final = 0.99
 """A way that serves this part of what the best one serves is as good."""
+SOONER: Final = 0.075
+LEAST_SOONER: Final = 0.005
+"""A way that serves as many as a simpler one is better where its requests wait for less, by more than so much of the
+simpler one's wait and so much of their objective: what is less is noise of what is known of a load."""
 STAGE_WAIT: Final = 0.38
 """What a further leader of a pipeline costs all of them, in parts of a pass: two leaders serve 1.45 and three 1.7 times
 what one instance serves (measured on the prototype, docs/live-scaling.md)."""
@@ -91,60 +96,98 @@ class ScaleOutCase:
 
 
 @dataclass(frozen=True, slots=True)
+class Outlook:
+    """What a way does for the requests that wait and those that arrive within the horizon."""
+
+    met: float
+    """So many are begun within their objective."""
+    wait_s: float
+    """How long one of them waits on average; whoever gives way to others (``late_last``) waits for an objective."""
+
+
+@dataclass(frozen=True, slots=True)
 class ScaleChoice:
-    """The way that was taken, and what each way would serve within the objective."""
+    """The way that was taken, and what was expected of each."""
 
     way: ScaleWay
-    met: Mapping[ScaleWay, float]
+    outlooks: Mapping[ScaleWay, Outlook]
     forced: bool = False
 
     def as_numbers(self) -> dict[str, float | str]:
         """For a reason that operators read."""
-        return {"way": self.way.value, **{f"met_{way.value}": round(met, 2) for way, met in self.met.items()}}
+        met = {f"met_{way.value}": round(of.met, 2) for way, of in self.outlooks.items()}
+        waits = {f"wait_{way.value}_s": round(of.wait_s, 3) for way, of in self.outlooks.items()}
+        return {"way": self.way.value, **met, **waits}
 
 
 def choose_scaling(
     case: ScaleOutCase, forced: ScaleWay | None = None, possible: Collection[ScaleWay] = tuple(ScaleWay)
 ) -> ScaleChoice:
-    """Of ``possible`` ways (at least one) the simplest whose requests within the objective are all but as many as the
-    best one's. Raises ``ValueError`` for a case without capacity or time."""
+    """Of ``possible`` ways (at least one) the best; raises ``ValueError`` for a case without capacity or time.
+
+    1. Those whose requests within the objective are all but as many as the most of any (:data:`SIMPLER`).
+    2. Of these, those whose requests wait for all but as short as the shortest of them (:data:`SOONER`,
+       :data:`LEAST_SOONER`).
+    3. Of these the simplest."""
     if case.served_per_s <= 0 or case.horizon_s <= 0 or case.serving < 0:
         raise ValueError(f"a scale-out needs instances that serve and a horizon, got {case}")
-    met = {way: requests_met(case, way) for way in ScaleWay if way in possible}
-    best = max(met.values())
-    way = next(way for way in met if met[way] >= SIMPLER * best) if forced is None else forced
-    return ScaleChoice(way, met, forced is not None)
+    outlooks = {way: outlook(case, way) for way in ScaleWay if way in possible}
+    return ScaleChoice(_best(outlooks, case.objective_s) if forced is None else forced, outlooks, forced is not None)
+
+
+def _best(outlooks: Mapping[ScaleWay, Outlook], objective_s: float) -> ScaleWay:
+    most = max(of.met for of in outlooks.values())
+    alike = {way: of.wait_s for way, of in outlooks.items() if of.met >= SIMPLER * most}  # 1
+    shortest_s = min(alike.values())
+    noise_s = {way: max(SOONER * wait_s, LEAST_SOONER * objective_s) for way, wait_s in alike.items()}
+    return next(way for way, wait_s in alike.items() if wait_s - noise_s[way] <= shortest_s)  # 2, 3
+
+
+def outlook(case: ScaleOutCase, way: ScaleWay) -> Outlook:
+    """What ``way`` does in this case."""
+    times = np.linspace(0.0, case.horizon_s + case.objective_s, _POINTS + 1)
+    capacity = capacity_at(case, way, times)
+    served = np.concatenate([[0.0], np.cumsum((capacity[1:] + capacity[:-1]) / 2 * np.diff(times))])
+    met, line = _late_last(case, served, times) if case.late_last else _in_order(case, served, times)
+    return Outlook(met, float(np.trapezoid(line, times)) / max(case.requests, 1e-9))
 
 
 def requests_met(case: ScaleOutCase, way: ScaleWay) -> float:
     """Requests, of those that wait and those that arrive within the horizon, that are begun within their objective."""
-    times = np.linspace(0.0, case.horizon_s + case.objective_s, _POINTS + 1)
-    capacity = capacity_at(case, way, times)
-    if case.late_last:
-        return _met_with_late_last(case, capacity, times)
-    served = np.concatenate([[0.0], np.cumsum((capacity[1:] + capacity[:-1]) / 2 * np.diff(times))])
+    return outlook(case, way).met
+
+
+def _in_order(case: ScaleOutCase, served: Floats, times_s: Floats) -> tuple[float, Floats]:
+    """How many are in time, and how many wait at each moment."""
     arrivals = np.linspace(0.0, case.horizon_s, _POINTS + 1)
     before = case.waiting + case.arrivals_per_s * arrivals
-    begun_s = np.interp(before, served, times, right=np.inf)
+    begun_s = np.interp(before, served, times_s, right=np.inf)
     late = begun_s - arrivals > case.objective_s
-    in_time = float(np.interp(case.objective_s, times, served))
+    in_time = float(np.interp(case.objective_s, times_s, served))
     waiting_met = min(float(case.waiting), in_time)
     share = 1.0 - float(np.mean(late))
-    return waiting_met + share * case.arrivals_per_s * case.horizon_s
+    met = waiting_met + share * case.arrivals_per_s * case.horizon_s
+    return met, np.maximum(0.0, _arrived(case, times_s) - served)
 
 
-def _met_with_late_last(case: ScaleOutCase, capacity: Floats, times_s: Floats) -> float:
+def _late_last(case: ScaleOutCase, served: Floats, times_s: Floats) -> tuple[float, Floats]:
     """As a fluid: whoever has waited for an objective leaves the line."""
-    arrived = case.waiting + case.arrivals_per_s * np.minimum(times_s, case.horizon_s)
+    arrived = _arrived(case, times_s)
     earlier_s = times_s - case.objective_s
     too_late = np.where(earlier_s < 0.0, 0.0, np.interp(earlier_s, times_s, arrived))
     out = met = 0.0
-    room = (capacity[1:] + capacity[:-1]) / 2 * np.diff(times_s)
-    for room_now, here, late in zip(room.tolist(), arrived[1:].tolist(), too_late[1:].tolist(), strict=True):
+    line = [float(case.waiting)]
+    for room_now, here, late in zip(np.diff(served).tolist(), arrived[1:].tolist(), too_late[1:].tolist(), strict=True):
         begun = min(room_now, here - out)
         met += begun
         out = max(out + begun, late)
-    return float(met)
+        line.append(here - out)
+    return float(met), np.asarray(line)
+
+
+def _arrived(case: ScaleOutCase, times_s: Floats) -> Floats:
+    """Requests that wait now or arrived until then."""
+    return np.asarray(case.waiting + case.arrivals_per_s * np.minimum(times_s, case.horizon_s))
 
 
 def capacity_at(case: ScaleOutCase, way: ScaleWay, times_s: Floats) -> Floats:
