@@ -1,7 +1,7 @@
 """SGLang's attention back end for the steps of a request that is larger than its device.
 
 Per layer: the step's own tokens and the tail are on the device; older units come through the window. What fills a
-piece goes out, the rest is the new tail.
+piece goes out, the rest is the new tail. Of layers that see the last tokens only, units out of sight go.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ import torch
 from sglang.srt.layers.attention.base_attn_backend import AttentionBackend
 
 from prism.core.errors import PrismError
-from prism.policy.long_prompts import WindowPlan, bring_order
-from sglang_patches.long_attention import SoftmaxMerge, attend_own
+from prism.policy.long_prompts import LongShape, WindowPlan, bring_order, first_piece
+from sglang_patches.long_attention import Looks, SoftmaxMerge, attend_own
 from sglang_patches.long_window import Bringing, LongWindow, Storing
 from sglang_patches.seat import UnitStore
 
@@ -31,12 +31,13 @@ class LongAttention(AttentionBackend):  # type: ignore[misc]
 
     prefill_attention_backend_str = decode_attention_backend_str = NAME
 
-    def __init__(self, runner: Any, plan: WindowPlan, layers: int, window: LongWindow, store: UnitStore) -> None:
+    def __init__(self, runner: Any, plan: WindowPlan, shape: LongShape, window: LongWindow, store: UnitStore) -> None:
         super().__init__()
         self.device = runner.device
         self.token_to_kv_pool, self.req_to_token_pool = runner.token_to_kv_pool, runner.req_to_token_pool
         self._first_layer = int(runner.token_to_kv_pool.start_layer)
-        self._plan, self._layers, self._window, self._store = plan, layers, window, store
+        self._plan, self._shape, self._window, self._store = plan, shape, window, store
+        self._layers = shape.layers
         self._threads = ThreadPoolExecutor(1, "long-in"), ThreadPoolExecutor(1, "long-out")
         self._bringing: Bringing | None = None
         self._storing = Storing(store, self._threads[1])
@@ -46,7 +47,7 @@ class LongAttention(AttentionBackend):  # type: ignore[misc]
 
     def begin(self) -> None:
         """Before a step."""
-        order = bring_order(self._layers, self._pieces)
+        order = bring_order([self._first(layer) for layer in range(self._layers)], self._pieces)
         self._bringing = Bringing(self._store, self._window, order, self._threads[0])
         self._step_tokens = 0
 
@@ -92,26 +93,35 @@ class LongAttention(AttentionBackend):  # type: ignore[misc]
     def init_forward_metadata(self, forward_batch: Any) -> None:
         """There is none: one sequence, whose keys are where they are."""
 
-    def forward_extend(self, q: Any, k: Any, v: Any, layer: Any, forward_batch: Any, *_: Any, **__: Any) -> Any:
-        return self._attend(q, k, v, layer)
+    def forward_extend(self, q: Any, k: Any, v: Any, layer: Any, forward_batch: Any, *_: Any, **more: Any) -> Any:
+        return self._attend(q, k, v, layer, more.get("sinks"))
 
-    def forward_decode(self, q: Any, k: Any, v: Any, layer: Any, forward_batch: Any, *_: Any, **__: Any) -> Any:
-        return self._attend(q, k, v, layer)
+    def forward_decode(self, q: Any, k: Any, v: Any, layer: Any, forward_batch: Any, *_: Any, **more: Any) -> Any:
+        return self._attend(q, k, v, layer, more.get("sinks"))
 
-    def _attend(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, layer: Any) -> torch.Tensor:
+    def _first(self, layer: int, more: int = 0) -> int:
+        """The first piece that a step sees, this one or the one behind ``more`` tokens."""
+        tokens = self._pieces * self._plan.piece_tokens + self._tail_tokens + more
+        return first_piece(self._shape.before(layer), tokens, self._plan.piece_tokens)
+
+    def _attend(
+        self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, layer: Any, sinks: torch.Tensor | None
+    ) -> torch.Tensor:
         queries = q.reshape(-1, layer.tp_q_head_num, layer.qk_head_dim)
         if not self.lost:
             keys = k.view(-1, layer.tp_k_head_num, layer.qk_head_dim)
             values = v.view(-1, layer.tp_v_head_num, layer.v_head_dim)
+            number = layer.layer_id - self._first_layer
+            looks = Looks(layer.scaling, self._shape.before(number), layer.logit_cap, sinks)
             try:
-                return self._attend_all(queries, keys, values, layer.layer_id - self._first_layer, layer.scaling)
+                return self._attend_all(queries, keys, values, number, looks)
             except (PrismError, OSError) as error:
                 log.warning("a step of a long prompt is lost: %s", error)
                 self.lost = str(error) or type(error).__name__
         return q.new_zeros((len(queries), layer.tp_q_head_num * layer.v_head_dim))
 
     def _attend_all(
-        self, queries: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, layer: int, scale: float
+        self, queries: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, layer: int, looks: Looks
     ) -> torch.Tensor:
         assert self._bringing is not None, "a step that was not begun"
         before, piece = self._tail_tokens, self._plan.piece_tokens
@@ -119,11 +129,11 @@ class LongAttention(AttentionBackend):  # type: ignore[misc]
         tail_keys, tail_values = self._window.tail(layer)
         own_keys = torch.cat([tail_keys[:before], keys.to(tail_keys.dtype)])
         own_values = torch.cat([tail_values[:before], values.to(tail_values.dtype)])
-        merge = SoftmaxMerge(queries, own_keys.shape[1], own_values.shape[2], scale)
+        merge = SoftmaxMerge(queries, own_keys.shape[1], own_values.shape[2], looks)
         attend_own(merge, own_keys, own_values, before, piece)
-        for number in range(self._pieces):
+        for number in range(self._first(layer), self._pieces):
             slot = self._bringing.next((layer, number))
-            merge.take(*self._window.slot(slot))
+            merge.take(*self._window.slot(slot), (self._pieces - number) * piece + before)
             self._bringing.read(slot)
         self._put_away(layer, own_keys, own_values)
         return merge.answer()
@@ -131,7 +141,10 @@ class LongAttention(AttentionBackend):  # type: ignore[misc]
     def _put_away(self, layer: int, keys: torch.Tensor, values: torch.Tensor) -> None:
         piece = self._plan.piece_tokens
         full = self._plan.pieces(len(keys))
-        for i in range(full):
+        first = self._first(layer, self._step_tokens)
+        if gone := [(layer, number) for number in range(self._first(layer), first)]:
+            self._storing.drop(gone)
+        for i in range(max(0, first - self._pieces), full):
             part = slice(i * piece, (i + 1) * piece)
             self._put((layer, self._pieces + i), keys[part], values[part])
         rest = len(keys) - full * piece

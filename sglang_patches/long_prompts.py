@@ -248,7 +248,7 @@ class LongPrompts:
         assert not isinstance(store, TierVerdict)
         self.begun += 1
         self.waiting.pop(0)
-        self.run = LongRun(self._scheduler, req, self.plan, self.shape.layers, window, store, self.device_tokens)
+        self.run = LongRun(self._scheduler, req, self.plan, self.shape, window, store, self.device_tokens)
         log.info("a prompt of %d tokens is larger than its device (%d)", _length(req), self.device_tokens)
         return True
 

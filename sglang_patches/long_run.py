@@ -54,7 +54,7 @@ class LongRun:
         scheduler: Any,
         req: Any,
         plan: WindowPlan,
-        layers: int,
+        shape: LongShape,
         window: LongWindow,
         store: UnitStore,
         most_chunk_tokens: int,
@@ -63,7 +63,7 @@ class LongRun:
         self.window: LongWindow | None = window
         """None: its memory was given to others."""
         self._runner = scheduler.tp_worker.model_runner
-        self.backend = LongAttention(self._runner, plan, layers, window, store)
+        self.backend = LongAttention(self._runner, plan, shape, window, store)
         self.aborted = False
         self._chunk_tokens = min(int(scheduler.chunked_prefill_size or scheduler.max_prefill_tokens), most_chunk_tokens)
         self._done = 0
@@ -167,7 +167,8 @@ def layout_of(scheduler: Any, capacity_bytes: int) -> tuple[LongShape, WindowPla
         layers = [m for m in layers if (m.tp_k_head_num, m.qk_head_dim, m.v_head_dim) == _latent_shape(rows)]
     if why := _why_not_layers(layers, int(pool.start_layer)):
         return why
-    shape = LongShape(len(layers), rows.token_bytes)
+    sees = [max(0, int(m.sliding_window_size)) for m in sorted(layers, key=lambda m: int(m.layer_id))]
+    shape = LongShape(len(layers), rows.token_bytes, tuple(sees) if any(sees) else ())
     plan = plan_window(shape, capacity_bytes // WINDOW_SHARE)
     return (shape, plan) if plan is not None else "its device has no room for a window of their KV"
 
@@ -176,6 +177,7 @@ def _why_not_parts(scheduler: Any, pool: Any) -> str:
     """Empty when it is one of the engines whose steps may have another attention."""
     from sglang.srt.mem_cache.memory_pool import MHATokenToKVPool, MLATokenToKVPool
     from sglang.srt.mem_cache.radix_cache import RadixCache
+    from sglang.srt.mem_cache.swa_memory_pool import SWAKVPool
 
     seat, tree = scheduler.server_args.prism_seat, scheduler.tree_cache
     if not scheduler.is_generation:
@@ -184,8 +186,10 @@ def _why_not_parts(scheduler: Any, pool: Any) -> str:
         return "the engine serves while its weights come"
     if not scheduler.spec_algorithm.is_none():
         return "the engine guesses tokens (speculative decoding)"
+    if type(pool) is SWAKVPool:
+        return "the model keeps windows beside the KV of all tokens (disable_hybrid_swa_memory: true keeps all of it)"
     if type(pool) not in (MHATokenToKVPool, MLATokenToKVPool):
-        return "the model keeps windows or states beside the KV of all tokens"
+        return "the model keeps states beside the KV of all tokens"
     if pool.dtype != pool.store_dtype:
         return "its KV is quantised"
     if type(tree) is not RadixCache or tree.disable or tree.is_eagle or tree.page_size != 1:
@@ -194,14 +198,15 @@ def _why_not_parts(scheduler: Any, pool: Any) -> str:
 
 
 def _why_not_layers(layers: list[Any], first: int) -> str:
-    """Empty when each layer is one attention over all tokens, which partial softmaxes make up."""
+    """Empty when each layer is one attention over all tokens or the last ones, which partial softmaxes make up."""
     from sglang.srt.layers.radix_attention import AttentionType
 
     for m in layers:
-        if m.sliding_window_size > 0:
-            return "some of its layers see a window only"
-        plain = m.attn_type is AttentionType.DECODER and not m.is_cross_attention and not m.use_irope
-        if not plain or m.logit_cap or m.xai_temperature_len > 0:
+        # Of one that looks both ways at images' tokens only prompts without images come here.
+        decodes = m.attn_type in (AttentionType.DECODER, AttentionType.DECODER_BIDIRECTIONAL)
+        plain = decodes and not m.is_cross_attention and not m.use_irope
+        capped = m.logit_cap and m.logit_capping_method != "tanh"
+        if not plain or capped or m.xai_temperature_len > 0:
             return "some of its layers attend in another way"
     if sorted(m.layer_id for m in layers) != list(range(first, first + len(layers))):
         return "some of its layers attend more than once"

@@ -11,7 +11,7 @@ which attention will read them, while the device computes with the ones before; 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from queue import SimpleQueue
 from typing import Any
@@ -139,6 +139,10 @@ class Storing:
             self._going.popleft().result()
         packed = data.cpu().numpy()
         self._going.append(self._thread.submit(self._store.put, unit, np.ascontiguousarray(packed)))
+
+    def drop(self, units: Sequence[Unit]) -> None:
+        """Behind what was put before; they are read no more."""
+        self._going.append(self._thread.submit(self._store.drop, units))
 
     def finish(self) -> None:
         """All units are stored. Raises what went wrong with one."""

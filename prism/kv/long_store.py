@@ -8,7 +8,7 @@ steps; what finds no room there is lost, and the prompt is computed again.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import Final
 
@@ -77,8 +77,8 @@ class LongTiers:
 
 
 class LongStore:
-    """One request's units. :meth:`put` and :meth:`read` may be called by one thread each, for different units, and
-    :meth:`answer` while neither is."""
+    """One request's units. :meth:`put` and :meth:`drop` may be called by one thread and :meth:`read` by another, for
+    different units, and :meth:`answer` while none is."""
 
     def __init__(self, name: str, unit_bytes: int, tiers: LongTiers, pool: HostPool, lent: LentShelf | None) -> None:
         self._name, self._unit_bytes, self._tiers, self._pool, self._lent = name, unit_bytes, tiers, pool, lent
@@ -87,6 +87,8 @@ class LongStore:
         """Of the last claim."""
         self._places: dict[Unit, tuple[ClaimedBytes, int]] = {}
         """Units in host memory."""
+        self._free: list[tuple[ClaimedBytes, int]] = []
+        """Where units were that were dropped."""
         self._sums: dict[Unit, int] = {}
 
     def claim(self, nbytes: int) -> bool:
@@ -120,19 +122,36 @@ class LongStore:
         if not self._put_in_host(unit, data):
             raise TiersFull(f"no room for a unit of {self._unit_bytes} bytes: {self._tiers.rooms()}")
 
+    def drop(self, units: Iterable[Unit]) -> None:
+        """Of these nothing is needed any more; some may not be stored."""
+        for unit in units:
+            if self._sums.pop(unit, None) is None:
+                continue
+            if (place := self._places.pop(unit, None)) is not None:
+                self._free.append(place)
+            elif self._lent is not None:
+                self._lent.drop(self._key(unit))
+
     def _put_in_host(self, unit: Unit, data: Packed) -> bool:
+        place = self._free.pop() if self._free else self._new_place()
+        if place is None:
+            return False
+        try:
+            self._write_in_host(*place, data)
+        except OSError:
+            return False
+        self._places[unit] = place
+        return True
+
+    def _new_place(self) -> tuple[ClaimedBytes, int] | None:
         last = self._claims[-1] if self._claims else None
         if last is None or self._used_bytes + self._unit_bytes > last.nbytes:
             if not (self.claim(_GROWS * self._unit_bytes) or self.claim(self._unit_bytes)):
-                return False
+                return None
             last = self._claims[-1]
-        try:
-            self._write_in_host(last, self._used_bytes, data)
-        except OSError:
-            return False
-        self._places[unit] = last, self._used_bytes
+        place = last, self._used_bytes
         self._used_bytes += self._unit_bytes
-        return True
+        return place
 
     def _write_in_host(self, claim: ClaimedBytes, offset: int, data: Packed) -> None:
         pace = self._tiers.host_pace
@@ -198,4 +217,5 @@ class LongStore:
             claim.close()
         self._claims.clear()
         self._places.clear()
+        self._free.clear()
         self._sums.clear()

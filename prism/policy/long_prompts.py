@@ -7,11 +7,13 @@ is on the device while a layer is computed. Pure.
     where     |     outside, layer by layer          |      the device      |
 
 A *unit* is one layer's K and V of one piece. A step computes layer by layer, and each layer's units come through the
-device's window one after the other.
+device's window one after the other. Of a layer that sees the last tokens only, units go when none of them is seen any
+more.
 """
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final
@@ -22,6 +24,8 @@ SLOTS: Final = 2
 """Units in the window: one that attention reads, one that arrives."""
 WINDOW_SHARE: Final = 4
 """The window takes one part in so many of the KV memory that the device can ever give the model."""
+ENDLESS: Final = 1 << 40
+"""Tokens."""
 _PIECES: Final = (512, 256, 128, 64, 32, 16, 8)
 
 
@@ -43,9 +47,21 @@ class LongShape:
     layers: int
     token_bytes: int
     """K and V of one layer."""
+    sees: tuple[int, ...] = ()
+    """By layer, how many tokens before its own a token sees; 0: all. Empty: all layers see all."""
+
+    def before(self, layer: int) -> int:
+        """See :attr:`sees`."""
+        return self.sees[layer] if self.sees else 0
 
     def bytes_of(self, tokens: int) -> int:
         return self.layers * self.token_bytes * tokens
+
+    def units(self, pieces: int, piece_tokens: int) -> int:
+        """That are kept of ``pieces``, of all layers."""
+        if not self.sees:
+            return self.layers * pieces
+        return sum(min(pieces, -(-before // piece_tokens)) if before else pieces for before in self.sees)
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,9 +88,15 @@ def plan_window(shape: LongShape, most_bytes: int) -> WindowPlan | None:
     return None
 
 
-def bring_order(layers: int, pieces: int) -> Iterator[tuple[int, int]]:
-    """The units of a step, (layer, piece), as attention reads them: whoever brings them works ahead along this."""
-    return ((layer, piece) for layer in range(layers) for piece in range(pieces))
+def first_piece(before: int, tokens: int, piece_tokens: int) -> int:
+    """The first piece that the token behind ``tokens`` others sees, if it sees ``before`` of them (0: all)."""
+    return max(0, tokens - before) // piece_tokens if before else 0
+
+
+def bring_order(first: Sequence[int], pieces: int) -> Iterator[tuple[int, int]]:
+    """The units of a step, (layer, piece), as attention reads them: whoever brings them works ahead along this.
+    ``first`` piece of each layer."""
+    return ((layer, piece) for layer, begin in enumerate(first) for piece in range(begin, pieces))
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,13 +135,16 @@ class TierVerdict:
 
 def judge_tiers(shape: LongShape, plan: WindowPlan, tokens: int, rooms: Sequence[TierRoom]) -> TierVerdict:
     """Whether the tiers together hold what of ``tokens`` does not stay in the window."""
-    return TierVerdict(shape.bytes_of(plan.pieces(tokens) * plan.piece_tokens), tuple(rooms))
+    units = shape.units(plan.pieces(tokens), plan.piece_tokens)
+    return TierVerdict(units * plan.unit_bytes, tuple(rooms))
 
 
 def most_long_tokens(shape: LongShape, plan: WindowPlan, rooms: Sequence[TierRoom]) -> int:
-    """The longest request, in tokens, for which :func:`judge_tiers` may still find room."""
-    unit_bytes = shape.layers * plan.unit_bytes
-    pieces = sum(room.most_bytes for room in rooms) // unit_bytes
+    """The longest request, in tokens, for which :func:`judge_tiers` may still find room; :data:`ENDLESS` where no layer
+    sees all tokens and there is room."""
+    units = sum(room.most_bytes for room in rooms) // plan.unit_bytes
+    most = units if 0 in shape.sees or not shape.sees else ENDLESS // plan.piece_tokens
+    pieces = bisect_right(range(most + 1), units, key=lambda pieces: shape.units(pieces, plan.piece_tokens)) - 1
     return (pieces + 1) * plan.piece_tokens - 1
 
 

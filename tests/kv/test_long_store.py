@@ -169,3 +169,21 @@ def test_a_unit_that_is_stored_again_takes_the_place_of_what_was_there(tmp_path:
     store.close()
     made.close()
     assert device.free_bytes() == device.capacity_bytes
+
+
+@pytest.mark.parametrize("lent_units", [0, 2])
+def test_what_is_dropped_makes_room_for_others(tmp_path: Path, lent_units: int) -> None:
+    device = lender(tmp_path, lent_units) if lent_units else None
+    made = tiers(tmp_path, 2, device)
+    store = begin(made, 1)
+    for number in range(20):
+        store.put((0, number), data(number))
+        store.drop([(0, number - 1), (0, number + 7)])
+        assert_there(store, number)
+    with pytest.raises(BadPiece), store.read((0, 18)):
+        pass
+    assert store.host_bytes + store.lent_bytes <= 2 * UNIT
+    store.close()
+    made.close()
+    assert HostPool(tmp_path / "pool", 2 * UNIT).use().booked_bytes == 0
+    assert device is None or device.free_bytes() == device.capacity_bytes

@@ -6,19 +6,26 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from prism.policy.long_prompts import (
+    ENDLESS,
     SLOTS,
     LongShape,
     TierRoom,
     bring_order,
     estimate_step_s,
     first_host_bytes,
+    first_piece,
     goes_long,
     judge_tiers,
     most_long_tokens,
     plan_window,
 )
 
-SHAPES = st.builds(LongShape, st.integers(1, 96), st.sampled_from([256, 1024, 4096, 8192]))
+TOKEN_BYTES = st.sampled_from([256, 1024, 4096, 8192])
+SHAPES = st.builds(LongShape, st.integers(1, 96), TOKEN_BYTES) | st.builds(
+    lambda sees, nbytes: LongShape(len(sees) + 1, nbytes, (*sees, 0)),
+    st.lists(st.integers(0, 5000), max_size=12),
+    TOKEN_BYTES,
+)
 ROOMS = st.lists(
     st.builds(lambda free, more: TierRoom("t", free, free + more), st.integers(0, 1 << 34), st.integers(0, 1 << 34)),
     min_size=1,
@@ -58,9 +65,28 @@ def test_the_longest_request_fits_when_nobody_else_is_there_and_a_longer_one_doe
 
 @given(layers=st.integers(1, 40), pieces=st.integers(0, 40))
 def test_every_unit_comes_once_a_step_layer_by_layer(layers: int, pieces: int) -> None:
-    order = list(bring_order(layers, pieces))
+    order = list(bring_order([0] * layers, pieces))
     assert len(order) == len(set(order)) == layers * pieces
     assert order == sorted(order)
+
+
+@given(before=st.integers(0, 200), tokens=st.integers(0, 1000), piece=st.sampled_from([8, 16, 64]))
+def test_a_layer_that_sees_the_last_tokens_only_has_the_pieces_they_are_in(
+    before: int, tokens: int, piece: int
+) -> None:
+    shape, pieces = LongShape(1, 1, (before,)), tokens // piece
+    order = list(bring_order([first_piece(before, tokens, piece)], pieces))
+    seen = {token // piece for token in range(max(0, tokens - before) if before else 0, tokens)}
+    assert [number for _, number in order] == [number for number in range(pieces) if number in seen]
+    assert len(order) <= shape.units(pieces, piece)
+
+
+def test_where_no_layer_sees_everything_no_request_is_too_long() -> None:
+    shape, plan = LongShape(2, 1024, (100, 50)), plan_window(LongShape(2, 1024), 1 << 20)
+    assert plan is not None
+    units = shape.units(1000, plan.piece_tokens)
+    assert most_long_tokens(shape, plan, [TierRoom("t", 0, units * plan.unit_bytes)]) >= ENDLESS - 1
+    assert most_long_tokens(shape, plan, [TierRoom("t", 0, (units - 1) * plan.unit_bytes)]) < 1000
 
 
 @given(needed=st.integers(0, 1 << 40), lent=st.integers(0, 1 << 40))

@@ -15,6 +15,7 @@ from prism.kv.host_pool import HostPool
 from prism.kv.long_store import LongStore, LongTiers
 from prism.memory.errors import OutOfMemory
 from prism.policy.long_prompts import LongShape, TierVerdict, WindowPlan, plan_window
+from sglang_patches.long_attention import Looks
 from sglang_patches.long_backend import LongAttention
 from sglang_patches.long_window import LongWindow
 from tests.kv.stored import spoil_claims
@@ -53,6 +54,7 @@ def layer(number: int) -> SimpleNamespace:
         v_head_dim=V_DIM,
         layer_id=number,
         scaling=0.25,
+        logit_cap=0.0,
     )
 
 
@@ -61,11 +63,12 @@ def run_steps(
     store: LongStore,
     steps: tuple[int, ...],
     between: Callable[[LongAttention], None] = lambda backend: None,
+    shape: LongShape = SHAPE,
 ) -> tuple[LongAttention, bool]:
     """Whether every answer is that of one softmax over all tokens so far. ``between`` two steps something happens."""
     torch.manual_seed(1)
     runner = SimpleNamespace(device="cpu", token_to_kv_pool=POOL, req_to_token_pool=None)
-    backend = LongAttention(runner, small_plan(), LAYERS, window, store)
+    backend = LongAttention(runner, small_plan(), shape, window, store)
     past = [(torch.empty(0, KV_HEADS, DIM), torch.empty(0, KV_HEADS, V_DIM)) for _ in range(LAYERS)]
     equal = True
     for tokens in steps:
@@ -75,7 +78,7 @@ def run_steps(
             before = len(past[number][0])
             past[number] = torch.cat([past[number][0], k]), torch.cat([past[number][1], v])
             found = backend.forward_extend(q.view(tokens, -1), k, v, layer(number), None)
-            wanted = whole(q, *past[number], before, 0.25)
+            wanted = whole(q, *past[number], before, Looks(0.25, shape.before(number)))
             equal = equal and torch.allclose(found, wanted, atol=1e-5)
         backend.end()
         between(backend)
@@ -103,6 +106,44 @@ def test_attention_over_units_is_attention_over_everything(device: memory.Device
     owner.close()
 
 
+@pytest.mark.parametrize("sees", [(1, 0, 16), (15, 33, 0), (40, 20, 17)])
+@pytest.mark.parametrize("goes", [False, True])
+def test_layers_that_see_the_last_tokens_only_keep_no_others(
+    device: memory.Device, pool: HostPool, sees: tuple[int, ...], goes: bool
+) -> None:
+    """Whether or not the window goes between the steps."""
+    shape = LongShape(LAYERS, SHAPE.token_bytes, sees)
+    owner = device.register("engine")
+    windows = [LongWindow(owner, small_plan(), LAYERS, POOL)]
+    tiers = LongTiers(pool, None, 0.0)
+    store = tiers.begin(shape, small_plan(), sum(STEPS))
+    assert isinstance(store, LongStore)
+    claimed = store.host_bytes
+    assert (
+        claimed == shape.units(sum(STEPS) // 16, 16) * small_plan().unit_bytes < SHAPE.bytes_of(sum(STEPS) // 16 * 16)
+    )
+
+    def change(backend: LongAttention) -> None:
+        if goes:
+            assert backend.put_tails_away()
+            windows[-1].close()
+            windows.append(LongWindow(owner, small_plan(), LAYERS, POOL))
+            backend.bring_tails(windows[-1])
+
+    backend, equal = run_steps(windows[0], store, STEPS, change, shape)
+    assert equal
+    assert not backend.lost
+    assert goes or store.host_bytes == claimed, "what was out of sight made room"
+    tails = LAYERS if goes else 0
+    assert len(store._sums) <= shape.units(sum(STEPS) // 16, 16) + tails
+    assert len(store._sums) == len(store._places)
+    backend.close()
+    store.close()
+    windows[-1].close()
+    owner.close()
+    assert pool.use().booked_bytes == 0
+
+
 def test_latent_rows_are_stored_once_and_attended_as_keys_and_values(device: memory.Device, pool: HostPool) -> None:
     """MLA: one row for all heads, whose values are a part of its key."""
     latent = SimpleNamespace(kv_cache_dim=DIM, kv_lora_rank=V_DIM, dtype=torch.float32, start_layer=0)
@@ -114,7 +155,7 @@ def test_latent_rows_are_stored_once_and_attended_as_keys_and_values(device: mem
     store = LongTiers(pool, None, 0.0).begin(shape, plan, sum(STEPS))
     assert isinstance(store, LongStore)
     runner = SimpleNamespace(device="cpu", token_to_kv_pool=latent, req_to_token_pool=None)
-    backend = LongAttention(runner, plan, LAYERS, window, store)
+    backend = LongAttention(runner, plan, shape, window, store)
     attends = [SimpleNamespace(**{**vars(layer(i)), "tp_k_head_num": 1, "tp_v_head_num": 1}) for i in range(LAYERS)]
     past = [torch.empty(0, 1, DIM) for _ in range(LAYERS)]
     torch.manual_seed(1)
@@ -125,7 +166,7 @@ def test_latent_rows_are_stored_once_and_attended_as_keys_and_values(device: mem
             before = len(past[number])
             past[number] = torch.cat([past[number], rows])
             found = backend.forward_extend(q.view(tokens, -1), rows, rows[..., :V_DIM], attends[number], None)
-            wanted = whole(q, past[number], past[number][..., :V_DIM], before, 0.25)
+            wanted = whole(q, past[number], past[number][..., :V_DIM], before, Looks(0.25))
             assert torch.allclose(found, wanted, atol=1e-5)
         backend.end()
     assert not backend.lost
