@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import random
 import signal
 import subprocess
 import sys
@@ -84,6 +85,21 @@ class Server:
         assert pid > 1, "0 and negative numbers are groups of processes"
         with suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)
+
+    def victim(self, kind: str, chance: random.Random) -> int | None:
+        """One process of a kind (``engine``, ``standby``, ``front`` or a supervised process by its name) that may
+        die now; None where there is none, and while a front door is the last one: somebody must be there to ask."""
+        if kind in ("engine", "standby"):
+            found = self.pids(f"prism: {kind}")
+            return chance.choice(found) if found else None
+        try:
+            running = self.running()
+        except httpx.HTTPError:
+            return None  # nobody is there to say it
+        if kind != "front":
+            return running.get(kind)
+        fronts = [pid for name, pid in running.items() if name.startswith("front")]
+        return chance.choice(fronts) if len(fronts) == 2 else None
 
     def replicas(self, model: str) -> list[dict[str, Any]]:
         models = {m["name"]: m for m in self.admin("models")["models"]}

@@ -66,7 +66,7 @@ class Storm:
             kind = self.chance.choice(STOPPED if stops else KINDS)
             if time.monotonic() - self.last_s.get(kind, 0.0) < REST_S.get(kind, 0.0):
                 continue
-            victim = await asyncio.to_thread(self._victim, kind)
+            victim = await asyncio.to_thread(self.server.victim, kind, self.chance)
             if victim is None:
                 continue
             self.last_s[kind] = time.monotonic()
@@ -85,19 +85,6 @@ class Storm:
                 await asyncio.sleep(self.chance.uniform(0.2, STOP_MOST_S))
             finally:
                 os.kill(victim, signal.SIGCONT)
-
-    def _victim(self, kind: str) -> int | None:
-        if kind in ("engine", "standby"):
-            found = self.server.pids(f"prism: {kind}")
-            return self.chance.choice(found) if found else None
-        try:
-            running = self.server.running()
-        except httpx.HTTPError:
-            return None  # nobody is there to say it
-        if kind != "front":
-            return running.get(kind)
-        fronts = [pid for name, pid in running.items() if name.startswith("front")]
-        return self.chance.choice(fronts) if len(fronts) == 2 else None
 
     async def use(self, client: openai.AsyncOpenAI) -> None:
         """Requests of all kinds, one after the other, until it is over."""

@@ -65,25 +65,12 @@ class Chaos:
             kind = round_.pop()
             if time.monotonic() - self.last_s.get(kind, 0.0) < REST_S.get(kind, 0.0):
                 continue
-            victim = await asyncio.to_thread(self._victim, kind)
+            victim = await asyncio.to_thread(self.server.victim, kind, self.chance)
             if victim is not None:
                 self.last_s[kind] = time.monotonic()
                 self.killed[kind] += 1
                 self.server.kill(victim)
         self.over = True
-
-    def _victim(self, kind: str) -> int | None:
-        if kind == "engine":
-            found = self.server.pids("prism: engine")
-            return self.chance.choice(found) if found else None
-        try:
-            running = self.server.running()
-        except httpx.HTTPError:
-            return None  # nobody is there to say it
-        if kind != "front":
-            return running.get(kind)
-        fronts = [pid for name, pid in running.items() if name.startswith("front")]
-        return self.chance.choice(fronts) if len(fronts) == 2 else None
 
     async def ask(self, client: openai.AsyncOpenAI, expected: dict[tuple[str, str], str]) -> None:
         """Requests one after the other until it is over."""
