@@ -25,6 +25,8 @@ _LOOKED_AT = 16
 _KEPT_FREE_S = 30.0
 """So long nobody comes, unless it starves, where a model in use had to leave for its neighbours' KV: it would take that
 memory again."""
+_AMPLE = 2.0 / 3.0
+"""Part of the fleet's memory that weights may take where it does not matter for memory which model is where."""
 _COMING = (InstanceState.WAITING, InstanceState.LOADING)
 
 
@@ -34,6 +36,7 @@ class Places:
     def __init__(self, books: Books, claims: Claims) -> None:
         self._books, self._claims = books, claims
         self._homes = Homes(books)
+        self._room_known_for, self._has_room = (-1, -1), False
 
     def shard_of(self, model: ModelRecord, now_s: float, sharers: int = 1) -> Shard:
         """What one shard of one of ``sharers`` instances would put on a device now; a model that just woke counts with
@@ -120,8 +123,19 @@ class Places:
         board, settings = self._books.fleet.board, self._books.settings
         if settings.placement is Placement.KVPR:
             return board.best(shard, model.spec.tp, allowed, settings.kvpr)
-        found = self._best_for_goodput(model, shard, allowed)
+        alike = not self._books.rates.knows_anything and self._all_have_room()
+        found = self._in_turn(model.spec.tp, allowed) if alike else self._best_for_goodput(model, shard, allowed)
         return None if found is None else (found, float(board.pressure_for(shard, settings.kvpr)[found].max()))
+
+    def _all_have_room(self) -> bool:
+        """The weights of the whole catalog leave room enough for KV, wherever they are."""
+        fleet = self._books.fleet
+        known = self._books.catalog_version, fleet.version
+        if self._room_known_for != known:
+            weights_bytes = sum(m.spec.weight_bytes for m in self._books.models.values() if not m.removed)
+            self._room_known_for = known
+            self._has_room = weights_bytes <= _AMPLE * float(fleet.board.capacity.sum())
+        return self._has_room
 
     def _home(self, model: ModelRecord, shard: Shard, allowed: Mask) -> tuple[list[int], float] | None:
         """Where the model belongs by what the catalog expects, if it can be there."""
@@ -201,18 +215,20 @@ class Places:
 
     def next_in_turn(self, model: ModelRecord, now_s: float) -> tuple[tuple[DeviceId, ...], float] | None:
         """Without the global scheduler (an ablation): the next devices in turn with room."""
-        fleet, last, tp = self._books.fleet, self._books.last_devices, model.spec.tp
+        fleet = self._books.fleet
         allowed = fleet.fits_now(self.shard_of(model, now_s)) & self.allowed(model, now_s)
-        count = len(allowed)
+        found = self._in_turn(model.spec.tp, allowed)
+        return None if found is None else (tuple(fleet.board.specs[i].id for i in found), 0.0)
+
+    def _in_turn(self, tp: int, allowed: Mask) -> list[int] | None:
+        """The next ``tp`` allowed devices of one domain after those that were used last."""
+        fleet, last, count = self._books.fleet, self._books.last_devices, len(allowed)
         turn = fleet.index.get(last[-1], -1) + 1 if last else 0
         domains = [
             sorted((int(i) for i in d if allowed[i]), key=lambda i: (i - turn) % count) for d in fleet.board.domains
         ]
         enough = [d[:tp] for d in domains if len(d) >= tp]
-        if not enough:
-            return None
-        chosen = min(enough, key=lambda d: (d[0] - turn) % count)
-        return tuple(fleet.board.specs[i].id for i in chosen), 0.0
+        return min(enough, key=lambda d: (d[0] - turn) % count) if enough else None
 
     def kv_cap_bytes(self, model: ModelRecord, devices: tuple[DeviceId, ...], now_s: float) -> int | None:
         """Without elastic memory (an ablation): a fixed share, half of what is left on the devices, at least the least

@@ -39,6 +39,11 @@ class DemandRates:
         """No request has come: what the catalog expects is all that is known."""
         return self._expects and not self._expected.begun
 
+    @property
+    def knows_anything(self) -> bool:
+        """The catalog expects something, or a request has come: until then all models are alike."""
+        return self._expects or self._expected.begun
+
     def weighted_rate(self, model: ModelRecord, now_s: float) -> float:
         """``r / s`` as of now, whatever the board has."""
         rate_per_s = model.rate.per_s(now_s)

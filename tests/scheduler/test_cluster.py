@@ -39,16 +39,40 @@ def test_a_request_wakes_its_model_on_the_device_with_the_least_pressure() -> No
     w.check()
 
 
-@pytest.mark.parametrize("rates", [(), (("a", 9.0), ("b", 1.0))])
-def test_expected_rates_decide_before_the_first_request(rates: tuple[tuple[str, float], ...]) -> None:
-    """Without any, who was asked first is believed to be asked most: nobody joins it while another device has room."""
-    settings = ClusterSettings(rebalance_every_s=0.0, expected_rates=rates)
+def test_expected_rates_decide_before_the_first_request() -> None:
+    settings = ClusterSettings(rebalance_every_s=0.0, expected_rates=(("a", 9.0), ("b", 1.0)))
     w = world(model_spec("a", 300), model_spec("b", 300), model_spec("c", 300), devices=2, settings=settings)
     for model in (A, B, C):
         w.send(OperatorLoad(model))
         w.pass_time(0.5)
         w.step()
         w.step()
+    assert (on(w, A), on(w, B), on(w, C)) == ((GB0,), (GB1,), (GB1,))
+    w.check()
+
+
+@pytest.mark.parametrize(("more_mib", "places"), [(50, (GB0, GB1, GB0, GB1, GB0)), (700, (GB0, GB1, GB1, GB1, GB1))])
+def test_models_of_which_nothing_is_known_are_dealt_out_in_turn(more_mib: int, places: tuple[DeviceId, ...]) -> None:
+    """Whatever they weigh, as who runs at the same time is not known; but where not all have ample room (a model of
+    ``more_mib`` is not loaded yet) memory counts."""
+    settings = ClusterSettings(rebalance_every_s=0.0)
+    sizes = {"a": 400, "b": 50, "c": 200, "d": 100, "e": 50}
+    others = (model_spec(name, mib) for name, mib in sizes.items())
+    w = world(*others, model_spec("more", more_mib), devices=2, settings=settings)
+    for name in sizes:
+        w.send(OperatorLoad(ModelName(name)))
+        w.pass_time(0.5)
+        w.step()
+        w.step()
+    assert [on(w, ModelName(name)) for name in sizes] == [(place,) for place in places]
+    w.check()
+
+
+def test_once_a_request_has_come_models_are_not_dealt_out_in_turn() -> None:
+    settings = ClusterSettings(rebalance_every_s=0.0)
+    w = world(model_spec("a", 300), model_spec("b", 300), model_spec("c", 300), devices=2, settings=settings)
+    for model in (A, B, C):
+        serve(w, model)
     assert (on(w, A), on(w, B), on(w, C)) == ((GB0,), (GB1,), (GB1,))
     w.check()
 
