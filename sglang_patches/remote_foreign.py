@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any, Final
 
 import torch
@@ -24,10 +26,27 @@ from sglang_patches.remote_tensors import Unpacked, unpack_tensors
 log = logging.getLogger(__name__)
 
 _MOST_WORDS: Final = 500
+_LOOK_S: Final = 0.02
+"""Layers that take less are run in one go."""
+Called = Callable[[], bool]
+"""Whether this engine is wanted between two layers of others' work."""
 
 
 class NotDone(PrismError):
     """What a leader asked was not done, by no rank."""
+
+
+@dataclass(slots=True)
+class Begun:
+    """Work that stands still before a piece."""
+
+    leader: int
+    kv: ForeignKv
+    work: RunPieces
+    batch: Any
+    """SGLang's ``ForwardBatch``."""
+    piece: int
+    state: State | None
 
 
 class ForeignRun:
@@ -44,11 +63,18 @@ class ForeignRun:
         """Pieces whose weights are here."""
         self._kv: dict[int, ForeignKv] = {}
 
-    def do(self, note: DoForeign, tensors: Unpacked) -> Sequence[Any]:
-        """Tensors that answer it (on rank 0). Raises :class:`NotDone`, on all ranks alike."""
+    def do(self, note: DoForeign, tensors: Unpacked, called: Called | None = None) -> Sequence[Any] | Begun:
+        """Tensors that answer it (on rank 0); or what was begun, when the engine was ``called`` between two layers.
+        Raises :class:`NotDone`, on all ranks alike."""
         if isinstance(note.work, RunPieces):
-            return self._run(note, note.work, tensors)
+            return self._run(note, note.work, tensors, called)
         return self._fetch(note, note.work)
+
+    def go_on(self, begun: Begun, called: Called | None = None) -> Sequence[Any] | Begun:
+        """With what stands still; as :meth:`do`."""
+        if self._kv.get(begun.leader) is not begun.kv:
+            raise NotDone("what was kept for it is gone")
+        return self._whole_or_not(begun, called)
 
     def wanted_back(self, number: int) -> bool:
         """Whether this rank's device needs what is kept for a leader."""
@@ -85,12 +111,16 @@ class ForeignRun:
             raise problem or NotDone("another rank of this engine could not")
         return made
 
-    def _run(self, note: DoForeign, work: RunPieces, tensors: Unpacked) -> Sequence[Any]:
+    def _run(self, note: DoForeign, work: RunPieces, tensors: Unpacked, called: Called | None) -> Sequence[Any] | Begun:
         kv, state = self._agreed(note.leader, lambda: self._prepared(note, work, tensors))
+        begun = Begun(note.leader, kv, work, None, work.first, state)
         if self._ranks.world > 1:
-            return self._forward(kv, work, state)  # ranks out of step would wait for each other for ever
+            return self._forward(begun, None)  # ranks out of step would wait for each other for ever
+        return self._whole_or_not(begun, called)
+
+    def _whole_or_not(self, begun: Begun, called: Called | None) -> Sequence[Any] | Begun:
         try:
-            return self._forward(kv, work, state)
+            return self._forward(begun, called)
         except Exception as error:
             log.exception("work for a leader was not done")
             raise NotDone(f"{type(error).__name__}: {error}"[:_MOST_WORDS]) from error
@@ -122,16 +152,32 @@ class ForeignRun:
             kv.back([0])
         return kv
 
-    def _forward(self, kv: ForeignKv, work: RunPieces, state: State | None) -> Sequence[Any]:
+    def _forward(self, begun: Begun, called: Called | None) -> Sequence[Any] | Begun:
         from sglang.srt.model_executor.forward_context import ForwardContext, forward_context
 
+        kv, end = begun.kv, begun.work.end
         with torch.no_grad(), self._behind_steps():
-            batch = self._batch(kv, work)
-            kv.backend.init_forward_metadata(batch)
+            if begun.batch is None:
+                begun.batch = self._batch(kv, begun.work)
+            kv.backend.init_forward_metadata(begun.batch)
+            at_once = end if called is None else 1 + (begun.piece == 0)  # the embedding says nothing of a layer
             with forward_context(ForwardContext(attn_backend=kv.backend)):
-                ids, positions = batch.input_ids, batch.positions
-                found: State = self._pieces.run(work.first, work.end, state, ids, positions, batch)
-        return [tensor for tensor in found if tensor is not None]
+                while begun.piece < end:
+                    start_s = time.monotonic()
+                    self._run_some(begun, min(end, begun.piece + at_once))
+                    if called is None or begun.piece == end:
+                        continue
+                    if called():
+                        return begun
+                    at_once = max(1, int(at_once * _LOOK_S / max(time.monotonic() - start_s, 1e-6)))
+        assert begun.state is not None  # there was a piece to be run
+        return [tensor for tensor in begun.state if tensor is not None]
+
+    def _run_some(self, begun: Begun, end: int) -> None:
+        batch = begun.batch
+        ids, positions = batch.input_ids, batch.positions
+        begun.state = self._pieces.run(begun.piece, end, begun.state, ids, positions, batch)
+        begun.piece = end
 
     @contextmanager
     def _behind_steps(self) -> Iterator[None]:

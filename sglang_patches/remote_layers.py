@@ -166,8 +166,9 @@ class RemoteLayers:
         self._ranks.together(self._serve_round)
 
     def _serve_round(self) -> RanksOutcome:
-        """A step of each leader, as engines that share a device take turns; its own next step is behind them."""
-        self._foreign.serve_round()
+        """A step of each leader, as engines that share a device take turns; its own next step is behind them. A command
+        is looked at between two layers, if an order could be carried out now."""
+        self._foreign.serve_round(None if self.under_way else self._seat.called)
         return RanksOutcome()
 
     def _agree(self) -> int:

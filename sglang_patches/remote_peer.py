@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import logging
 from collections import deque
-from collections.abc import Callable, Iterable, Set
+from collections.abc import Callable, Iterable, Sequence, Set
 from contextlib import suppress
 from typing import Any, Final
 from weakref import WeakKeyDictionary, WeakSet
@@ -30,7 +30,7 @@ from prism.remote.messages import (
     RunRest,
 )
 from prism.remote.notes import DoForeign, LeadersGone, Note
-from sglang_patches.remote_foreign import ForeignRun, NotDone
+from sglang_patches.remote_foreign import Begun, Called, ForeignRun, NotDone
 from sglang_patches.remote_pieces import ModelPieces
 from sglang_patches.remote_ranks import Ranks
 from sglang_patches.remote_tensors import Unpacked, pack_tensors
@@ -64,6 +64,8 @@ class ForeignWork:
         self._names: WeakKeyDictionary[PeerLink, str] = WeakKeyDictionary()
         self._leading: WeakSet[PeerLink] = WeakSet()
         self._queue: deque[tuple[PeerLink, Received]] = deque()
+        self._begun: tuple[PeerLink, Begun] | None = None
+        """What is done before anything else; it was begun, so that it is done as it was asked."""
         self._gone: list[int] = []
         """Leaders that other ranks still keep something for."""
 
@@ -78,7 +80,7 @@ class ForeignWork:
 
     @property
     def waiting(self) -> int:
-        return len(self._queue)
+        return len(self._queue) + (self._begun is not None)
 
     @property
     def leaders(self) -> list[str]:
@@ -95,12 +97,17 @@ class ForeignWork:
                 link.send(Measured(batch=batch), pack_tensors([sent]))
             case Leading(now=now) if link in self._numbers:
                 (self._leading.add if now else self._leading.discard)(link)
-            case FetchKv() if not any(whose is link for whose, _ in self._queue):
+            case FetchKv() if not self._owes(link):
                 self._queue.appendleft((link, received))  # a copy, for which streams stand still
             case RunRest() as rest:
                 self._shorten(link, rest, received)
             case _:
                 self._queue.append((link, received))
+
+    def _owes(self, link: PeerLink) -> bool:
+        """Whether anything of this leader is to be done yet."""
+        begun = self._begun is not None and self._begun[0] is link
+        return begun or any(whose is link for whose, _ in self._queue)
 
     def _shorten(self, link: PeerLink, rest: RunRest, received: Received) -> None:
         """Less is to be done of what waits; nothing, if it does not wait any more."""
@@ -164,34 +171,42 @@ class ForeignWork:
         self._numbers.clear()
         self._gone.clear()
         self._queue.clear()
+        self._begun = None
         self._run.drop_all()
 
     # --- what they ask ---
 
     def serve_one(self) -> None:
         """Answer the first message. On rank 0, while the others do what it tells them."""
-        self._serve(frozenset())
+        self._serve(frozenset(), None)
 
-    def serve_round(self) -> None:
-        """Answer a message of each leader that has asked something. More may come meanwhile."""
+    def serve_round(self, called: Called | None = None) -> None:
+        """Answer a message of each leader that has asked something. More may come meanwhile. When this engine is
+        ``called`` between two layers the rest stands still until the next round."""
         served: set[PeerLink] = set()
-        while (link := self._serve(served)) is not None:
+        called = called if self._ranks.world == 1 else None
+        while (link := self._serve(served, called)) is not None and self._begun is None:
             served.add(link)
 
-    def _serve(self, but: Set[PeerLink]) -> PeerLink | None:
+    def _serve(self, but: Set[PeerLink], called: Called | None) -> PeerLink | None:
         """Answer the first message of another leader than those; whose it was."""
         if gone := self.take_gone():
             self._ranks.tell(LeadersGone(leaders=gone))
+        if self._begun is not None:
+            (link, begun), self._begun = self._begun, None
+            if not link.closed:
+                self._do(link, begun.work.batch, lambda: self._run.go_on(begun, called))
+                return link
         self._queue = deque(one for one in self._queue if not one[0].closed)
         at = next((i for i, (link, _) in enumerate(self._queue) if link not in but), None)
         if at is None:
             return None
         link, received = self._queue[at]
         del self._queue[at]
-        self._answer(link, received)
+        self._answer(link, received, called)
         return link
 
-    def _answer(self, link: PeerLink, received: Received) -> None:
+    def _answer(self, link: PeerLink, received: Received, called: Called | None) -> None:
         work = received.message
         batch = getattr(work, "batch", 0)
         if not isinstance(work, RunPieces | FetchKv):
@@ -202,14 +217,19 @@ class ForeignWork:
             return
         note = DoForeign(leader=self._numbers[link], slots=self._slots[link], work=work)
         self._ranks.tell(note, [(head.dtype, head.shape, data) for head, data in received.tensors])
+        self._do(link, batch, lambda: self._run.do(note, received.tensors, called), kv=isinstance(work, FetchKv))
+
+    def _do(self, link: PeerLink, batch: int, do: Callable[[], Sequence[Any] | Begun], kv: bool = False) -> None:
         try:
-            found = self._run.do(note, received.tensors)
+            found = do()
         except NotDone as why:
             log.warning("work for %s was not done: %s", link.peer, why)
             link.send(Refused(batch=batch, reason=str(why)))
             return
-        answer = HiddenStates(batch=batch) if isinstance(work, RunPieces) else KvRows(batch=batch)
-        link.send(answer, pack_tensors(found))
+        if isinstance(found, Begun):
+            self._begun = link, found
+            return
+        link.send(KvRows(batch=batch) if kv else HiddenStates(batch=batch), pack_tensors(found))
 
     def _obey(self, note: Note, tensors: Unpacked) -> None:
         """On the other ranks."""

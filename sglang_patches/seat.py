@@ -159,6 +159,9 @@ class Seat(Protocol):
         """The commands as SGLang objects, on every rank alike."""
         ...
 
+    def called(self) -> bool:
+        """Whether a command has come that was not received."""
+
     def wait(self, timeout_s: float) -> bool:
         """Sleep until a command is here or ``timeout_s`` has passed; whether one is."""
         ...

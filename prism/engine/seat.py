@@ -69,7 +69,9 @@ class WorkerSeat:
         self.loading = weights
         self._channel, self._delivery = channel, delivery
         self._poller = select.poll()
-        self._poller.register(channel.fileno(), select.POLLIN)
+        self._commands = select.poll()
+        for poller in (self._poller, self._commands):
+            poller.register(channel.fileno(), select.POLLIN)
         self.tracker = Tracker(command.engine, delivery, self.report)
         self.scheduler: Any = None
         self.adapters: EngineAdapters | None = None
@@ -173,6 +175,9 @@ class WorkerSeat:
     def wait(self, timeout_s: float) -> bool:
         self._channel.flush()
         return bool(self._poller.poll(timeout_s * 1000))
+
+    def called(self) -> bool:
+        return bool(self._commands.poll(0))
 
     def held_s(self) -> float:
         return 0.0 if self._held_until_s is None else max(0.0, self._held_until_s - time.monotonic())
