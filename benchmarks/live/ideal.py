@@ -15,9 +15,12 @@ from collections.abc import Callable
 from functools import partial
 from typing import Final
 
-from benchmarks.live.machines import PACE_US, PROMPT_TOKENS, STEP_TOKENS
 from benchmarks.live.many_layers import LAYERS
 
+PACE_US: Final = {"layer": 3000, "prefill_token": 1200, "decode_sequence": 50}
+PROMPT_TOKENS: Final = 4
+STEP_TOKENS: Final = 16
+"""Of a prefill: four requests begin together, not all."""
 FIRST: Final = 9 / 61
 """Of the model's leaves: embedding, first layer and head, in the order in which they are sent."""
 RECEIVERS, REQUESTS = 4, 50
@@ -25,29 +28,29 @@ MULTICAST_S: Final = 5.5
 STEP_S: Final = 1e-3
 
 
-def work_s() -> float:
+def work_s(requests: int = REQUESTS) -> float:
     """One engine's time for all prompts."""
-    tokens = REQUESTS * PROMPT_TOKENS
+    tokens = requests * PROMPT_TOKENS
     us = LAYERS * (-(-tokens // STEP_TOKENS) * PACE_US["layer"] + tokens * PACE_US["prefill_token"])
     return us / 1e6
 
 
-def sending(sources: int, at_s: float) -> float:
-    """Engines' worth of work at that time where sources only send."""
-    together_s = MULTICAST_S * (FIRST + (1 - FIRST) / min(sources, RECEIVERS))
-    return RECEIVERS if at_s >= together_s else 0.0
+def sending(sources: int, at_s: float, receivers: int = RECEIVERS, end_s: float = MULTICAST_S) -> float:
+    """Engines' worth of work at that time where sources only send, to so many until the multicast's end."""
+    together_s = end_s * (FIRST + (1 - FIRST) / min(sources, receivers))
+    return receivers if at_s >= together_s else 0.0
 
 
-def serving(sources: int, at_s: float) -> float:
+def serving(sources: int, at_s: float, receivers: int = RECEIVERS, end_s: float = MULTICAST_S) -> float:
     """And where they serve."""
-    missing = 1 - min(1.0, at_s / MULTICAST_S)
-    return min(sources + RECEIVERS, sources / missing if missing else float("inf"))
+    missing = 1 - min(1.0, at_s / end_s)
+    return min(sources + receivers, sources / missing if missing else float("inf"))
 
 
-def begun_s(capacity: Callable[[float], float], share: float) -> float:
+def begun_s(capacity: Callable[[float], float], share: float, requests: int = REQUESTS) -> float:
     """When so much of the burst has its first tokens."""
     steps, done_s = 0, 0.0
-    while done_s < share * work_s():
+    while done_s < share * work_s(requests):
         done_s += STEP_S * capacity(steps * STEP_S)
         steps += 1
     return steps * STEP_S
