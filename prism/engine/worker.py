@@ -66,6 +66,7 @@ from prism.obs.logs import setup_logging
 from prism.transfer.errors import TransferError
 from prism.weights.errors import WeightsError
 from prism.weights.loading.links import LoadLinks
+from prism.weights.store.awaited_blocks import MENDING_S
 from prism.weights.store.weight_store import WeightStore
 from prism.wire.secret import read_secret
 from sglang_patches.kv_move import keep_all
@@ -130,7 +131,7 @@ class Worker:
             owner=self._owner,
             arena=self._owner.arena(2 * args.capacity_bytes),
             capacity_bytes=args.capacity_bytes,
-            store=None if args.store_dir is None else WeightStore(Path(args.store_dir)),
+            store=None if args.store_dir is None else WeightStore(Path(args.store_dir), mending_s=MENDING_S),
             channel=self._channel,
             delivery=Delivery(None if secret is None else secret.mail_keys()),
         )

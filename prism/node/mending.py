@@ -13,6 +13,7 @@ from prism.transfer.peer_connection import PeerConnection
 from prism.transfer.session import NodePlan
 from prism.weights.exchange.pack_windows import window_name
 from prism.weights.packs.format import PackHeader, PackKey
+from prism.weights.store.awaited_blocks import say_nobody_has, take_back
 from prism.weights.store.disk_fill import FillLock
 from prism.weights.store.weight_store import WeightStore
 
@@ -42,17 +43,22 @@ class Mending:
 
     def plan(self, key: PackKey, address: str) -> tuple[ModelName, NodePlan] | None:
         """How the damaged pack is to be fetched by this machine, whose server is at ``address``; None: it is being
-        filled, or nobody has it. Asks other machines, so not in the agent's loop."""
+        filled, or nobody has it (who waits for it is told). Asks other machines, so not in the agent's loop."""
         header = self._store.header(key)
         model, peers = self._ordered.get(key.model, (ModelName(""), {}))
-        if header is None or not peers or not self._rests(header):
+        if header is None or not self._rests(header):
             return None
-        holders = [node for node in peers if node != self._node and self._has(node, peers[node], key)]
+        has = {node: self._has(node, peers[node], key) for node in peers if node != self._node}
+        holders = [node for node, it in has.items() if it]
+        copy_path = self._store.host_path(key)
         if not holders:
             if key not in self._alone:
                 log.error("%s: what is corrupt or missing here, no other machine has", model)
             self._alone.add(key)
+            if key.model in self._ordered and None not in has.values():
+                say_nobody_has(copy_path, list(has))
             return None
+        take_back(copy_path)
         log.warning("%s: what is corrupt or missing here comes from %s", model, ", ".join(holders))
         addresses = {node: peers[node] for node in holders} | {self._node: address}
         pieces = min(_MOST_PIECES, header.leaves)
@@ -77,7 +83,8 @@ class Mending:
         lock.release()
         return free
 
-    def _has(self, node: str, address: str, key: PackKey) -> bool:
+    def _has(self, node: str, address: str, key: PackKey) -> bool | None:
+        """None: it does not answer now."""
         try:
             peer = PeerConnection(node, address, self._secret, self._node, REACH_S)
             try:
@@ -86,4 +93,4 @@ class Mending:
                 peer.close()
         except (OSError, EOFError, PeerError) as error:
             log.warning("%s cannot be asked for a block: %s", node, error)
-            return False
+            return None

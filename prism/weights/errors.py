@@ -38,13 +38,17 @@ class BadModelFolder(WeightsError):
 
 
 class CorruptBlock(WeightsError):
-    """The bytes of a block do not have the checksum its header promises. Nothing of that block was handed out."""
+    """The bytes of a block do not have the checksum its header promises. Nothing of that block was handed out.
+    ``why``: what there is instead of it, and what to do."""
 
-    def __init__(self, where: Path | str, block: str, leaf: int, expected: int, found: int) -> None:
+    def __init__(self, where: Path | str, block: str, leaf: int, expected: int, found: int, why: str = "") -> None:
         self.where, self.block, self.leaf, self.expected, self.found = where, block, leaf, expected, found
-        super().__init__(
-            f"{where}: block {block!r} is corrupt: leaf {leaf} has checksum {found:016x}, expected {expected:016x}"
-        )
+        wrong = f"leaf {leaf} has checksum {found:016x}, expected {expected:016x}"
+        super().__init__(f"{where}: block {block!r} is corrupt: {f'{why}: ' if why else ''}{wrong}")
+
+    def because(self, why: str) -> CorruptBlock:
+        """The same, with a reason."""
+        return CorruptBlock(self.where, self.block, self.leaf, self.expected, self.found, why)
 
 
 class StoreFull(WeightsError):

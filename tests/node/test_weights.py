@@ -22,11 +22,12 @@ from prism.transfer.errors import PeerError, SourceLost
 from prism.transfer.incoming import PullOptions
 from prism.transfer.server import TransferServer
 from prism.transfer.session import NodePlan, node_plans
-from prism.weights.errors import BadPack
+from prism.weights.errors import BadPack, CorruptBlock
 from prism.weights.exchange.borrowed_folders import OfferedFolders, SmallFile, _lay_out, borrow_folder, pack_elsewhere
 from prism.weights.exchange.pack_fetch import PackFetch
 from prism.weights.exchange.pack_windows import window_name
 from prism.weights.folders.fingerprint import fingerprint
+from prism.weights.loading.loader import load
 from prism.weights.packs.blocks import TensorPlan, plan_blocks
 from prism.weights.packs.format import PackKey
 from prism.weights.packs.pack_files import pack_name
@@ -34,7 +35,7 @@ from prism.weights.store.kept import read_kept
 from prism.weights.store.resident import ResidentPack
 from prism.weights.store.weight_store import WeightStore
 from prism.wire.messages import ActivateCommand, CopyOrder, KeepCopies
-from tests.patience import happens
+from tests.patience import PATIENCE_S, happens
 
 SECRET = b"secret"
 SHAPE = ModelShape(1, 8, 1, 1, 8, 16, 10)
@@ -133,14 +134,10 @@ async def test_a_source_that_is_gone_leaves_the_folder(pair: Pair) -> None:
 
 
 async def test_a_block_that_is_corrupt_on_disk_comes_from_another_machine(pair: Pair) -> None:
-    """Nobody was asked for it: whoever loaded the model here waited for it, or failed."""
-    pair.image()
-    name, here = pack_name(pair.key), pair.stores["b"]
-    damaged = bytearray((pair.stores["a"].directory / name).read_bytes())
-    damaged[-1000] ^= 1
-    written = here.directory / name
-    written.parent.mkdir(exist_ok=True)
-    written.write_bytes(damaged)
+    """Nobody was asked for it, and nobody waits."""
+    damage_disk(pair)
+    here = pair.stores["b"]
+    written = here.directory / pack_name(pair.key)
     assert len(here.verify(pair.key)) == 1
     await pair.sides["b"].prepare(pair.order(pair.model))
     packed = here.get(pair.key)
@@ -150,6 +147,48 @@ async def test_a_block_that_is_corrupt_on_disk_comes_from_another_machine(pair: 
         await happens(lambda: packed.complete, "the block")
         await pair.arrived(pair.key)
         await happens(lambda: written.exists() and not here.verify(pair.key), "its being on disk")
+        looking.cancel()
+
+
+def damage_disk(pair: Pair) -> WeightStore:
+    """ "b" has the image on disk, with a wrong byte in it; the store as its engines open it."""
+    pair.image()
+    name, here = pack_name(pair.key), pair.stores["b"]
+    damaged = bytearray((pair.stores["a"].directory / name).read_bytes())
+    damaged[-1000] ^= 1
+    (here.directory / name).parent.mkdir(exist_ok=True)
+    (here.directory / name).write_bytes(damaged)
+    return WeightStore(here.directory, host_directory=here.host_directory, mending_s=PATIENCE_S)
+
+
+async def test_a_load_of_everything_waits_for_the_block_that_its_agent_fetches(pair: Pair) -> None:
+    engines = damage_disk(pair)
+    await pair.sides["b"].prepare(pair.order(pair.model))
+    packed, there = engines.get(pair.key), pair.stores["a"].get(pair.key)
+    assert packed is not None and there is not None
+    with packed, there:
+        looking = asyncio.create_task(pair.sides["b"].run())
+        filled = bytearray(packed.header.data_bytes)
+        await asyncio.to_thread(load, packed, filled)
+        await happens(lambda: there.complete, "the copy it came from")
+        assert filled == there.data
+        looking.cancel()
+
+
+@pytest.mark.parametrize(("others", "said"), [(True, "none of a has it"), (False, "no other machine is known")])
+async def test_a_load_of_what_nobody_else_has_ends_with_the_block_and_what_to_do(
+    pair: Pair, others: bool, said: str
+) -> None:
+    engines = damage_disk(pair)
+    pair.stores["a"].rm(pair.key)
+    order = pair.order(pair.model)
+    await pair.sides["b"].prepare(order if others else msgspec.structs.replace(order, peers={}))
+    packed = engines.get(pair.key)
+    assert packed is not None
+    with packed:
+        looking = asyncio.create_task(pair.sides["b"].run())
+        with pytest.raises(CorruptBlock, match=rf"block 'head' is corrupt.*{said}.*prism store rm {pair.mark[:12]}"):
+            await asyncio.to_thread(load, packed, bytearray(packed.header.data_bytes))
         looking.cancel()
 
 

@@ -13,8 +13,9 @@ from typing import Final
 
 from prism.transfer.errors import SourceLost, TransferError
 from prism.transfer.windows import LeafCut
-from prism.weights.errors import WeightsError
+from prism.weights.errors import CorruptBlock, WeightsError
 from prism.weights.packs.format import PackHeader, PackKey, TensorEntry
+from prism.weights.store.awaited_blocks import AwaitedBlocks
 from prism.weights.store.disk_fill import WHOLE_TURN, FillLock, Turn, fill_from_disk, refetch
 from prism.weights.store.host_copy import ARRIVED, CORRUPT, HostCopy, open_copy
 
@@ -34,12 +35,19 @@ class ResidentPack:
 
     A :class:`~prism.transfer.windows.Window` that others may be sent. Leaves may still be arriving: :meth:`wait_leaf`
     before reading them (:func:`prism.weights.loading.loader.load` does). ``fill_from`` is the packed file this process
-    may go on filling from when the process that did so has died, ``turn`` the order in which it then does."""
+    may go on filling from when the process that did so has died, ``turn`` the order in which it then does.
+    ``mending_s``: see :class:`~prism.weights.store.weight_store.WeightStore`."""
 
     def __init__(
-        self, copy: HostCopy, fill_from: Path | None, elsewhere: Elsewhere | None = None, turn: Turn = WHOLE_TURN
+        self,
+        copy: HostCopy,
+        fill_from: Path | None,
+        elsewhere: Elsewhere | None = None,
+        turn: Turn = WHOLE_TURN,
+        mending_s: float = 0.0,
     ) -> None:
         self._turn = turn
+        self._awaited = AwaitedBlocks(copy.path, copy.header.key.model, mending_s, lambda: self.arrived_bytes)
         self._copy, self._fill_from, self._elsewhere = copy, fill_from, elsewhere
         self._fill_error: BaseException | None = None
         self._fill_thread: threading.Thread | None = None
@@ -126,19 +134,20 @@ class ResidentPack:
         return self._copy.private_copy()
 
     def wait_leaf(self, leaf: int, cancelled: Callable[[], bool] = lambda: False) -> bool:
-        """Blocks until ``leaf`` has arrived and was verified; False if ``cancelled`` says so first.
+        """Blocks until ``leaf`` has arrived and was verified; False if ``cancelled`` says so first. One that is corrupt
+        on disk, too, is waited for while the machine's agent may bring it from another machine.
 
-        Raises :class:`CorruptBlock` naming the block, or :class:`SourceLost` when nobody fills the copy any more and
-        this process cannot either.
+        Raises :class:`CorruptBlock` naming the block, and what to do; or :class:`SourceLost` when nobody fills the copy
+        any more and this process cannot either.
         """
         arrival = self._copy.arrival
         quiet_until = 0.0
         while arrival[leaf] != ARRIVED:
-            self._mend(leaf)
+            awaited = self._mend(leaf)
             if cancelled():
                 return False
             now = time.monotonic()
-            if now >= quiet_until:
+            if now >= quiet_until and not awaited:
                 if quiet_until:
                     self._ensure_filler(leaf)
                 quiet_until = now + _TAKEOVER_S
@@ -147,13 +156,24 @@ class ResidentPack:
 
     def tend(self, leaf: int) -> None:
         """For who does not wait: sees to it that ``leaf`` comes, as :meth:`wait_leaf` does, and raises like it."""
-        self._mend(leaf)
-        if self._copy.arrival[leaf] != ARRIVED:
+        if not self._mend(leaf) and self._copy.arrival[leaf] != ARRIVED:
             self._ensure_filler(leaf)
 
-    def _mend(self, leaf: int) -> None:
-        if self._copy.arrival[leaf] == CORRUPT and not self.repair(leaf):
-            self._copy.check(leaf)
+    def _mend(self, leaf: int) -> bool:
+        """Whether the leaf is corrupt, and its being mended awaited. Raises :class:`CorruptBlock` if it will not be."""
+        if self._copy.arrival[leaf] != CORRUPT:
+            return False
+        if not self._awaited.to_be_read_again(leaf):
+            return True
+        if self.repair(leaf):
+            return False
+        why_not = self._awaited.why_not(leaf)
+        if why_not is not None and self._copy.arrival[leaf] == CORRUPT:
+            try:
+                self._copy.check(leaf)
+            except CorruptBlock as error:
+                raise error.because(why_not) from None
+        return True
 
     def start_filling(self) -> bool:
         """Fills the copy from disk in a thread of this process; False if another process does so already."""
@@ -205,8 +225,9 @@ class ResidentPack:
             repaired = refetch(copy, leaf, self._fill_from, self._elsewhere)
         finally:
             copy.close()
-        block = self.header.blocks_in_leaf(leaf)
-        logger.warning("%s: block %s was corrupt (leaf %d); fetched again: %s", self.path, block, leaf, repaired)
+        if repaired or self._awaited.first_time(leaf):
+            block = self.header.blocks_in_leaf(leaf)
+            logger.warning("%s: block %s was corrupt (leaf %d); fetched again: %s", self.path, block, leaf, repaired)
         return repaired
 
     def close(self) -> None:

@@ -27,6 +27,7 @@ from prism.weights.packs.pack_files import SUFFIX, key_of, pack_name
 from prism.weights.packs.verify import verify_file
 from prism.weights.packs.writer import PackWriter, publish, write_copy
 from prism.weights.store import host_copy
+from prism.weights.store.awaited_blocks import take_back
 from prism.weights.store.budget import read_budget
 from prism.weights.store.disk_fill import WHOLE_TURN, Turn
 from prism.weights.store.kept import read_kept
@@ -53,7 +54,8 @@ class PackInfo:
 class WeightStore:
     """Opens (and makes) the store in ``directory``. Budgets are in bytes; None: what the store's
     own budget says (:mod:`prism.weights.store.budget`).
-    ``elsewhere`` is asked for leaves that are corrupt here and on disk."""
+    ``elsewhere`` is asked for leaves that are corrupt here and on disk. ``mending_s``: who needs such a leaf waits for
+    the machine's agent to mend it, so long after the last one came; 0: there is none."""
 
     def __init__(
         self,
@@ -63,8 +65,9 @@ class WeightStore:
         host_directory: Path | None = None,
         host_budget_bytes: int | None = None,
         elsewhere: Elsewhere | None = None,
+        mending_s: float = 0.0,
     ) -> None:
-        self.elsewhere = elsewhere
+        self.elsewhere, self.mending_s = elsewhere, mending_s
         self.directory = directory
         self.host_directory = host_directory or default_host_directory(directory)
         for folder in (self.directory, self.host_directory):
@@ -89,7 +92,7 @@ class WeightStore:
             copy = host_copy.open_copy(host)
             if copy is not None:
                 fill_from = disk if disk.exists() else None
-                packed = ResidentPack(copy, fill_from, self.elsewhere, turn)
+                packed = ResidentPack(copy, fill_from, self.elsewhere, turn, self.mending_s)
                 self._touch(disk, host)
                 if not packed.complete:
                     packed.start_filling()
@@ -100,6 +103,10 @@ class WeightStore:
                 header = pack.header
             self.make_host_copy(header, reserve=False)
         raise BadPack(host, "is removed as fast as it is made")
+
+    def host_path(self, key: PackKey) -> Path:
+        """Where the copy in host memory is, if there is one."""
+        return self.host_directory / pack_name(key)
 
     def header(self, key: PackKey) -> PackHeader | None:
         """The header alone, from whichever tier has it; no data is read."""
@@ -199,6 +206,7 @@ class WeightStore:
             except FileNotFoundError:
                 continue
             path.with_suffix(".fill").unlink(missing_ok=True)
+            take_back(path)
             freed += size
         return freed
 
