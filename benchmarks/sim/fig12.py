@@ -2,7 +2,7 @@
 
 58 models, 1B to 70B (``workloads.MIX_58``; the paper's own list is not in the copy at hand), 8 to 32 GPUs, 90 s of
 the Hyperbolic-like trace at 60 requests/s. Goodput, TTFT and TPOT over the number of GPUs at TTFT scale 5, TPOT scale
-2, and GPUs for 99% of each draw. Everybody starts warm.
+2, and GPUs for 99% of each draw. Everybody starts warm. "ideal" is what the same GPUs could do (``ideal.py``).
 
     python -m benchmarks.sim.fig12 --work DIR [--draws 3] [--gpus 8,12,16,20,24,32]
     python -m benchmarks.sim.fig12 --work DIR --write
@@ -18,6 +18,7 @@ from statistics import median
 from typing import Any
 
 from benchmarks.sim import harness, variants
+from benchmarks.sim.ideal import IDEAL, ideal
 from benchmarks.sim.pieces import Pieces
 from benchmarks.sim.plots import OUT, Panel, band, crossing, panels, show
 from benchmarks.sim.workloads import MIX_58, catalog, h100_cluster, hyperbolic, requests
@@ -40,6 +41,9 @@ def workload(pieces: Pieces, draw: int, seconds: float, rate: float) -> tuple[tu
 
 def run(pieces: Pieces, draw: int, policy: str, gpus: int, seconds: float, rate: float) -> dict[str, Any]:
     models, rows = workload(pieces, draw, seconds, rate)
+    if policy == IDEAL:
+        share = ideal(h100_cluster(gpus), models, rows)
+        return {"both": share, "ttft": share, "tpot": share, "never_ended": 0}
     result = variants.run(policy, h100_cluster(gpus), models, rows)
     met = result.report.all.attainment
     return {"both": met.both, "ttft": met.ttft, "tpot": met.tpot, "never_ended": result.stats.never_ended}
@@ -78,7 +82,7 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=90.0)
     parser.add_argument("--rate", type=float, default=60.0)
     parser.add_argument("--gpus", default="8,12,16,20,24,32")
-    parser.add_argument("--policies", default="+".join(variants.POLICIES), help="separated by +")
+    parser.add_argument("--policies", default="+".join((*variants.POLICIES, IDEAL)), help="separated by +")
     args = parser.parse_args()
     pieces, draws = Pieces(args.work), harness.chosen_draws(args)
     fleets, policies = tuple(map(int, args.gpus.split(","))), tuple(args.policies.split("+"))

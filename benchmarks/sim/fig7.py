@@ -4,7 +4,7 @@ Two traces (Hyperbolic-like and Arena-like, generated), policies over the same m
 
 - ``rate``: 8 models on 2 GPUs. One base trace is scaled to every rate and keeps its pattern over time; objectives are
   those of the base trace. Three set-ups (``workloads.SETUPS``). ``free memory`` shows what is left to miss when memory
-  never binds;
+  never binds, ``ideal`` (also of the other rows) what the GPUs could do (``ideal.py``);
 - ``slo``: 8 models on 2 GPUs over SLO scales, at 40 requests/s;
 - ``gpus``: 18 models on 2 to 8 GPUs, at 40 requests/s.
 
@@ -30,6 +30,7 @@ from statistics import median
 from benchmarks.sim import harness, variants
 from benchmarks.sim.falling import Rate, falls_at, spread
 from benchmarks.sim.fig7_runs import FREE, LABELS, TRACES, XS, Bench, Found, Line
+from benchmarks.sim.ideal import IDEAL
 from benchmarks.sim.pieces import Pieces, Work
 from benchmarks.sim.plots import OUT, Panel, band, crossing, panels, show
 from benchmarks.sim.workloads import SETUPS
@@ -48,8 +49,9 @@ def lines(args: argparse.Namespace) -> Iterator[Line]:
         for row in args.row.split(","):
             for setup in args.setup.split(",") if row == "rate" else [""]:
                 for trace in args.trace.split(","):
-                    free = (FREE,) if row == "rate" and not args.policies else ()
-                    yield from (Line(row, setup, trace, draw, policy) for policy in (*policies, *free))
+                    free = (FREE,) if row == "rate" else ()
+                    more = () if args.policies else (*free, IDEAL)
+                    yield from (Line(row, setup, trace, draw, policy) for policy in (*policies, *more))
 
 
 def done(pieces: Pieces, wanted: Sequence[Line]) -> Lines:
@@ -70,25 +72,31 @@ def curves(found: Lines, row: str, setup: str, trace: str, metric: str) -> dict[
     for line, points in found.items():
         if (line.row, line.setup, line.trace) == (row, setup, trace):
             result.setdefault(line.policy, {})[line.draw] = [(p.x, getattr(p, metric)) for p in points]
-    return {policy: result[policy] for policy in (*variants.POLICIES, FREE) if policy in result}
+    return {policy: result[policy] for policy in (*variants.POLICIES, FREE, IDEAL) if policy in result}
 
 
 def rates(found: Lines, metric: str) -> None:
-    """Rates at the targets: median and range over draws, and Prism's over the best rival's, draw by draw."""
-    who = (*variants.POLICIES, FREE)
-    over = ("prism / best rival", "told nothing / best rival", "prism / free memory")
-    print(f"\n| {METRICS[metric]} | met | draws | " + " | ".join((*who, *over)) + " |")
-    print("|---" * (3 + len(who) + len(over)) + "|")
+    """Rates at the targets: median and range over draws, and Prism's over the best rival's, draw by draw; of those
+    policies that were run."""
+    policies = {line.policy for line in found if line.row == "rate"}
+    who: list[str] = [p for p in (*variants.POLICIES, FREE, IDEAL) if p in policies]
+    rivals = [p for p in variants.RIVALS if p in policies]
+    if not rivals:
+        return
+    over = [(p, "best rival") for p in (variants.PRISM, variants.UNTOLD, IDEAL) if p in policies]
+    over += [(variants.PRISM, p) for p in (FREE, IDEAL) if {p, variants.PRISM} <= policies]
+    heads = [*who, *(f"{a} / {b}" for a, b in over)]
+    print(f"\n| {METRICS[metric]} | met | draws | " + " | ".join(heads) + " |")
+    print("|---" * (3 + len(heads)) + "|")
     for setup in SETUPS:
         for trace in TRACES:
             by_policy = curves(found, "rate", setup, trace, metric)
             common = set.intersection(*map(set, by_policy.values())) if set(who) <= set(by_policy) else set()
             for target in TARGETS if common else ():
                 at = {p: [falls_at(by_policy[p][draw], target) for draw in sorted(common)] for p in who}
-                best = [max(options, key=_size) for options in zip(*(at[p] for p in variants.RIVALS), strict=True)]
-                pairs = ((variants.PRISM, best), (variants.UNTOLD, best), (variants.PRISM, at[FREE]))
-                ratios = [[a.over(b) for a, b in zip(at[p], other, strict=True)] for p, other in pairs]
-                cells = [str(len(common)), *(spread(values) for values in (*at.values(), *ratios))]
+                at["best rival"] = [max(o, key=_size) for o in zip(*(at[p] for p in rivals), strict=True)]
+                ratios = [[x.over(y) for x, y in zip(at[a], at[b], strict=True)] for a, b in over]
+                cells = [str(len(common)), *(spread(values) for values in (*(at[p] for p in who), *ratios))]
                 print(f"| {setup}, {trace}-like | {target:.0%} | " + " | ".join(cells) + " |")
 
 

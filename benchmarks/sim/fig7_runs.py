@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass
 from typing import Any, Final
 
 from benchmarks.sim import variants
+from benchmarks.sim.ideal import IDEAL, ideal
 from benchmarks.sim.pieces import Pieces
 from benchmarks.sim.workloads import (
     SETUPS,
@@ -69,6 +70,11 @@ class Found:
     never_ended: int = 0
 
     @staticmethod
+    def ideal(x: float, cluster: Cluster, models: tuple[ModelSpec, ...], rows: list[TraceRow]) -> Found:
+        share = round(ideal(cluster, models, rows), 5)
+        return Found(x, share, share, share)
+
+    @staticmethod
     def of(x: float, result: SimResult) -> Found:
         met = result.report.all.attainment
         return Found(x, round(met.ttft, 5), round(met.tpot, 5), round(met.both, 5), result.stats.never_ended)
@@ -95,7 +101,7 @@ class Bench:
         models = self._with_objectives(line, setup.models(), rows, setup.cluster(1), TTFT_SCALE, TPOT_SCALE)
         for rate in self.xs or setup.rates:
             more = scaled(rows, rate / setup.base_rps, line.draw)
-            found = Found.of(rate, _best(line.policy, setup.cluster(2), setup.cluster(2, FREE_BYTES), models, more))
+            found = _found(line.policy, rate, setup.cluster(2), setup.cluster(2, FREE_BYTES), models, more)
             yield found
             if found.ttft < FOLLOWED or found.both < FOLLOWED / 2:
                 return
@@ -112,7 +118,7 @@ class Bench:
         plain = catalog(mix)
         rows = requests(TRACES[line.trace](BASE_RATE, self.seconds).spec, plain, line.draw)
         models = self._with_objectives(line, plain, rows, h100_cluster(1), ttft, tpot)
-        return Found.of(x, variants.run(line.policy, h100_cluster(gpus), models, rows))
+        return _found(line.policy, x, h100_cluster(gpus), h100_cluster(gpus), models, rows)
 
     def _with_objectives(
         self,
@@ -128,10 +134,12 @@ class Bench:
         return with_objectives(models, {key: (value[0], value[1]) for key, value in base.items()}, ttft, tpot)
 
 
-def _best(
-    policy: str, cluster: Cluster, free: Cluster, models: tuple[ModelSpec, ...], rows: list[TraceRow]
-) -> SimResult:
+def _found(
+    policy: str, x: float, cluster: Cluster, free: Cluster, models: tuple[ModelSpec, ...], rows: list[TraceRow]
+) -> Found:
+    if policy == IDEAL:
+        return Found.ideal(x, cluster, models, rows)
     if policy != FREE:
-        return variants.run(policy, cluster, models, rows)
+        return Found.of(x, variants.run(policy, cluster, models, rows))
     found = [variants.run(who, free, models, rows) for who in (variants.PRISM, "muxserve")]
-    return max(found, key=lambda result: result.report.all.attainment.both)
+    return Found.of(x, max(found, key=lambda result: result.report.all.attainment.both))

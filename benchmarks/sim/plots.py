@@ -22,6 +22,7 @@ STYLE = {
     "prism, one instance": ("#e59866", "o"),
     "prism, told nothing": ("#f5b041", "v"),
     "free memory": ("#222222", "."),
+    "ideal": ("#95a5a6", "+"),
 }
 
 Band = Sequence[tuple[float, float, float, float]]
