@@ -205,6 +205,7 @@ class Routes:
         if len(self._foreign.held) == self._pieces.count:
             self._fallbacks = []
             self.use((Stop(None, 0, self._pieces.count),))
+            self._hub.drop_handed()
             log.info("all weights are here: requests go on in this engine alone")
 
     def _close_unused(self) -> None:

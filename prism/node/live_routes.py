@@ -23,6 +23,7 @@ from prism.node.local_instance import LocalInstance
 from prism.node.threads import in_own_thread
 from prism.policy.live.routes import Company, Hop, layer_order, next_turn, plan_routes
 from prism.remote.handing import PREFIX, hand_over
+from prism.remote.hub import MAX_HANDED
 from prism.remote.orders import RouteStop
 
 log = logging.getLogger(__name__)
@@ -32,6 +33,8 @@ ORDER_S: Final = 60.0
 milliseconds, except when it is being stopped by somebody."""
 PATIENCE_S: Final = 0.3
 """An instance waits so long for its own pipeline when others could run its layers."""
+MOST_AHEAD: Final = MAX_HANDED // 2
+"""An instance connects with so many before it knows over whom it will lead."""
 Stops = tuple[RouteStop, ...]
 
 
@@ -100,10 +103,12 @@ class LiveRoutes:
 
     @staticmethod
     def _company(leader: LocalInstance, helpers: Sequence[LayersAt]) -> set[str]:
-        """With whom to connect before they have everything: the others of the pipeline that is waited for."""
+        """With whom to connect before they have everything: those that come with it, of the pipeline that is waited for
+        first; routes for when that breaks lead over the others, and are set together with its own."""
         if leader.state is not InstanceState.LOADING or not leader.begins.pipelined:
             return set()
-        return {h.facts.name for h in helpers if h.facts.company is Company.PIPELINE}
+        coming = sorted((h.facts.company, h.facts.name) for h in helpers if h.facts.company is not Company.OTHER)
+        return {name for _, name in coming[:MOST_AHEAD]}
 
     def _waits_for_pipeline(self, leader: LocalInstance, names: Set[str]) -> bool:
         """Those that come with it have everything together, its own pipeline has not: that will have it in a moment, as

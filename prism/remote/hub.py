@@ -153,6 +153,12 @@ class LinkHub:
             while len(self._handed) > MAX_HANDED:
                 self._handed.pop(next(iter(self._handed))).close("no route led over it")
 
+    def drop_handed(self) -> None:
+        """End those that no route has used."""
+        for link in self._handed.values():
+            link.close("no route led over it")
+        self._handed.clear()
+
     def _drop(self, fd: int) -> None:
         link = self._links.pop(fd)
         self._poller.unregister(fd)

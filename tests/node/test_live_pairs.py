@@ -339,6 +339,21 @@ async def test_as_many_begin_over_others_as_there_are_of_these(
     await happens(lambda: networked.connected[1:] == [THIRD], "one that serves needs some peer")
 
 
+async def test_it_is_connected_with_all_that_come_with_it_before_it_knows_over_whom_it_will_lead(
+    pairs: Pairs, networked: FakeNetwork, given: list[tuple[str, str, bool]]
+) -> None:
+    """The others are for when its pipeline breaks: to connect with them then would make it begin later."""
+    networked.held = [held("n2", SECOND, 0, 1, HEAD), held("n3", THIRD, 0, 1, HEAD)]
+    order = pairs.order(FIRST, LiveMode.PIPELINES, **ordered_with(SECOND, THIRD, apart=[THIRD]))
+    coming = asyncio.create_task(pairs.instances.command(order))
+    await happens(lambda: networked.looked > 5 and len(networked.connected) > 1, "its looking for routes")
+    assert not coming.done() and sorted(networked.connected) == [SECOND, THIRD]
+    networked.held = [held("n2", SECOND, *range(HEAD)), held("n3", THIRD, *range(HEAD))]
+    assert (await coming).early and len(networked.connected) == 2, "nobody had to be connected any more"
+    own, fallback = ({stop.path for stop in route if stop.path} for route in pairs.handle(FIRST).remote.routes[0])
+    assert len(own) == len(fallback) == 1 and own != fallback
+
+
 @pytest.mark.parametrize("patience_s", [1000.0, 0.0])
 async def test_it_waits_a_moment_for_its_own_pipeline_when_another_one_has_all_layers(
     pairs: Pairs,

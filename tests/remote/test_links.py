@@ -240,6 +240,14 @@ def test_a_connection_to_another_machine_is_handed_to_both_engines(
     assert collect(client.hub, 1)[0][1].message == Refused(batch=3, reason="no")
     back.close()
     until(lambda: client.hub.pump(0) or link.closed, "the end being seen")
+    mine, theirs = tcp_ends()
+    with theirs:
+        give(client.hub, mine, "b/host:0", "unused")
+        client.hub.drop_handed()
+        with pytest.raises(ConnectionError, match="none was handed over"):
+            client.hub.connect(Path(f"{PREFIX}unused"))
+        client.hub.pump(0)
+        assert theirs.recv(1) == b"", "it has ended"
 
 
 def test_who_hands_over_nothing_harms_nobody(ends: tuple[Watched, Watched, PeerLink]) -> None:
