@@ -302,10 +302,10 @@ class LongPrompts:
     def _make_room(self) -> None:
         """The engine's own cache and unused lease go first."""
         lease = self._scheduler.token_to_kv_pool_allocator.lease
-        part = lease.parts[0]
-        evict(self._scheduler, -(-self._window_bytes // lease.token_bytes))
-        part.returns.settle(wait=True)
-        part.give_back(part.demand(self._scheduler).running + part.scattered(), self._window_bytes)
+        for part in lease.parts:
+            evict(self._scheduler, -(-self._window_bytes // lease.token_bytes), part)
+            part.returns.settle(wait=True)
+            part.give_back(part.demand(self._scheduler).running + part.scattered(), self._window_bytes)
         lease.agree_on_available(self._scheduler)
 
     def _close_run(self) -> None:

@@ -26,7 +26,8 @@ class TokenRows:
 
     @classmethod
     def of(cls, pool: Any) -> TokenRows:
-        """Of ``MHATokenToKVPool`` or ``MLATokenToKVPool``."""
+        """Of ``MHATokenToKVPool`` or ``MLATokenToKVPool``; of two with equal rows (``SWAKVPool``)."""
+        pool = getattr(pool, "full_kv_pool", pool)
         if hasattr(pool, "kv_lora_rank"):
             return cls(1, int(pool.kv_cache_dim), int(pool.kv_lora_rank), pool.dtype, True)
         return cls(int(pool.head_num), int(pool.head_dim), int(pool.v_head_dim), pool.dtype, False)

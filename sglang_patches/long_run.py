@@ -71,7 +71,7 @@ class LongRun:
         self._batch: Any = None
         req._refresh_fill_ids()
         self._prompt = len(req.full_untruncated_fill_ids)
-        req.last_node, req.cache_protected_len = None, 0
+        req.last_node, req.cache_protected_len = scheduler.tree_cache.root_node, 0
 
     def give_window(self) -> None:
         """To others, behind :meth:`LongAttention.put_tails_away`."""
@@ -179,6 +179,8 @@ def _why_not_parts(scheduler: Any, pool: Any) -> str:
     from sglang.srt.mem_cache.radix_cache import RadixCache
     from sglang.srt.mem_cache.swa_memory_pool import SWAKVPool
 
+    from sglang_patches.kv_move_trees import WINDOWS  # which imports trees of SGLang's
+
     seat, tree = scheduler.server_args.prism_seat, scheduler.tree_cache
     if not scheduler.is_generation:
         return "the model generates no text"
@@ -186,13 +188,16 @@ def _why_not_parts(scheduler: Any, pool: Any) -> str:
         return "the engine serves while its weights come"
     if not scheduler.spec_algorithm.is_none():
         return "the engine guesses tokens (speculative decoding)"
-    if type(pool) is SWAKVPool:
-        return "the model keeps windows beside the KV of all tokens (disable_hybrid_swa_memory: true keeps all of it)"
+    windows = type(pool) is SWAKVPool
+    if windows and TokenRows.of(pool) != TokenRows.of(pool.swa_kv_pool):
+        return "its layers that see the last tokens only have other heads than those that see all"
+    pool = pool.full_kv_pool if windows else pool
     if type(pool) not in (MHATokenToKVPool, MLATokenToKVPool):
         return "the model keeps states beside the KV of all tokens"
     if pool.dtype != pool.store_dtype:
         return "its KV is quantised"
-    if type(tree) is not RadixCache or tree.disable or tree.is_eagle or tree.page_size != 1:
+    known = type(tree) is RadixCache or (windows and tuple(getattr(tree, "tree_components", ())) == WINDOWS)
+    if not known or tree.disable or tree.is_eagle or tree.page_size != 1:
         return "the engine's prefix cache is off, or of another kind"
     return ""
 
