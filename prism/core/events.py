@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import NamedTuple
 
 from prism.core.ids import DeviceId, ModelName, NodeId
 from prism.core.instances import InstanceKey, Parts
@@ -70,8 +71,7 @@ class WaitingDealt:
     settled: bool
 
 
-@dataclass(frozen=True, slots=True)
-class InstanceLoad:
+class InstanceLoad(NamedTuple):
     """One instance's part of a device, in a :class:`DeviceReport`."""
 
     key: InstanceKey

@@ -54,10 +54,11 @@ class SlidingRate:
         bucket = int(now_s // self._width_s)
         if self._counts is None:
             self._counts, self._bucket = [0] * _BUCKETS, bucket
-        for old in self._passed_until(bucket):
-            self._total -= self._counts[old % _BUCKETS]
-            self._counts[old % _BUCKETS] = 0
-        self._bucket = max(bucket, self._bucket)
+        if bucket > self._bucket:
+            for old in self._passed_until(bucket):
+                self._total -= self._counts[old % _BUCKETS]
+                self._counts[old % _BUCKETS] = 0
+            self._bucket = bucket
         return self._counts
 
 

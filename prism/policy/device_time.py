@@ -16,8 +16,7 @@ both, so that a model that is slower than its bytes say, or a device that is, is
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
-from typing import Final
+from typing import Final, NamedTuple
 
 from prism.core.specs import DeviceKind, DeviceRates
 
@@ -28,8 +27,7 @@ GUESSES: Final[dict[DeviceKind, DeviceRates]] = {
 """Where learning begins. CUDA: between an A100 and an H100 (their data sheets' bandwidth, four fifths of it)."""
 
 
-@dataclass(frozen=True, slots=True)
-class Batch:
+class Batch(NamedTuple):
     """What one engine's decode steps work on, on one of its devices."""
 
     weight_bytes: int
@@ -40,12 +38,14 @@ class Batch:
 
 def alone_s(rates: DeviceRates, batch: Batch) -> float:
     """Seconds of one decode step that has the device to itself."""
-    return rates.step_s + rates.sequence_s * batch.sequences + _reading_s(rates, batch)
+    reading_s = (batch.weight_bytes + batch.kv_bytes) / rates.bytes_per_s
+    return rates.step_s + rates.sequence_s * batch.sequences + reading_s
 
 
 def bandwidth_share(rates: DeviceRates, batch: Batch) -> float:
     """Share (0..1) of the device's bandwidth that the engine takes while it steps alone."""
-    return _reading_s(rates, batch) / alone_s(rates, batch)
+    reading_s = (batch.weight_bytes + batch.kv_bytes) / rates.bytes_per_s
+    return reading_s / (rates.step_s + rates.sequence_s * batch.sequences + reading_s)
 
 
 def slowdown(shares: float) -> float:
@@ -59,10 +59,6 @@ def room_within(rates: DeviceRates, weight_bytes: int, kv_bytes_per_request: flo
     left_s = token_s - rates.step_s - weight_bytes / rates.bytes_per_s
     each_s = rates.sequence_s + kv_bytes_per_request / rates.bytes_per_s
     return max(0.0, left_s / each_s)
-
-
-def _reading_s(rates: DeviceRates, batch: Batch) -> float:
-    return (batch.weight_bytes + batch.kv_bytes) / rates.bytes_per_s
 
 
 _LEARN_MODEL, _LEARN_DEVICE = 0.2, 0.05

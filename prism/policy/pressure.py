@@ -8,7 +8,7 @@ takes microseconds.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,8 +22,7 @@ Sizes = int | NDArray[np.int64]
 """Bytes per device; one number where all devices have the same (nearly always), which saves the vector operations."""
 
 
-@dataclass(frozen=True, slots=True)
-class Shard:
+class Shard(NamedTuple):
     """What one tensor-parallel shard puts on a device (the whole model when ``tp`` is 1)."""
 
     weighted_rate: float

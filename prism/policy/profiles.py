@@ -18,8 +18,8 @@ def profile_on(model: ModelSpec, kind: DeviceKind) -> ModelProfile | None:
 
 def rates_on(model: ModelSpec, kind: DeviceKind) -> DeviceRates:
     """Where learning what the model's decode steps take begins."""
-    found = profile_on(model, kind)
-    return GUESSES[kind] if found is None else found.rates
+    found = model.profile
+    return GUESSES[kind] if found is None or found.kind is not kind else found.rates
 
 
 def step_rates(model: ModelSpec, kind: DeviceKind, pace: DevicePace | None) -> DeviceRates | None:

@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from prism.policy.device_time import slowdown
 
@@ -32,8 +32,7 @@ _HARMLESS = 0.05
 """Part of the promises that may be lost by one which nobody promised anything."""
 
 
-@dataclass(frozen=True, slots=True)
-class Decoder:
+class Decoder(NamedTuple):
     """An engine with requests on a device, as it is or would be."""
 
     share: float
@@ -49,8 +48,7 @@ class Decoder:
     """How long it is expected to go on, requests to come included; at least ``rest_s``."""
 
 
-@dataclass(frozen=True, slots=True)
-class Entrant:
+class Entrant(NamedTuple):
     """A request that might begin now."""
 
     engine: Decoder

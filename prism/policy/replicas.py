@@ -4,12 +4,10 @@ which gives every model one; BlitzScale's scaling policy, ALGORITHMS section 7, 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
-from typing import Final
+from typing import Final, NamedTuple
 
 
-@dataclass(frozen=True, slots=True)
-class ModelLoad:
+class ModelLoad(NamedTuple):
     """A model's load over all its instances that serve, at one moment."""
 
     instances: int

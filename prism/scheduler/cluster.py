@@ -201,10 +201,13 @@ class ClusterScheduler:
             self._carry_out(self.policy.on_report(report, now_s), now_s)
 
     def _share_waiting(self, report: DeviceReport) -> None:
+        shares = self._lifecycle.shares
         for load in report.instances:
+            if not shares.looks_at(load.key):
+                continue
             instance = self.books.loaded.get(load.key)
             if instance is not None and instance.queue_device == report.device:
-                self._lifecycle.shares.on_report(self.books.models[instance.model], instance)
+                shares.on_report(self.books.models[instance.model], instance)
 
     def _carry_out(self, decisions: Iterable[Decision], now_s: float) -> None:
         for decision in decisions:

@@ -59,13 +59,11 @@ class DeviceTimes:
         if not self._by_work:
             return
         for instance in self._fleet.devices[id].instances.values():
-            if instance.queue_device == id:
+            if instance.queue_device == id and instance.settled_s != now_s:
                 self._settle(instance, now_s)
 
     def _settle(self, instance: InstanceRecord, now_s: float) -> None:
-        """It has done until now what it did at its last report."""
-        if instance.settled_s == now_s:
-            return
+        """It has done until now what it did at its last report; once a moment is enough."""
         held = self._fleet.devices[instance.queue_device].busy_kv.get(instance.key, 0) if instance.running else 0
         keep = math.exp((instance.settled_s - now_s) / _REMEMBERED_S)
         instance.duty = instance.duty * keep + (1.0 - keep) * (instance.running > 0)
@@ -79,11 +77,6 @@ class DeviceTimes:
         if self._by_work:
             for device in self._fleet.devices.values():
                 self._count_work(device, now_s)
-
-    def _expected_duty(self, instance: InstanceRecord) -> float:
-        """By the model's rate alone: what the catalog expects was not seen yet."""
-        model = self._models[instance.model]
-        return _duty_at(model.weighted_rate * model.spec.slo_ttft_s / len(model.instances))
 
     def on_start(self, model: ModelRecord, instance: InstanceRecord, rate_per_s: float, now_s: float) -> None:
         """A new instance, not in the fleet's books yet, is believed to be like its model's last one."""
@@ -175,17 +168,13 @@ class DeviceTimes:
         """The device (which is in the fleet) reported: its load, and what answers that ended lately say of its speed.
         With tensor parallelism the lead device's answers say it."""
         device = self._fleet.devices[report.device]
-        load = self._load(device)
+        running = [i for i in device.instances.values() if i.running]
+        load = sum([bandwidth_share(self._rates(device, i), _batch(device, i)) for i in running])
         if load or device.load_now or device.load_mean > _NOTHING:
             self._fleet.set_load(report.device, load, now_s)
-        if any(one.token_s > 0.0 for one in report.instances):
-            self._learn(device, report.instances, now_s)
+        self._learn(device, report.instances, now_s)
         if self._by_work:
             self._count_work(device, now_s)
-
-    def _load(self, device: DeviceRecord) -> float:
-        running = [i for i in device.instances.values() if i.running]
-        return sum(bandwidth_share(self._rates(device, i), _batch(device, i)) for i in running)
 
     def _rates(self, device: DeviceRecord, instance: InstanceRecord) -> DeviceRates:
         model = self._models.get(instance.model)  # none: it left the catalog while its requests run
@@ -193,24 +182,29 @@ class DeviceTimes:
 
     def _count_work(self, device: DeviceRecord, now_s: float) -> None:
         """What the device's own instances are expected to take, where it has changed noticeably."""
+        id, kind = device.spec.id, device.spec.kind
         for instance in device.instances.values():
-            if instance.queue_device != device.spec.id or instance.state is not InstanceState.READY:
+            if instance.state is not InstanceState.READY or instance.queue_device != id:
                 continue
-            self._settle(instance, now_s)
-            kv_bytes = max(instance.kv_mean_bytes, float(device.busy_kv.get(instance.key, 0) * (instance.running > 0)))
-            weight_bytes = instance.shards[device.spec.id].weight_bytes
-            duty = max(instance.duty, self._expected_duty(instance))
-            batch = Batch(weight_bytes, int(kv_bytes), max(1, instance.running))
-            work = duty * bandwidth_share(self._rates(device, instance), batch)
+            if instance.settled_s != now_s:
+                self._settle(instance, now_s)
+            kv_bytes, running, model = instance.kv_mean_bytes, instance.running, self._models[instance.model]
+            if running:
+                kv_bytes = max(kv_bytes, float(device.busy_kv.get(instance.key, 0)))
+            # By the rate alone: what the catalog expects was not seen yet.
+            duty = max(instance.duty, _duty_at(model.weighted_rate * model.spec.slo_ttft_s / len(model.instances)))
+            batch = Batch(instance.shards[id].weight_bytes, int(kv_bytes), running or 1)
+            work = duty * bandwidth_share(rates_on(model.spec, kind), batch)
             if _differs(work, instance.work) or _differs(kv_bytes, instance.kv_work_bytes):
                 self._fleet.set_work(instance, work, kv_bytes)
-            model = self._models[instance.model]
             model.duty, model.kv_mean_bytes = instance.duty, kv_bytes
 
     def _learn(self, device: DeviceRecord, loads: tuple[InstanceLoad, ...], now_s: float) -> None:
         for one in loads:
+            if one.token_s <= 0.0:
+                continue
             instance = device.instances.get(one.key)
-            if one.token_s > 0.0 and instance is not None and instance.running:
+            if instance is not None and instance.running:
                 said_s = self.token_s(device, instance, now_s)
                 self.corrections.observe(device.spec.id, one.key.model, said_s, one.token_s)
 

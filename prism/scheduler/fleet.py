@@ -104,7 +104,8 @@ class Fleet:
                 instance.shards[id] = Shard(rate, old.weight_bytes, old.min_kv_bytes)
                 index = self.index.get(id)
                 if index is not None:
-                    self.board.rate[index] = max(0.0, self.board.rate[index] + rate - old.weighted_rate)
+                    known = self.board.rate
+                    known[index] = max(0.0, known.item(index) + rate - old.weighted_rate)
 
     def mark_idle(self, instance: InstanceRecord, idle_s: float, now_s: float) -> None:
         if instance.idle_since_s is None:
@@ -112,8 +113,9 @@ class Fleet:
         instance.idle_s, instance.idle_since_s = idle_s, now_s - idle_s
 
     def mark_busy(self, instance: InstanceRecord) -> None:
-        instance.idle_since_s = None
-        self.idle.pop(instance.key, None)
+        if instance.idle_since_s is not None:
+            instance.idle_since_s = None
+            self.idle.pop(instance.key, None)
 
     def take_report(self, report: DeviceReport, now_s: float) -> bool:
         """Memory and queue side of a report. False for an unknown device."""
@@ -142,8 +144,8 @@ class Fleet:
     def load_of(self, id: DeviceId, now_s: float) -> float:
         """Sum of the bandwidth shares of engines with requests on the device, mean of the last ten seconds or so."""
         index = self.index[id]
-        keep = math.exp((self._load_s[index] - now_s) / _LOAD_REMEMBERED_S)
-        return float(self._load_mean[index] * keep + self._load_now[index] * (1.0 - keep))
+        keep = math.exp((self._load_s.item(index) - now_s) / _LOAD_REMEMBERED_S)
+        return self._load_mean.item(index) * keep + self._load_now.item(index) * (1.0 - keep)
 
     def loads(self, now_s: float) -> Floats:
         """:meth:`load_of` for every device."""
@@ -162,8 +164,8 @@ class Fleet:
                 self._count_work(index, instance, 1.0)
 
     def _count_work(self, index: int, instance: InstanceRecord, sign: float) -> None:
-        self.work[index] = max(0.0, self.work[index] + sign * instance.work)
-        self.kv_work[index] = max(0.0, self.kv_work[index] + sign * instance.kv_work_bytes)
+        self.work[index] = max(0.0, self.work.item(index) + sign * instance.work)
+        self.kv_work[index] = max(0.0, self.kv_work.item(index) + sign * instance.kv_work_bytes)
 
     def work_on(self, id: DeviceId) -> float:
         """``work`` of one device."""
@@ -176,8 +178,10 @@ class Fleet:
 
     def _count_kv(self, device: DeviceRecord) -> None:
         grown_bytes = 0
-        for instance in device.instances.values():
-            grown_bytes += self._grown_bytes(device, instance)
+        if device.busy_kv_bytes:
+            for instance in device.instances.values():
+                if device.busy_kv.get(instance.key, 0) > 0:
+                    grown_bytes += self._grown_bytes(device, instance)
         self.grown_kv[self.index[device.spec.id]] = grown_bytes
 
     def _grown_bytes(self, device: DeviceRecord, instance: InstanceRecord) -> int:
@@ -202,7 +206,7 @@ class Fleet:
     def room_on(self, index: int) -> float:
         """:meth:`room` of one device."""
         board = self.board
-        return float(board.shared[index] - board.promised_kv[index] - self.grown_kv[index])
+        return float(board.shared.item(index) - board.promised_kv.item(index) - self.grown_kv.item(index))
 
     def fits_now(self, shard: Shard) -> Mask:
         """Usable devices with room for the shard and its least KV, and for one more engine."""

@@ -15,7 +15,7 @@ rank-0 device decides.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from prism.core.device_events import (
     AttemptLost,
@@ -50,8 +50,7 @@ from prism.scheduler.gpu_queue import WaitingQueue
 from prism.scheduler.shortage import Shortage
 
 
-@dataclass(frozen=True, slots=True)
-class InstanceCounts:
+class InstanceCounts(NamedTuple):
     """Requests of one instance, for device reports."""
 
     waiting: int = 0
@@ -62,8 +61,7 @@ class InstanceCounts:
     """So many got a first token from it."""
 
 
-@dataclass(frozen=True, slots=True)
-class InstanceTimes:
+class InstanceTimes(NamedTuple):
     """How one instance's requests fare, for device reports."""
 
     waited_s: float = 0.0
@@ -112,7 +110,8 @@ class GpuScheduler:
         engine = self._engines.get(key)
         if engine is None:
             return InstanceCounts()
-        waiting = self._queue.count(key.model) if self._engines.serving(key.model) is engine else 0
+        serves = self._queue and self._engines.serving(key.model) is engine
+        waiting = self._queue.count(key.model) if serves else 0
         return InstanceCounts(waiting, len(engine.in_flight), engine.served)
 
     def times(self, key: InstanceKey, now_s: float) -> InstanceTimes:
@@ -121,7 +120,7 @@ class GpuScheduler:
         if engine is None:
             return InstanceTimes()
         waits_s = 0.0
-        if self._engines.serving(key.model) is engine:
+        if self._queue and self._engines.serving(key.model) is engine:
             work_s = engine.speed.seconds(self._queue.tokens_of(key.model))
             waits_s = max(work_s, self._queue.waited_s(key.model, now_s))
         return InstanceTimes(waits_s, engine.token_time.mean_s(now_s))

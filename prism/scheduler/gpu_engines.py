@@ -146,7 +146,7 @@ class DeviceEngines:
 
     def accepted_s(self) -> float:
         """Prefill work that the engines have taken and not finished."""
-        return sum(e.speed.seconds(e.backlog_tokens) for e in self._engines.values() if e.no_token_yet)
+        return sum([e.speed.seconds(e.backlog_tokens) for e in self._engines.values() if e.no_token_yet])
 
     def work_s(self, waiting: Iterable[tuple[ModelName, int]]) -> float:
         """Prefill work that is accepted or waits, in prompt tokens by model."""

@@ -99,8 +99,8 @@ class Promises:
     ) -> bool:
         """Whether the request may go to its engine now. ``in_time``: so many of its model's waiting requests could be
         in time if it does. ``followed``: requests of other models wait too."""
-        if math.isinf(engine.up.slo_tpot_s):
-            return True
+        if not self._running or math.isinf(engine.up.slo_tpot_s):
+            return True  # nothing runs, or nobody minds
         running = self._running_decoders(now_s)
         was = running.get(engine.up.key)
         others = [decoder for decoder in running.values() if decoder is not was]

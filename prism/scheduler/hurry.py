@@ -24,7 +24,9 @@ def hurry_drains(books: Books, lifecycle: Lifecycle, now_s: float) -> None:
 
 def next_hurry_s(books: Books, lifecycle: Lifecycle) -> float:
     """When a drain has to be hurried at the latest; infinite when none has to be."""
-    return min((_hurry_at_s(books, i) for i in lifecycle.held.values()), default=float("inf"))
+    if not lifecycle.held:
+        return float("inf")
+    return min(_hurry_at_s(books, i) for i in lifecycle.held.values())
 
 
 def _hurry_at_s(books: Books, instance: InstanceRecord) -> float:

@@ -139,8 +139,8 @@ class ModelRecord:
     def name(self) -> ModelName:
         return self.spec.name
 
-    def in_state(self, *states: InstanceState) -> list[InstanceRecord]:
-        return [i for i in self.instances if i.state in states]
+    def in_state(self, state: InstanceState, or_in: InstanceState | None = None) -> list[InstanceRecord]:
+        return [i for i in self.instances if i.state is state or i.state is or_in]
 
     @property
     def coming_or_here(self) -> bool:
@@ -226,11 +226,12 @@ class DeviceRecord:
 
     def take_report(self, report: DeviceReport, now_s: float) -> None:
         self.free_bytes = report.free_bytes
-        self.busy_kv = {load.key: load.kv_bytes - load.kv_idle_bytes for load in report.instances}
-        self.busy_kv_bytes = sum(self.busy_kv.values())
+        busy_kv: dict[InstanceKey, int] = {}
         waits = runs = False
         for load in report.instances:
+            busy_kv[load.key] = load.kv_bytes - load.kv_idle_bytes
             waits, runs = waits or load.waiting > 0, runs or load.running > 0
+        self.busy_kv, self.busy_kv_bytes = busy_kv, sum(busy_kv.values())
         self.stalled = self.busy_kv_bytes == 0 if runs else waits
         waits = waits or self.stalled
         self.memory_short_s = report.memory_short_s

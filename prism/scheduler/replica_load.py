@@ -8,7 +8,6 @@ from typing import Final
 
 from prism.core.ids import ModelName
 from prism.core.instances import InstanceKey
-from prism.core.views import InstanceState
 from prism.policy.autoscale import AutoScaler, CapacityEstimate, ScaleBounds
 from prism.policy.demand import SlidingRate
 from prism.policy.replicas import ModelLoad, PeakHold, instances_needed
@@ -53,24 +52,28 @@ class ReplicaLoad:
         self._books, self._most = books, books.settings.max_replicas
         self._records: dict[ModelName, _Record] = {}
 
-    def observe(self, model: ModelRecord, now_s: float) -> int:
-        """Take in the loads as they are reported; the instances that the model should have now, at least one, at most
-        as many as settings allow. Call at every report."""
-        active = model.in_state(InstanceState.READY)
-        record = self._records.get(model.name)
+    def observe(self, model: ModelRecord, active: list[InstanceRecord], now_s: float) -> int:
+        """Take in the loads of its ``active`` instances (one or more) as they are reported; the instances that the
+        model should have now, at least one, at most as many as settings allow. Call at every report."""
+        record = self._records.get(model.spec.name)
         if record is None:
-            if not any(self._is_close(model, i, now_s) for i in active):
+            for instance in active:
+                if instance.busy and self._is_close(model, instance, now_s):
+                    break
+            else:
                 return len(active)
-            record = self._records[model.name] = _Record()
-        _smooth(record, active, now_s)
-        load = self._load(model, record, active, now_s)
+            record = self._records[model.spec.name] = _Record()
+        running = waiting = 0
+        for instance in active:
+            running, waiting = running + instance.running, waiting + instance.waiting
+        _smooth(record, active, running, waiting, now_s)
+        load = self._load(model, record, active, running, waiting, now_s)
         record.hot = load.hot
         needed = min(self._most, instances_needed(load))
         record.peaks.note(needed, now_s)
         if needed > len(active):
             return needed
-        rate_per_s = model.rate.per_s(now_s)
-        used = record.capacity.observe_load(len(active), rate_per_s, record.running, record.waiting)
+        used = record.capacity.observe_load(len(active), load.usual_per_s, record.running, record.waiting)
         enough = record.scaler.decide_target(now_s, len(active), max(used, (needed - 0.5) / len(active)))
         return max(needed, min(enough, len(active)))
 
@@ -105,28 +108,37 @@ class ReplicaLoad:
         device = self._books.fleet.devices[instance.queue_device]
         return self._books.times.token_s(device, instance, now_s) > _CLOSE * model.spec.slo_tpot_s
 
-    def _load(self, model: ModelRecord, record: _Record, active: list[InstanceRecord], now_s: float) -> ModelLoad:
+    def _load(
+        self,
+        model: ModelRecord,
+        record: _Record,
+        active: list[InstanceRecord],
+        running: int,
+        waiting: int,
+        now_s: float,
+    ) -> ModelLoad:
         residence_s = record.long_running / record.long_served_per_s if record.long_served_per_s > 0.0 else 0.0
-        bearable_s = bearable_wait_s(model.spec.slo_ttft_s)
+        late = 0
+        if waiting:
+            bearable_s = bearable_wait_s(model.spec.slo_ttft_s)
+            late = sum(i.waiting > 0 and i.waited_s >= bearable_s for i in active)
         return ModelLoad(
             instances=len(active),
-            running=sum(i.running for i in active),
-            waiting=sum(i.waiting for i in active),
+            running=running,
+            waiting=waiting,
             # Most of them: what queued up before the others came is not shared with them.
-            hot=2 * sum(i.waiting > 0 and i.waited_s >= bearable_s for i in active) > len(active),
+            hot=2 * late > len(active),
             arrivals_per_s=model.burst.per_s(now_s),
             served_per_s=record.served.per_s(now_s),
             usual_per_s=model.rate.per_s(now_s),
             residence_s=residence_s,
-            room=self._room(model, active),
+            room=self._room(model, active) if running else float("inf"),
         )
 
     def _room(self, model: ModelRecord, active: list[InstanceRecord]) -> float:
-        """Of the busiest instance, by the time of its steps and by the memory for its KV; infinite where no number of
-        instances meets the objective."""
-        busiest = max(active, key=lambda i: i.running)
-        if not busiest.running:
-            return float("inf")
+        """Of the busiest instance, which runs something, by the time of its steps and by the memory for its KV;
+        infinite where no number of instances meets the objective."""
+        busiest = active[0] if len(active) == 1 else max(active, key=lambda i: i.running)
         by_time = self._books.times.room_of(busiest, model.spec.slo_tpot_s)
         return min(by_time if by_time >= 1.0 else float("inf"), self._room_in_memory(busiest))
 
@@ -142,8 +154,7 @@ class ReplicaLoad:
         )
 
 
-def _smooth(record: _Record, active: list[InstanceRecord], now_s: float) -> None:
-    running, waiting = sum(i.running for i in active), sum(i.waiting for i in active)
+def _smooth(record: _Record, active: list[InstanceRecord], running: int, waiting: int, now_s: float) -> None:
     served = _count_served(record, active, now_s)
     past_s = 0.0 if record.at_s is None else now_s - record.at_s
     if record.at_s is None or record.instances != len(active):
@@ -161,7 +172,12 @@ def _smooth(record: _Record, active: list[InstanceRecord], now_s: float) -> None
 
 def _count_served(record: _Record, active: list[InstanceRecord], now_s: float) -> int:
     """First tokens since the last look."""
-    served = sum(max(0, i.first_tokens - record.first_tokens.get(i.key, i.first_tokens)) for i in active)
-    record.first_tokens = {i.key: i.first_tokens for i in active}
-    record.served.add(served, now_s)
+    served, known, seen = 0, record.first_tokens, {}
+    for instance in active:
+        key, tokens = instance.key, instance.first_tokens
+        seen[key] = tokens
+        served += max(0, tokens - known.get(key, tokens))
+    record.first_tokens = seen
+    if served:
+        record.served.add(served, now_s)
     return served

@@ -15,8 +15,9 @@ def take_report(books: Books, report: DeviceReport, now_s: float) -> bool:
         books.times.settle(report.device, now_s)
     if not books.fleet.take_report(report, now_s):
         return False
+    loaded = books.loaded
     for load in report.instances:
-        instance = books.loaded.get(load.key)
+        instance = loaded.get(load.key)
         if instance is not None and instance.queue_device == report.device:
             _take_load(books, instance, load, now_s)
     books.times.take_report(report, now_s)
@@ -33,7 +34,7 @@ def _take_load(books: Books, instance: InstanceRecord, load: InstanceLoad, now_s
     model = books.models[instance.model]
     if load.served:
         model.stillborn = 0
-    if instance.busy or model.waiting:
+    if load.running > 0 or load.waiting > 0 or model.waiting:
         books.fleet.mark_busy(instance)
         model.idle_since_s = None
     else:

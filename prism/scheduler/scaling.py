@@ -126,13 +126,15 @@ class Scaling:
         """The load of the instance, which serves, was reported."""
         model = self._books.models[instance.model]
         active = model.in_state(InstanceState.READY)
-        needed = self._load.observe(model, now_s)
-        if len(active) > 1 and self._crowds(model, instance, now_s):
+        needed, have = self._load.observe(model, active, now_s), len(active)
+        if have > 1 and self._crowds(model, instance, now_s):
             return [self._give_way(instance, now_s)]
-        if needed > len(active):
+        if needed > have:
             return self._grow(model, active, needed, ReasonCode.SCALE_OUT, now_s)
-        kept = max(needed, self._standing(model, now_s), min(model.least_instances, len(active)))
-        return self._shrink(model, active, kept, now_s) if kept < len(active) else ()
+        if needed == have:
+            return ()
+        kept = max(needed, self._standing(model, now_s), min(model.least_instances, have))
+        return self._shrink(model, active, kept, now_s) if kept < have else ()
 
     def on_time(self, now_s: float) -> Iterator[Decision]:
         """Rates are fresh: instances for bursts to come are made where memory is free, those first of which a byte of

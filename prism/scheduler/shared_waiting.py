@@ -59,6 +59,10 @@ class SharedWaiting:
             self._untold |= {instance.key: COUNTED_REPORTS for instance in serving}
             self._share(serving, serving)
 
+    def looks_at(self, key: InstanceKey) -> bool:
+        """Whether the instance's next report matters here."""
+        return key in self._untold
+
     def on_report(self, model: ModelRecord, instance: InstanceRecord) -> None:
         """The instance's queue was reported."""
         left = self._untold.get(instance.key, 0)

@@ -48,6 +48,8 @@ class Triage:
 
     def __init__(self, books: Books) -> None:
         self._books = books
+        settings = books.settings
+        self.enabled = settings.overload is Overload.MOST_SERVED and settings.global_scheduler
         self._prompts = dict(books.settings.expected_prompt_tokens)
         self._answers = dict(books.settings.expected_output_tokens)
         self._looked_s = float("-inf")
@@ -57,10 +59,7 @@ class Triage:
     def on_time(self, now_s: float) -> Iterator[StopInstance]:
         """Looks once a second; turns that are over end, and what drains for them is carried over where others wait for
         its memory."""
-        settings = self._books.settings
-        if settings.overload is not Overload.MOST_SERVED or not settings.global_scheduler:
-            return
-        if now_s < self._looked_s + _EVERY_S:
+        if not self.enabled or now_s < self._looked_s + _EVERY_S:
             return
         self._spend(now_s)
         self._looked_s = now_s

@@ -93,7 +93,7 @@ class Account:
 
     def ahead_pages(self) -> int:
         """Pages that are reserved for runs in progress and not used yet."""
-        return sum(tenant.ahead_pages() for tenant in self.tenants)
+        return sum([tenant.ahead_pages() for tenant in self.tenants])
 
     def kept_pages(self) -> int:
         """Pages that engines have mapped beyond need, as far as there are free ones."""
@@ -102,7 +102,7 @@ class Account:
 
     def idle_pages(self) -> int:
         """Pages that only cache prefixes."""
-        return sum(tenant.idle_pages() for tenant in self.tenants)
+        return sum([tenant.idle_pages() for tenant in self.tenants])
 
     def free_bytes(self) -> int:
         """What any engine here may take now."""

@@ -27,10 +27,11 @@ class Control:
     def tell(self, event: ClusterEvent) -> None:
         """Give ``event`` to the scheduler and do what it wants."""
         effects = self.scheduler.on_event(event, self._queue.now_s)
-        if orders := [effect for effect in effects if isinstance(effect, Activate)]:
-            self._ordered(orders)
-        for effect in list(effects):
-            self._carry_out(effect)
+        if effects:
+            if orders := [effect for effect in effects if isinstance(effect, Activate)]:
+                self._ordered(orders)
+            for effect in list(effects):
+                self._carry_out(effect)
         wake_s = self.scheduler.wake_s
         if wake_s is None:
             self._wake.clear()

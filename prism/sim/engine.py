@@ -133,8 +133,8 @@ class Engine:
         """KV tokens in use at this moment."""
         if self.phase is not Phase.DECODE or self._run_steps == 1:
             return self.kv.used_tokens
-        begun = min(self._run_steps, self._steps_done() + 1)
-        return self.kv.used_tokens - len(self.batch) * (self._run_steps - begun)
+        ahead = self._run_steps - 1 - self._run.done(self._stint.done_s(), self._run_steps)
+        return self.kv.used_tokens - len(self.batch.jobs) * ahead if ahead > 0 else self.kv.used_tokens
 
     def _next_steps_tokens(self) -> int:
         return next_steps_tokens(len(self.batch))

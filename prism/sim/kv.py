@@ -101,7 +101,7 @@ class KvMemory:
 
     def room_tokens(self) -> int:
         """Tokens that could be reserved now without taking anything from a cache or another engine."""
-        free = min(account.free_pages for account in self._accounts)
+        free = min([account.free_pages for account in self._accounts])
         return self._slots(free) - self.used_tokens - self.cache.idle_tokens
 
     def available_tokens(self) -> int:

@@ -138,19 +138,22 @@ class Reports:
         return [(requests.idle_s(key.model, now_s), keep_s) for key, keep_s in self._keep_alive_s.items()]
 
     def _load(self, shard: DeviceShard) -> InstanceLoad:
-        if shard.kv is None or shard.lead is None:
-            return InstanceLoad(shard.key, shard.weight_bytes, 0, 0, 0, 0)
-        counts, times = shard.lead.counts(shard.key), shard.lead.times(shard.key, self._queue.now_s)
-        leads = shard.leads
+        key, kv, lead, now_s = shard.key, shard.kv, shard.lead, self._queue.now_s
+        if kv is None or lead is None:
+            return InstanceLoad(key, shard.weight_bytes, 0, 0, 0, 0)
+        counts = lead.counts(key)
+        if not shard.leads:
+            return InstanceLoad(key, shard.weight_bytes, kv.busy_bytes(), kv.idle_bytes(), 0, 0, counts.served)
+        times = lead.times(key, now_s)
         return InstanceLoad(
-            shard.key,
+            key,
             shard.weight_bytes,
-            shard.kv.busy_bytes(),
-            shard.kv.idle_bytes(),
-            counts.running if leads else 0,
-            counts.waiting if leads else 0,
+            kv.busy_bytes(),
+            kv.idle_bytes(),
+            counts.running,
+            counts.waiting,
             counts.served,
-            self._device.requests.idle_s(shard.key.model, self._queue.now_s) if leads else 0.0,
-            times.waited_s if leads else 0.0,
-            times.token_s if leads else 0.0,
+            self._device.requests.idle_s(key.model, now_s),
+            times.waited_s,
+            times.token_s,
         )

@@ -57,18 +57,19 @@ class Run:
 
     def done(self, work_s: float, count: int) -> int:
         """How many of ``count`` repetitions ``work_s`` seconds complete."""
-        a, b = self.first_s, self.growth_s
-        stepping_s = max(0.0, work_s - self.lead_s)
+        a, b, lead_s = self.first_s, self.growth_s, self.lead_s
+        stepping_s = max(0.0, work_s - lead_s)
         if b <= 0.0:
             guess = int(stepping_s / a)
         else:
             half = a - b / 2
             guess = int((sqrt(half * half + 2 * b * stepping_s) - half) / b)
         guess = min(max(guess, 0), count)
-        slack_s = 1e-9 * a
-        while guess < count and self.total_s(guess + 1) <= work_s + slack_s:
+        # As total_s has it: asked with every report of every engine.
+        until_s = work_s + 1e-9 * a
+        while guess < count and lead_s + (guess + 1) * a + b * ((guess + 1) * guess // 2) <= until_s:
             guess += 1
-        while guess > 0 and self.total_s(guess) > work_s + slack_s:
+        while guess > 0 and lead_s + guess * a + b * (guess * (guess - 1) // 2) > until_s:
             guess -= 1
         return guess
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -69,15 +67,15 @@ def test_where_nobody_else_waits_it_is_not_lost_for_those_who_end_soon() -> None
     there = [runs(0.8, 1.5, 1, rest_s=1.0, lasts_s=1.0)]
     soon = Entrant(runs(0.8, 1.0, 0, rest_s=4.0, lasts_s=4.0), None, 1, can_wait=False)
     assert not may_begin(soon, there)
-    assert may_begin(replace(soon, followed=False), there)
-    assert not may_begin(replace(soon, followed=False, can_wait=True), there)
+    assert may_begin(soon._replace(followed=False), there)
+    assert not may_begin(soon._replace(followed=False, can_wait=True), there)
 
 
 @given(st.lists(decoders, min_size=1, max_size=6), decoders, st.integers(0, 8), st.booleans())
 def test_what_begins_loses_less_than_it_gains(there: list[Decoder], one: Decoder, gain: int, can_wait: bool) -> None:
     """Of what is expected to be in time, whatever begins beside others: itself, and those that follow it where it
     cannot wait, weigh more than the promises lost."""
-    fresh = replace(one, promised=0)
+    fresh = one._replace(promised=0)
     if may_begin(Entrant(fresh, None, gain, can_wait), there):
         worth = (1 if can_wait else gain) * chance(fresh, there)
         assert kept(there) - kept([*there, fresh]) <= (worth if gain else 0.05 * max(1.0, kept(there)))
@@ -91,4 +89,4 @@ def test_chances_are_chances_and_fall_with_the_crowd(one: Decoder, there: list[D
 @given(st.lists(decoders, max_size=6), decoders)
 def test_where_the_device_has_bandwidth_for_all_nobody_waits(there: list[Decoder], one: Decoder) -> None:
     if sum(d.share for d in there) + one.share <= 1.0:
-        assert may_begin(Entrant(replace(one, promised=0), None, 0, True), there)
+        assert may_begin(Entrant(one._replace(promised=0), None, 0, True), there)

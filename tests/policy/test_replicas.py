@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from dataclasses import replace
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -31,7 +30,7 @@ def test_a_calm_model_needs_one() -> None:
 
 @given(loads)
 def test_no_instance_runs_more_than_its_room_and_none_too_many_is_asked_for(load: ModelLoad) -> None:
-    needed = instances_needed(replace(load, hot=False))
+    needed = instances_needed(load._replace(hot=False))
     here = max(load.running + load.waiting, load.arrivals_per_s * load.residence_s)
     assert needed >= 1
     assert here / needed <= 0.8 * load.room * (1 + 1e-6)
@@ -40,20 +39,20 @@ def test_no_instance_runs_more_than_its_room_and_none_too_many_is_asked_for(load
 
 @given(loads, st.integers(0, 100), st.floats(0.0, 50.0))
 def test_more_load_never_needs_fewer(load: ModelLoad, more: int, faster: float) -> None:
-    heavier = replace(load, waiting=load.waiting + more, arrivals_per_s=load.arrivals_per_s + faster)
+    heavier = load._replace(waiting=load.waiting + more, arrivals_per_s=load.arrivals_per_s + faster)
     assert instances_needed(heavier) >= instances_needed(load)
-    hot = replace(load, hot=True)
+    hot = load._replace(hot=True)
     assert instances_needed(hot) >= min(2 * load.instances, load.instances + max(1, load.waiting // 2))
     assert instances_needed(hot) >= instances_needed(load)
 
 
 def test_a_burst_asks_for_all_at_once() -> None:
     """Eight times as many arrive as are served: eight times as many instances, not one more."""
-    burst = replace(CALM, hot=True, waiting=40, arrivals_per_s=60.0, served_per_s=7.5, usual_per_s=60.0)
+    burst = CALM._replace(hot=True, waiting=40, arrivals_per_s=60.0, served_per_s=7.5, usual_per_s=60.0)
     assert instances_needed(burst) == 8
-    began = replace(burst, served_per_s=60.0, usual_per_s=7.5)
+    began = burst._replace(served_per_s=60.0, usual_per_s=7.5)
     assert instances_needed(began) == 8, "so far all were served"
-    assert instances_needed(replace(began, waiting=6)) == 4, "three of them are not a burst that fills eight"
+    assert instances_needed(began._replace(waiting=6)) == 4, "three of them are not a burst that fills eight"
 
 
 @given(st.lists(st.tuples(st.floats(0.01, 400.0), st.floats(0.0, 9.0)), min_size=1, max_size=40))

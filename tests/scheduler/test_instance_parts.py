@@ -106,7 +106,7 @@ def test_an_instance_of_parts_on_two_machines_lives_and_leaves() -> None:
     assert scheduler.on_event(ActivationFinished(order.key, 1.0), 1.0) == [Route(M, (A1,))], "the first part's lead"
     load = InstanceLoad(order.key, 240, 10, 0, 4, 0)
     scheduler.on_event(DeviceReport(A1, 10**6, 0, (load,)), 2.0)
-    scheduler.on_event(DeviceReport(B0, 10**6, 0, (replace(load, running=0),)), 2.0)
+    scheduler.on_event(DeviceReport(B0, 10**6, 0, (load._replace(running=0),)), 2.0)
     (instance,) = scheduler.books.loaded.values()
     assert instance.running == 4, "only the queue's device says what runs"
     scheduler.on_event(WaitingRequests(M, 0, float("inf")), 2.0)
