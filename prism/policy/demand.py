@@ -46,16 +46,14 @@ class SlidingRate:
         window_s = _LATELY * self._width_s + now_s % self._width_s
         return total / window_s, window_s
 
-    def _passed_until(self, bucket: int) -> range:
-        """Buckets whose place in the ring belongs to a later time once ``bucket`` is the newest one."""
-        return range(self._bucket + 1, min(bucket, self._bucket + _BUCKETS) + 1)
-
     def _advance(self, now_s: float) -> list[int]:
         bucket = int(now_s // self._width_s)
         if self._counts is None:
             self._counts, self._bucket = [0] * _BUCKETS, bucket
-        if bucket > self._bucket:
-            for old in self._passed_until(bucket):
+        if bucket >= self._bucket + _BUCKETS:
+            self._counts, self._total, self._bucket = [0] * _BUCKETS, 0, bucket
+        elif bucket > self._bucket:
+            for old in range(self._bucket + 1, bucket + 1):  # their places belong to a later time now
                 self._total -= self._counts[old % _BUCKETS]
                 self._counts[old % _BUCKETS] = 0
             self._bucket = bucket

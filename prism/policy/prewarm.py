@@ -93,7 +93,8 @@ class Companions:
         followers = self._after.setdefault(earlier, {})
         followers[model] = min(followers.get(model, 0.0) + 1.0, self._returns[earlier])
         if len(followers) > _FOLLOWERS:
-            del followers[min(followers, key=lambda name: (followers[name], name))]
+            least = min(followers.values())
+            del followers[min([name for name, count in followers.items() if count == least])]
 
     def after(self, model: str) -> list[tuple[str, float]]:
         """Models that usually come back within 10 s of ``model``, with the share of its returns after which they did,
@@ -101,5 +102,6 @@ class Companions:
         before = self._returns.get(model, 0.0) - 1.0  # the one that is going on now: nobody can have followed it yet
         if before < _LEAST_BEFORE:
             return []
-        shares = [(name, min(1.0, count / before)) for name, count in self._after.get(model, {}).items()]
-        return sorted((s for s in shares if s[1] >= LEAST_CHANCE), key=lambda s: (-s[1], s[0]))
+        followers = self._after.get(model, {}).items()
+        likely = [(name, min(1.0, count / before)) for name, count in followers if count / before >= LEAST_CHANCE]
+        return sorted(likely, key=lambda s: (-s[1], s[0]))

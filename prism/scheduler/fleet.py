@@ -157,11 +157,10 @@ class Fleet:
         """What the instance is expected to take of each of its devices over time changed."""
         for id in instance.shards:
             if (index := self.index.get(id)) is not None:
-                self._count_work(index, instance, -1.0)
+                self.work[index] = max(0.0, max(0.0, self.work.item(index) - instance.work) + work)
+                held_bytes = max(0.0, self.kv_work.item(index) - instance.kv_work_bytes)
+                self.kv_work[index] = max(0.0, held_bytes + kv_bytes)
         instance.work, instance.kv_work_bytes = work, kv_bytes
-        for id in instance.shards:
-            if (index := self.index.get(id)) is not None:
-                self._count_work(index, instance, 1.0)
 
     def _count_work(self, index: int, instance: InstanceRecord, sign: float) -> None:
         self.work[index] = max(0.0, self.work.item(index) + sign * instance.work)

@@ -108,7 +108,7 @@ class DeviceEngines:
         engine = self._engine_of.get(id)
         if engine is not None:
             if engine.first_token(id, self._clock.advance(now_s), self.promises.clock_s(now_s), now_s):
-                self.promises.changed(engine, now_s)
+                self.promises.answered()
             self._count_sharer(engine, now_s)
 
     def finished(self, id: RequestId, generated_tokens: int, now_s: float) -> None:

@@ -8,7 +8,7 @@ from typing import Final
 
 from prism.core.instances import InstanceKey
 from prism.core.request import Request
-from prism.core.specs import DeviceKind, DeviceRates, Prefer
+from prism.core.specs import DeviceKind, Prefer
 from prism.policy.device_time import GUESSES, Batch, alone_s, bandwidth_share, slowdown
 from prism.policy.promises import Decoder, Entrant, may_begin
 from prism.scheduler.gpu_engine import EndedAnswer, EngineState
@@ -34,8 +34,8 @@ class Promises:
         self._crowd = 1.0
         self._at_s = 0.0
         self._clock_s = 0.0
-        self._running: dict[InstanceKey, tuple[EngineState, float]] = {}
-        """Engines that run something, with their shares."""
+        self._running: dict[InstanceKey, tuple[EngineState, float, float]] = {}
+        """Engines that run something, with their shares and what their steps take alone by the roofline."""
         self.version = 0
         """Counts what changes answers, the time aside."""
         self._decoders: dict[InstanceKey, Decoder] = {}
@@ -56,18 +56,21 @@ class Promises:
         self.clock_s(now_s)
         self.version += 1
         if engine.in_flight and not gone:
-            share = bandwidth_share(self._rates_of(engine), self._batch(engine, 0, 0))
-            self._running[engine.up.key] = engine, share
+            self._running[engine.up.key] = engine, *self._step(engine, 0, 0)
         else:
             self._running.pop(engine.up.key, None)
-        self._crowd = slowdown(sum([share for _, share in self._running.values()]))
+        self._crowd = slowdown(sum([share for _, share, _ in self._running.values()]))
+
+    def answered(self) -> None:
+        """A request of an engine has its first token."""
+        self.version += 1
 
     def learn(self, engine: EngineState, answer: EndedAnswer, now_s: float) -> None:
         """An answer of the engine ended."""
         undisturbed_s = self.clock_s(now_s) - answer.undisturbed_s
         if undisturbed_s <= 0.0:
             return
-        said_s = self._alone_s(engine, self._batch(engine, 0, 0))
+        said_s, _ = self.alone_step(engine)
         error = math.log(undisturbed_s / answer.tokens / said_s)
         self.version += 1
         engine.log_factor = min(_MOST, max(-_MOST, engine.log_factor + _LEARN * error))
@@ -75,19 +78,20 @@ class Promises:
     # --- questions ---
 
     def step_s(self, engine: EngineState) -> float:
-        """What a decode step of the engine takes beside those that run."""
-        return self._alone_s(engine, self._batch(engine, 0, 0)) * self._crowd
+        """What a decode step of the engine, which runs something, takes beside the others that do."""
+        return self.alone_step(engine)[0] * self._crowd
 
     def alone_step(self, engine: EngineState) -> tuple[float, float]:
         """Seconds that a decode step of the engine, which runs something, takes alone, and its share of the bandwidth
         in it."""
-        return self._alone_s(engine, self._batch(engine, 0, 0)), self._running[engine.up.key][1]
+        _, share, step_s = self._running[engine.up.key]
+        return math.exp(engine.log_factor) * step_s, share
 
     def answering_shares(self) -> list[float]:
         """Of the bandwidth, of the engines that answer; none where all that run something have enough of it."""
         if self._crowd <= 1.0:
             return []
-        return [share for engine, share in self._running.values() if engine.answering]
+        return [share for engine, share, _ in self._running.values() if engine.answering]
 
     def latest_s(self, request: Request, before_s: float) -> float:
         """From when on the request cannot wait without missing its first token, ``before_s`` (its own prefill included)
@@ -104,25 +108,27 @@ class Promises:
         running = self._running_decoders(now_s)
         was = running.get(engine.up.key)
         others = [decoder for decoder in running.values() if decoder is not was]
-        alone_s = self._alone_s(engine, self._batch(engine, request.kv_tokens, 1))
+        share, step_s = self._step(engine, request.kv_tokens, 1)
+        alone_s = math.exp(engine.log_factor) * step_s
         gain = in_time if engine.up.prefer is Prefer.TTFT or engine.up.slo_tpot_s >= alone_s else 0
-        entrant = Entrant(self._decoder(engine, request, now_s), was, gain, can_wait, followed)
+        with_it = self._decoder(engine, share, alone_s, 0.0, now_s)
+        entrant = Entrant(with_it, was, gain, can_wait, followed)
         return may_begin(entrant, others)
 
     def _running_decoders(self, now_s: float) -> dict[InstanceKey, Decoder]:
         if self._decoders_at != (now_s, self.version):
             self._decoders_at = now_s, self.version
-            self._decoders = {key: self._decoder(engine, None, now_s) for key, (engine, _) in self._running.items()}
+            self._decoders = {key: self._as_it_runs(*running, now_s) for key, running in self._running.items()}
         return self._decoders
 
-    def _decoder(self, engine: EngineState, entrant: Request | None, now_s: float) -> Decoder:
-        """As it runs, or with one more request."""
-        batch = self._batch(engine, 0 if entrant is None else entrant.kv_tokens, 0 if entrant is None else 1)
-        bearable, promised, pace = engine.up.slo_tpot_s / self._alone_s(engine, batch), engine.promised, engine.pace
-        done = 0.0
-        if entrant is None and engine.in_flight:
-            ran_s = now_s - engine.began_sum_s / len(engine.in_flight)
-            done = min(_MOST_DONE, ran_s / pace.answer_s)
+    def _as_it_runs(self, engine: EngineState, share: float, step_s: float, now_s: float) -> Decoder:
+        ran_s = now_s - engine.began_sum_s / len(engine.in_flight)
+        done = min(_MOST_DONE, ran_s / engine.pace.answer_s)
+        return self._decoder(engine, share, math.exp(engine.log_factor) * step_s, done, now_s)
+
+    def _decoder(self, engine: EngineState, share: float, alone_s: float, done: float, now_s: float) -> Decoder:
+        """An engine whose steps take ``alone_s`` alone, and whose requests have come so far (0..1)."""
+        bearable, promised, pace = engine.up.slo_tpot_s / alone_s, engine.promised, engine.pace
         if engine.up.prefer is Prefer.TTFT:
             bearable, promised = math.inf, 0
         elif bearable < 1.0:
@@ -132,15 +138,11 @@ class Promises:
             ahead = max(_LOST, (bearable - done * crowd) / (1.0 - done))
             bearable += (ahead - bearable) * math.exp(-pace.fed(now_s))
         rest_s = pace.answer_s * (1.0 - done)
-        share = bandwidth_share(self._rates_of(engine), batch)
         return Decoder(share, bearable, promised, rest_s, pace.lasts_s(rest_s, now_s))
 
-    def _batch(self, engine: EngineState, more_tokens: int, more: int) -> Batch:
+    def _step(self, engine: EngineState, more_tokens: int, more: int) -> tuple[float, float]:
+        """The share of the bandwidth and the seconds of a step alone, by the roofline, with so many requests more."""
         kv_bytes = (engine.held_tokens + more_tokens) * engine.up.kv_bytes_per_token
-        return Batch(engine.up.weight_bytes, kv_bytes, max(1, len(engine.in_flight) + more))
-
-    def _alone_s(self, engine: EngineState, batch: Batch) -> float:
-        return math.exp(engine.log_factor) * alone_s(self._rates_of(engine), batch)
-
-    def _rates_of(self, engine: EngineState) -> DeviceRates:
-        return engine.up.rates or self._rates
+        batch = Batch(engine.up.weight_bytes, kv_bytes, max(1, len(engine.in_flight) + more))
+        rates = engine.up.rates or self._rates
+        return bandwidth_share(rates, batch), alone_s(rates, batch)

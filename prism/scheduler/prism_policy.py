@@ -13,7 +13,6 @@ from prism.scheduler import keepalive
 from prism.scheduler.books import Books
 from prism.scheduler.claims import Claims
 from prism.scheduler.cluster_policy import ClusterPolicy
-from prism.scheduler.crowding import requests_wait_for_memory
 from prism.scheduler.decisions import Decision, NoRoom, Room, StopInstance, wait_or_refuse
 from prism.scheduler.evictions import Evictions
 from prism.scheduler.kv_relief import KvRelief
@@ -164,14 +163,14 @@ class PrismPolicy(ClusterPolicy):
         neighbour holds it; in this order."""
         for load in report.instances:
             instance = self.books.loaded.get(load.key)
-            if instance is not None and instance.queue_device == report.device and instance.idle_since_s is not None:
+            if instance is not None and instance.idle_since_s is not None and instance.queue_device == report.device:
                 yield from self._end_keep_alive(instance)
         here = list(self.books.fleet.devices[report.device].instances.values())
         if self.books.settings.max_replicas > 1:
             for instance in here:
                 if instance.state is InstanceState.READY and instance.queue_device == report.device:
                     yield from self._scaling.on_report(instance, now_s)
-        if requests_wait_for_memory(self.books.fleet, report.device):
+        if report.memory_short_s > 0.0:
             yield from self._kv_relief.on_shortage(report.device, here, now_s)
 
     def _end_keep_alive(self, idle: InstanceRecord) -> Iterable[StopInstance]:

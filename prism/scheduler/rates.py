@@ -105,6 +105,7 @@ def rate_shares(model: ModelRecord, weighted_rate: float) -> list[tuple[Instance
     takes over, one that drains has none."""
     draining, sharers = InstanceState.DRAINING, 0
     for instance in model.instances:
-        sharers += instance.replaces is None and instance.state is not draining
+        if instance.replaces is None and instance.state is not draining:
+            sharers += 1
     share = weighted_rate / (sharers or 1)
     return [(i, 0.0 if i.state is draining else share) for i in model.instances]

@@ -150,8 +150,10 @@ class ModelRecord:
     def is_spare(self, instance: InstanceRecord) -> bool:
         """Whether the model serves on without this instance: it has an older one that serves. The oldest is its home,
         which leaves as that of any other model does."""
+        if len(self.instances) < 2:
+            return False
         serving = self.in_state(InstanceState.READY)
-        return len(serving) > 1 and min(i.key.generation for i in serving) < instance.key.generation
+        return len(serving) > 1 and min([i.key.generation for i in serving]) < instance.key.generation
 
     @property
     def resting_since_s(self) -> float | None:

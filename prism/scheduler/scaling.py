@@ -171,7 +171,8 @@ class Scaling:
         return settled and any(self._is_slow(d, now_s) for d in instance.shards)
 
     def _is_slow(self, id: DeviceId, now_s: float) -> bool:
-        return slowdown(self._books.fleet.load_of(id, now_s)) > self._books.times.bearable_slowdown(id)
+        load = self._books.fleet.load_of(id, now_s)
+        return load > 1.0 and load > self._books.times.bearable_slowdown(id)
 
     def _give_way(self, instance: InstanceRecord, now_s: float) -> StopInstance:
         for id in instance.shards:

@@ -24,7 +24,8 @@ class HeldEngines:
         decided: Callable[[Hold], None],
     ) -> None:
         self._queue, self._pauses, self._engines, self._decided = queue, pauses, engines, decided
-        self._held: set[InstanceKey] = set()
+        self._held: dict[InstanceKey, None] = {}
+        """In the order in which they began: a run is the same whatever names hash to."""
         self._alarm = queue.alarm(self._look)
 
     def changed(self) -> None:
@@ -37,12 +38,12 @@ class HeldEngines:
         made = {key: engine.made() for key, engine in self._engines.items()} if pauses.wanted else {}
         holds = {hold.key: hold for hold in pauses.look(made, now_s)}
         for key in [key for key in self._held if key not in holds]:
-            self._held.discard(key)
+            del self._held[key]
             if (engine := self._engines.get(key)) is not None:
                 engine.go_on(now_s)
         for key, hold in holds.items():
             if key not in self._held:
-                self._held.add(key)
+                self._held[key] = None
                 self._decided(hold)
                 self._engines[key].hold(now_s)
         if pauses.next_look_s < math.inf:

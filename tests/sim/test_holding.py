@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from unittest.mock import Mock
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from prism.core.ids import DeviceId
+from prism.core.effects import Hold
+from prism.core.ids import DeviceId, Generation, ModelName
+from prism.core.instances import InstanceKey
+from prism.core.reasons import ReasonCode, because
 from prism.core.settings import PolicySettings
 from prism.core.specs import ModelSpec
+from prism.sim.holding import HeldEngines
+from prism.sim.queue import EventQueue
 from prism.sim.run import SimResult, SimSpec, simulate
 from prism.trace.row import TraceRow
 from tests.sim.helpers import h100s, llamas, random_rows, tiny_spec
@@ -93,3 +99,19 @@ def test_a_device_that_fails_while_engines_stand_still_gives_its_requests_back()
     assert failed.gone
     assert sum('"do":"Hold"' in line for line in log) > 10
     assert result.stats.never_ended == 0
+
+
+def test_engines_go_on_in_the_order_in_which_they_were_stopped() -> None:
+    """And not in one that their names hash to: the same run would have other times in another process."""
+    keys = [InstanceKey(ModelName(f"m{i}"), Generation(1)) for i in range(12)]
+    went_on: list[InstanceKey] = []
+    engines = {key: Mock(go_on=lambda now_s, key=key: went_on.append(key)) for key in keys}
+    holds = [Hold(key, 0.1, because(ReasonCode.BEARS_A_PAUSE)) for key in keys]
+    pauses = Mock(wanted=True, next_look_s=float("inf"), look=Mock(side_effect=[holds, []]))
+    queue = EventQueue()
+    held = HeldEngines(queue, pauses, engines, lambda hold: None)
+    for at_s in (1.0, 2.0):
+        queue.run_until(at_s)
+        held.changed()
+        queue.run_until(at_s)
+    assert went_on == keys
