@@ -68,6 +68,35 @@ def test_two_models_scale_out_at_the_same_time_over_the_same_devices(three: Serv
     all_is_well_again(three, demo_models)
 
 
+def test_memory_that_another_model_wants_in_the_middle_of_a_scale_up_is_given_to_it(
+    demo_models: Path, tmp_path: Path
+) -> None:
+    """Two devices with room for one model each: an instance leads over the other, whose weights do not come meanwhile,
+    when another model is asked. It is served before they come, and all answers are exact."""
+    mine, other = BURSTS
+    config = pair_catalog(demo_models)
+    for device in config["devices"]:
+        device["memory"] = "36MiB"
+    server = start(tmp_path, config)
+    try:
+        for model in (other, mine):
+            complete(server.client, model, "an image is left", 4)
+        server.admin(f"models/{other}/unload", {})
+        until(lambda: len(replicas(server, mine)) == 1 and not replicas(server, other), "one instance")
+        image = SlowImage(WeightStore(StateDir(server.state).store), mine)
+        with closing(image), Load(server, demo_models, 4, mine).running() as load, ThreadPoolExecutor(1) as pool:
+            image.arrive(0, 1, image.layers + 1)
+            pool.submit(load_instances, server, 2, mine).result()
+            until(lambda: leading(server, mine) == 1, "an instance that leads over the first")
+            answer = complete(server.client, other, "who makes room", TOKENS)
+            assert answer == greedy(str(demo_models / other), "who makes room", TOKENS)
+            image.arrive(*range(2, image.layers + 1))
+            load.wait_for_all()
+        all_is_well_again(server, demo_models)
+    finally:
+        server.stop()
+
+
 def test_a_member_of_a_pipeline_leaves_before_it_served_and_the_others_go_on(demo_models: Path, tmp_path: Path) -> None:
     """Three wait for each other's layers; one is told to leave, and does so although its weights never come."""
     reference = greedy(str(demo_models / MODEL), "hello there", TOKENS)

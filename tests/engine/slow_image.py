@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from prism.remote.pieces import layers_of, piece_of
 from prism.weights.packs.format import TensorEntry
+from prism.weights.packs.pack_files import pack_name
 from prism.weights.store.disk_fill import FillLock
 from prism.weights.store.host_copy import open_copy
 from prism.weights.store.weight_store import WeightStore
@@ -22,6 +23,8 @@ class SlowImage:
             resident.wait_leaf(leaf)
         self._header, self._bytes = resident.header, bytes(resident.data)
         resident.close()
+        self._file = store.directory / pack_name(key)
+        self._on_disk = self._file.read_bytes()
         store.rm(key)
         path = store.make_host_copy(self._header)
         self._filling = FillLock(path)
@@ -32,12 +35,27 @@ class SlowImage:
         self.layers = layers_of(t.name for t in self._header.tensors)
 
     def arrive(self, *pieces: int) -> None:
-        for t in self._header.tensors:
-            if {piece_of(name, self.layers) for name in (t.name, *t.aliases)} & set(pieces):
-                for leaf in self._leaves(t):
-                    begin, end = self._header.leaf_range(leaf)
-                    self._copy.write(begin, memoryview(self._bytes)[begin:end])
-                    assert self._copy.accept(leaf)
+        for leaf in sorted(set().union(*map(self._leaves_of, pieces))):
+            begin, end = self._header.leaf_range(leaf)
+            self._copy.write(begin, memoryview(self._bytes)[begin:end])
+            assert self._copy.accept(leaf)
+
+    def spoil(self, piece: int) -> None:
+        """A leaf that only ``piece`` has arrives with a wrong byte, and is so on disk, too."""
+        leaf = min(
+            self._leaves_of(piece) - {leaf for p in range(self.layers + 2) if p != piece for leaf in self._leaves_of(p)}
+        )
+        begin, end = self._header.leaf_range(leaf)
+        wrong = bytearray(self._bytes[begin:end])
+        wrong[0] ^= 1
+        self._copy.write(begin, memoryview(wrong))
+        assert not self._copy.mark(leaf)
+        at = len(self._on_disk) - self._header.data_bytes + begin
+        self._file.write_bytes(self._on_disk[:at] + wrong + self._on_disk[at + len(wrong) :])
+
+    def _leaves_of(self, piece: int) -> set[int]:
+        names = ((t, {piece_of(name, self.layers) for name in (t.name, *t.aliases)}) for t in self._header.tensors)
+        return {leaf for tensor, pieces in names if piece in pieces for leaf in self._leaves(tensor)}
 
     def _leaves(self, tensor: TensorEntry) -> range:
         first = self._header.blocks[tensor.block].offset + tensor.offset
