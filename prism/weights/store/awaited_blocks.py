@@ -10,6 +10,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Final
 
+from prism.weights.store.disk_fill import FillLock
+
 MENDING_S: Final = 15.0
 """An engine waits so long for a block after the last one came: the agent looks every 2 s, and asks each machine for at
 most another 2 s."""
@@ -33,7 +35,8 @@ def _said(copy_path: Path) -> Path:
 
 class AwaitedBlocks:
     """What one user of the copy of ``model`` (a fingerprint) at ``copy_path`` waits for. ``patience_s``: for so long
-    after ``arrived_bytes`` grew last; 0: nobody mends here."""
+    after ``arrived_bytes`` grew last, and while somebody fills the copy: of a large piece that is fetched again for one
+    block nothing counts as arrived before that block; 0: nobody mends here."""
 
     def __init__(self, copy_path: Path, model: str, patience_s: float, arrived_bytes: Callable[[], int]) -> None:
         self._path, self._patience_s, self._arrived = copy_path, patience_s, arrived_bytes
@@ -66,11 +69,17 @@ class AwaitedBlocks:
             self._seen, self._grew_s = arrived, now_s
         if (asked := self._nobody_since(since_s)) is not None:
             who = f"none of {asked} has it" if asked else "no other machine is known that has it"
-        elif now_s < max(since_s, self._grew_s) + self._patience_s:
+        elif now_s < max(since_s, self._grew_s) + self._patience_s or self._is_filled():
             return None
         else:
             who = f"it did not come from another machine in {self._patience_s:g} s"
         return f"in memory and on disk, {who}; {self._help}"
+
+    def _is_filled(self) -> bool:
+        lock = FillLock(self._path)
+        free = lock.acquire()
+        lock.release()
+        return not free
 
     def _nobody_since(self, since_s: float) -> str | None:
         said = _said(self._path)
