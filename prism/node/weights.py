@@ -30,7 +30,7 @@ from prism.transfer.one_sided_networks import find_networks
 from prism.transfer.server import ServerOptions, TransferServer
 from prism.transfer.session import NodePlan
 from prism.transfer.windows import WindowSources
-from prism.weights.errors import WeightsError
+from prism.weights.errors import CorruptBlock, WeightsError
 from prism.weights.exchange.borrowed_folders import OfferedFolders, borrow_folder, pack_elsewhere
 from prism.weights.exchange.pack_fetch import PackFetch
 from prism.weights.exchange.pack_windows import PackWindows, window_name
@@ -275,7 +275,8 @@ class NodeWeights:
         except FAILURES as error:
             arriving.error = str(error)
             log.error("%s did not arrive: %s", arriving.model, error)
-            await self._give_up(arriving)
+            if not isinstance(error, CorruptBlock):  # another process fills the copy; the block is looked for elsewhere
+                await self._give_up(arriving)
         else:
             progress = arriving.fetch.progress
             log.info("%s arrived in %.3f s from %s", arriving.model, progress.took_s, ", ".join(progress.by_source))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing, contextmanager
@@ -185,9 +186,9 @@ def deep_model(models: Path, folder: Path) -> Path:
     return folder
 
 
-def set_rates(links: Hosts, mbit: float) -> None:
-    for host, _ in enumerate(MACHINES, 1):
-        links.set_rate(host, mbit)
+def set_rates(links: Hosts, mbit: float, *machines: str) -> None:
+    for machine in machines:
+        links.set_rate(1 + MACHINES.index(machine), mbit)
 
 
 def leads_over_another(fleet: Fleet, *machines: str) -> bool:
@@ -198,28 +199,48 @@ def leads_over_another(fleet: Fleet, *machines: str) -> bool:
     return any(0 < remote.get("held_layers", 0) < LAYERS for remote in serving) and bool(over & {*machines})
 
 
+def happens_to_b(fleet: Fleet, what: str) -> None:
+    """To one of two sources, in the middle of what it sends."""
+    if what == "is killed":
+        fleet.kill("b")
+    elif what == "leaves":
+        fleet.leave("b")
+
+
 @pytest.mark.net
 @pytest.mark.engine
+@pytest.mark.parametrize("source", ["stays", "is killed", "leaves"])
 def test_what_two_machines_send_in_shifted_order_is_led_over_before_it_is_there(
-    demo_models: Path, tmp_path: Path
+    demo_models: Path, tmp_path: Path, source: str
 ) -> None:
     """Sources that do not serve, and links that are too slow for the weights to be there before an engine is, however
-    long it takes to begin: the two receivers are a pipeline before either of them has everything, and answer. Then the
-    links become fast, and both go on alone."""
+    long it takes to begin: the two receivers are a pipeline before either of them has everything, and answer, whatever
+    becomes of one source meanwhile. Then the links become fast, and both go on alone."""
     path = deep_model(demo_models, tmp_path / MODEL)
-    reference = greedy(str(path), "hello there", TOKENS)
+    asked = ("hello there", "far away", "go on")
+    reference = {text: greedy(str(path), text, TOKENS) for text in asked}
     with linked(FAST_MBIT) as links, running(links, tmp_path, tmp_path, memory="256MiB") as fleet:
         assert links is not None
         leave_an_image_on(fleet, "local", "b")
         for machine in ("local", "b"):
             fleet.prism("drain", f"{machine}/host:0")
-        set_rates(links, SLOW_MBIT)
-        with ThreadPoolExecutor(1) as pool:
+        set_rates(links, SLOW_MBIT, *MACHINES)
+        with ThreadPoolExecutor(2 + len(asked)) as pool:
             loaded = pool.submit(fleet.prism, "load", MODEL, "--to", "2")
             until(lambda: leads_over_another(fleet, "c", "d"), "one of two leading over the other")
-            answered = fleet.ask(MODEL, "hello there", TOKENS)
-            set_rates(links, FAST_MBIT)
+            begun = threading.Event()
+
+            def at(pieces: int) -> None:
+                if pieces == 10:
+                    begun.set()
+
+            answers = {text: pool.submit(fleet.ask, MODEL, text, TOKENS, at) for text in asked}
+            until(begun.is_set, "an answer under way")
+            happened = pool.submit(happens_to_b, fleet, source)
+            assert {text: answer.result() for text, answer in answers.items()} == reference
+            happened.result()
+            assert fleet.ask(MODEL, asked[0], TOKENS) == reference[asked[0]]
+            set_rates(links, FAST_MBIT, *(MACHINES if source == "stays" else ("c", "d")))
             told = loaded.result()
-        assert answered == reference
         assert "has all layers" in told.stderr
-        assert fleet.ask(MODEL, "hello there", TOKENS) == reference
+        assert fleet.ask(MODEL, "hello there", TOKENS) == reference["hello there"]

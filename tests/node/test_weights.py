@@ -31,6 +31,7 @@ from prism.weights.loading.loader import load
 from prism.weights.packs.blocks import TensorPlan, plan_blocks
 from prism.weights.packs.format import PackKey
 from prism.weights.packs.pack_files import pack_name
+from prism.weights.store.disk_fill import FillLock
 from prism.weights.store.kept import read_kept
 from prism.weights.store.resident import ResidentPack
 from prism.weights.store.weight_store import WeightStore
@@ -189,6 +190,24 @@ async def test_a_load_of_what_nobody_else_has_ends_with_the_block_and_what_to_do
         looking = asyncio.create_task(pair.sides["b"].run())
         with pytest.raises(CorruptBlock, match=rf"block 'head' is corrupt.*{said}.*prism store rm {pair.mark[:12]}"):
             await asyncio.to_thread(load, packed, bytearray(packed.header.data_bytes))
+        looking.cancel()
+
+
+async def test_a_corrupt_block_of_what_another_process_fills_is_no_reason_to_remove_it(pair: Pair) -> None:
+    """An engine fills the copy that is to come from elsewhere, too, and goes on with it; then the block is fetched."""
+    engines, side = damage_disk(pair), pair.sides["b"]
+    parts = node_plans(plan(PlanRequest(("a",), ("b",), 1 << 20)), "s", window_name(pair.key), pair.addresses)
+    packed = engines.get(pair.key)
+    assert packed is not None
+    with packed:
+        await happens(lambda: any(map(packed.is_corrupt, range(packed.header.leaves))), "all that is on disk")
+        fills = FillLock(packed.path)
+        await happens(fills.acquire, "its being the only one that fills")
+        await side.prepare(pair.order(pair.model, msgspec.msgpack.encode(parts["b"])))
+        await happens(lambda: side.arriving()[0].error != "" and not side.busy, "its having found the block")
+        fills.release()
+        looking = asyncio.create_task(side.run())
+        await happens(lambda: packed.complete, "the block, in the same memory")
         looking.cancel()
 
 
