@@ -70,7 +70,8 @@ class GeneratorSpec:
 
 
 LEAST_LEVEL: Final = 0.1
-"""A group that happened to be idle nearly all the time is not made busier than this allows."""
+"""A group that happened to be idle nearly all the time is not made busier than this allows: at most ten times as busy
+while it is active as in a long trace. Beyond that its models get fewer requests than asked."""
 
 PRESETS: Final = {
     # Seven or eight models of one provider, ten minutes: one dominates, most are never idle for long
