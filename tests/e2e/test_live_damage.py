@@ -20,13 +20,16 @@ from .live_kills import pair_catalog
 from .server import greedy, prompts
 
 pytestmark = [pytest.mark.engine, pytest.mark.slow]
-LIVE, TOKENS = "demo-llama", 24
+LIVE, WHOLE, TOKENS = "demo-llama", "demo-qwen3", 24
 
 
 @pytest.fixture(scope="module")
 def two(demo_models: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
-    """The server and another machine, "b", a device each; further instances of a model lead over the first."""
+    """The server and another machine, "b", a device each; further instances of one model lead over the first, those of
+    another one come with everything."""
     config = pair_catalog(demo_models, devices=1)
+    config["models"] = [model for model in config["models"] if model["name"] in (LIVE, WHOLE)]
+    config["models"][1]["live_scaling"] = "whole"
     fleet = Fleet(tmp_path_factory.mktemp("two"), [Host()])
     try:
         fleet.begin_serving(config)
@@ -66,6 +69,11 @@ def held(fleet: Fleet, model: str) -> list[str]:
     return list(json.loads(fleet.prism("show", model, "--json").stdout)["held"])
 
 
+def said_corrupt(fleet: Fleet) -> int:
+    """How often engines on b have said that a block was corrupt."""
+    return sum(log.read_text().count("was corrupt") for log in (fleet.folder / "b" / "logs").glob("engine-*.jsonl"))
+
+
 def damaged(store: WeightStore) -> bool:
     return any(store.verify(info.key) for info in store.ls() if info.tier.value == "disk")
 
@@ -96,4 +104,26 @@ def test_an_engine_that_leads_goes_on_over_its_peer_until_a_corrupt_block_has_co
         until(lambda: layers_of(two) == ("ready", None), "b needing nobody")
         assert [answer.result() for answer in ask_all()] == reference
         assert loaded.result().returncode == 0
+    until(lambda: not damaged(store), "the block on disk")
+
+
+def test_an_engine_that_comes_with_everything_waits_for_a_corrupt_block_from_elsewhere(
+    two: Fleet, demo_models: Path
+) -> None:
+    store = WeightStore(StateDir(two.folder / "b").store)
+    leave_an_image_on_b(two, WHOLE)
+    image = SlowImage(store, WHOLE)
+    image.arrive(*range(image.layers), image.layers + 1)
+    image.spoil(image.layers)
+    before = said_corrupt(two)
+    with ThreadPoolExecutor(1) as pool:
+        with closing(image):  # nobody mends it before
+            loaded = pool.submit(two.prism, "load", WHOLE, "--device", "b/host:0")
+            until(lambda: said_corrupt(two) > before, "an engine that has found it")
+        loaded.result()
+    assert on_b(two, WHOLE)["state"] == "ready"
+    asked = prompts(8)
+    with ThreadPoolExecutor(len(asked)) as pool:
+        answers = [pool.submit(two.ask, WHOLE, prompt, TOKENS) for prompt in asked]
+        assert [a.result() for a in answers] == [greedy(str(demo_models / WHOLE), p, TOKENS) for p in asked]
     until(lambda: not damaged(store), "the block on disk")
