@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import uuid
 from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
 from typing import Final
 
 from prism.core.ids import ModelName
@@ -48,7 +49,7 @@ class Mending:
         model, peers = self._ordered.get(key.model, (ModelName(""), {}))
         if header is None or not self._rests(header):
             return None
-        has = {node: self._has(node, peers[node], key) for node in peers if node != self._node}
+        has = self._who_has(key, {node: at for node, at in peers.items() if node != self._node})
         holders = [node for node, it in has.items() if it]
         copy_path = self._store.host_path(key)
         if not holders:
@@ -82,6 +83,11 @@ class Mending:
         free = lock.acquire()
         lock.release()
         return free
+
+    def _who_has(self, key: PackKey, others: Mapping[str, str]) -> dict[str, bool | None]:
+        """Of all at once: several that do not answer would keep an engine waiting longer than it does."""
+        with ThreadPoolExecutor(max(1, len(others))) as pool:
+            return dict(zip(others, pool.map(lambda node: self._has(node, others[node], key), others), strict=True))
 
     def _has(self, node: str, address: str, key: PackKey) -> bool | None:
         """None: it does not answer now."""

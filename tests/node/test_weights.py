@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -16,6 +17,7 @@ from prism.core.ids import DeviceId, Generation, ModelName
 from prism.core.instances import InstanceKey, whole_model
 from prism.core.specs import ModelShape, ModelSpec
 from prism.node.instances import _why
+from prism.node.mending import Mending
 from prism.node.weights import NodeWeights
 from prism.policy.multicast.planner import PlanRequest, plan
 from prism.transfer.errors import PeerError, SourceLost
@@ -209,6 +211,24 @@ async def test_a_corrupt_block_of_what_another_process_fills_is_no_reason_to_rem
         looking = asyncio.create_task(side.run())
         await happens(lambda: packed.complete, "the block, in the same memory")
         looking.cancel()
+
+
+class TogetherOnly(Mending):
+    """None answers before all three were asked."""
+
+    asked = threading.Barrier(3)
+
+    def _has(self, node: str, address: str, key: PackKey) -> bool | None:
+        self.asked.wait(PATIENCE_S)
+        return True if node == "a" else None
+
+
+async def test_machines_are_asked_for_a_block_at_once(pair: Pair) -> None:
+    damage_disk(pair)
+    mending = TogetherOnly("b", pair.stores["b"], SECRET)
+    mending.ordered(ModelName("m"), pair.mark, dict.fromkeys("abcd", ""))
+    found = await asyncio.to_thread(mending.plan, pair.key, "here")
+    assert found is not None and found[1].sources == ("a",)
 
 
 class BrokenFetch(PackFetch):
