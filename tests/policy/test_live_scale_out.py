@@ -19,7 +19,7 @@ FLOODED = ScaleOutLoad(serving=1, wanted=3, waiting=20, arrivals_per_s=30.0, ser
 def test_loads_that_take_long_are_paired_where_somebody_stands_beside() -> None:
     assert choose_scale_out(FLOODED, SLOW, 2, 2, ()).way is ScaleWay.ZIGZAG
     assert choose_scale_out(FLOODED, SLOW, 2, 0, ()).way is ScaleWay.STOP, "on other machines there is no peer"
-    assert ScaleWay.ZIGZAG not in choose_scale_out(replace(FLOODED, serving=0), SLOW, 2, 2, ()).met
+    assert ScaleWay.ZIGZAG not in choose_scale_out(replace(FLOODED, serving=0), SLOW, 2, 2, ()).outlooks
 
 
 def test_many_at_once_from_several_sources_are_pipelines_and_hops_over_the_network_cost_them() -> None:
@@ -27,10 +27,11 @@ def test_many_at_once_from_several_sources_are_pipelines_and_hops_over_the_netwo
     load = replace(FLOODED, serving=2, waiting=100, arrivals_per_s=80.0, served_per_s=20.0, wanted=10)
     shares = expected_pipelines(2, 8)
     choice = choose_scale_out(load, SLOW, 8, 8, (), shares)
-    assert choice.way is ScaleWay.PIPELINES and choice.met[ScaleWay.PIPELINES] > choice.met[ScaleWay.ZIGZAG]
+    assert choice.way is ScaleWay.PIPELINES
+    assert choice.outlooks[ScaleWay.PIPELINES].met > choice.outlooks[ScaleWay.ZIGZAG].met
     far = choose_scale_out(load, replace(SLOW, hop_share=0.5), 8, 8, (), shares)
-    assert all(far.met[way] < choice.met[way] for way in (ScaleWay.PIPELINES, ScaleWay.ZIGZAG))
-    assert far.met[ScaleWay.STOP] == choice.met[ScaleWay.STOP]
+    assert all(far.outlooks[way].met < choice.outlooks[way].met for way in (ScaleWay.PIPELINES, ScaleWay.ZIGZAG))
+    assert far.outlooks[ScaleWay.STOP] == choice.outlooks[ScaleWay.STOP]
     assert choose_scale_out(load, SLOW, 8, 8, ()).way is ScaleWay.ZIGZAG, "they cannot form any"
 
 
@@ -89,5 +90,5 @@ def test_when_an_instance_can_begin(early_s: float | None, first_s: float) -> No
 def test_any_load_has_a_way_that_can_be_gone(load: ScaleOutLoad, times: ComingTimes, new: int, sources: int) -> None:
     pipelines = expected_pipelines(sources, new) if sources else ()
     choice = choose_scale_out(load, times, new, new, (0.1,), pipelines)
-    assert choice.way in choice.met and (ScaleWay.PIPELINES in choice.met) == bool(pipelines)
-    assert ScaleWay.WAIT not in choice.met
+    assert choice.way in choice.outlooks and (ScaleWay.PIPELINES in choice.outlooks) == bool(pipelines)
+    assert ScaleWay.WAIT not in choice.outlooks
