@@ -27,7 +27,8 @@ Families with torch are tested by `tests/engine/test_every_family.py`, others by
 Families with sliding windows that SGLang 0.5.16 gives full KV (Gemma-2, Gemma-3, Cohere-2, EXAONE-4, OLMo-3) are
 *plain* here too; `disable_hybrid_swa_memory: true` among a model's `engine_args` has the same done for one of the
 others. On a CPU stock SGLang itself answers otherwise than Hugging Face for Cohere-2 (its windows are wider by a
-token), for Mistral and Phi-3 with windows (it has none), for EXAONE-4, Phi, PhiMoE and the dense Granite-4; Prism
+token), for Mistral and Phi-3 with windows (it has none), for Gemma-2 (`torch_native` does not cap scores; `triton`
+does, and so does a prompt larger than its device), for EXAONE-4, Phi, PhiMoE and the dense Granite-4; Prism
 changes nothing about that, and *SGLang by itself* means that answers are those of SGLang without Prism.
 """
 WINDOWS_ON_A_CPU: Final = """
