@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from prism.controller.kv_takers import KvTaking
+from prism.controller.kv_takers import KvTakerBook
 from prism.controller.models import KnownModels
 from prism.controller.nodes import FleetNodes
 from prism.controller.placement import PlacementBook
@@ -30,7 +30,7 @@ class KvFollow:
         send: Callable[[str, Message], object],
     ) -> None:
         self._models, self._placement, self._fleet, self._send = models, placement, fleet, send
-        self._taking = KvTaking(placement, fleet)
+        self._takers = KvTakerBook(placement, fleet)
 
     def left(self, key: InstanceKey) -> None:
         """What the instance has stored follows to where its model is now."""
@@ -40,7 +40,7 @@ class KvFollow:
 
     def reported(self, report: AgentReport) -> None:
         """What a machine that leaves has stored goes to others; they and it are told."""
-        for mailbox, message in self._taking.on_report(report, self._models.by_mark()):
+        for mailbox, message in self._takers.on_report(report, self._models.by_mark()):
             self._send(mailbox, message)
 
 

@@ -13,7 +13,7 @@ from prism.core.views import InstanceState
 from prism.wire.messages import AgentReport, BringKv, KvTakers, Message
 
 
-class KvTaking:
+class KvTakerBook:
     """Asked about every report; :attr:`AgentReport.kv_held` says what is to be taken."""
 
     def __init__(self, placement: PlacementBook, fleet: FleetNodes) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from prism.controller.kv_takers import KvTaking
+from prism.controller.kv_takers import KvTakerBook
 from prism.controller.nodes import FleetNodes
 from prism.controller.placement import PlacementBook
 from prism.core.effects import Activate
@@ -23,7 +23,7 @@ class Bench:
 
     def __init__(self) -> None:
         self.fleet, self.placement = FleetNodes(), PlacementBook(MemoryStore())
-        self.taking = KvTaking(self.placement, self.fleet)
+        self.book = KvTakerBook(self.placement, self.fleet)
         for node in "abcd":
             self.report(node)
 
@@ -61,7 +61,7 @@ class Bench:
 
     def leaves(self, held: dict[str, int]) -> tuple[dict[tuple[str, str], BringKv], dict[str, str]]:
         """Who is told what (by mailbox and fingerprint), and what "a" hears."""
-        sent = list(self.taking.on_report(self.made("a", held, leaving=True), MODELS))
+        sent = list(self.book.on_report(self.made("a", held, leaving=True), MODELS))
         if not sent:
             return {}, {}
         mailbox, answer = sent.pop()

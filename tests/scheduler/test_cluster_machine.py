@@ -4,6 +4,7 @@ its capacity, no pinned or unserved model is evicted, and when the world settles
 from __future__ import annotations
 
 import os
+from typing import Any
 
 from hypothesis import settings
 from hypothesis import strategies as st
@@ -166,9 +167,10 @@ class ClusterMachine(RuleBasedStateMachine):
 
 def machine(policy: ClusterSettings, examples: int) -> type:
     """A test case for one set of policy settings."""
-    case = type("Machine", (ClusterMachine,), {"policy": policy}).TestCase
-    case.settings = settings(max_examples=examples * SOAK, stateful_step_count=40, deadline=None)
-    return case  # type: ignore[no-any-return]
+    made: Any = type("Machine", (ClusterMachine,), {"policy": policy})
+    made.TestCase.settings = settings(max_examples=examples * SOAK, stateful_step_count=40, deadline=None)
+    case: type = made.TestCase
+    return case
 
 
 TestPrism = machine(ClusterSettings(rebalance_every_s=2.0, planning_window_s=3.0), 60)

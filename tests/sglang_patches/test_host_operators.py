@@ -18,7 +18,7 @@ def test_norms_of_a_part_count_the_whole() -> None:
     halves = [[x[:, i * x.shape[1] // 2 : (i + 1) * x.shape[1] // 2] for x in given] for i in (0, 1)]
     parts = [[w[i * len(w) // 2 : (i + 1) * len(w) // 2] for w in weights] for i in (0, 1)]
     both = sum_squares(*halves[0]) + sum_squares(*halves[1])
-    found = [apply_norms(*halves[i], *parts[i], both, 2, 1e-6) for i in (0, 1)]
+    found = [apply_norms(*halves[i], *parts[i], sum_sq=both, tp_world=2, eps=1e-6) for i in (0, 1)]
     for at, (x, weight) in enumerate(zip(given, weights, strict=True)):
         joined = torch.cat([found[0][at], found[1][at]], -1)
         torch.testing.assert_close(joined, rms_norm(x, (x.shape[1],), weight, 1e-6))

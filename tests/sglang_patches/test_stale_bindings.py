@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import types
+from typing import Any
 
 import pytest
 
@@ -14,7 +15,7 @@ def nothing_searched(original: object, wrapped: object, source: object) -> int:
     raise AssertionError("known already")
 
 
-def module(monkeypatch: pytest.MonkeyPatch, name: str, **holds: object) -> types.ModuleType:
+def module(monkeypatch: pytest.MonkeyPatch, name: str, **holds: object) -> Any:
     made = types.ModuleType(name)
     vars(made).update(holds)
     monkeypatch.setitem(sys.modules, name, made)

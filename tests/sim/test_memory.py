@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import cast
+
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -16,7 +18,8 @@ PAGE = 1 << 20
 
 def conserved(account: Account, weights_pages: int = 0) -> None:
     assert account.free_pages >= 0
-    assert account.free_pages + weights_pages + sum(kv.mapped_pages for kv in account.tenants) == account.capacity_pages
+    mapped_pages = sum(kv.mapped_pages for kv in cast(list[KvMemory], account.tenants))
+    assert account.free_pages + weights_pages + mapped_pages == account.capacity_pages
 
 
 @settings(max_examples=100, deadline=None)
