@@ -109,6 +109,8 @@ def _comparable(value: Any, name: str = "") -> object:
         return type(value).__name__ if isinstance(value, str) or 0 <= value < float("inf") else value
     if is_dataclass(value) and not isinstance(value, type | ModelSpec):
         return type(value).__name__, {f.name: _comparable(getattr(value, f.name), f.name) for f in fields(value)}
+    if hasattr(value, "_asdict"):
+        return type(value).__name__, {name: _comparable(item, name) for name, item in value._asdict().items()}
     if isinstance(value, tuple):
         return [_comparable(item) for item in value]
     if isinstance(value, str) and name == "id" and value.startswith("r"):
