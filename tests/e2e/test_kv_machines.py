@@ -40,7 +40,7 @@ def running(fleet: Fleet, demo_models: Path) -> Iterator[Fleet]:
         fleet.begin_joining("b", 1, memory="64MiB")
         fleet.ready("local", "b")
         for device in ("b/host:0", "local/host:0"):
-            fleet.prism("load", MODEL, "--device", device)
+            until(lambda d=device: loads_on(fleet, d), f"{device} having the model")  # type: ignore[misc]
             assert fleet.ask_counted(MODEL, "hello", 4)[1] == 0
             fleet.prism("unload", MODEL)
         yield fleet
@@ -48,6 +48,11 @@ def running(fleet: Fleet, demo_models: Path) -> Iterator[Fleet]:
     finally:
         for name in list(fleet.processes):
             fleet.kill(name)
+
+
+def loads_on(fleet: Fleet, device: str) -> bool:
+    """Not before the controller has heard of its machine, which may know sooner that it is part of the fleet."""
+    return fleet.prism("load", MODEL, "--device", device, ok=False).returncode == 0
 
 
 @pytest.fixture

@@ -24,7 +24,7 @@ class SlowImage:
         self._header, self._bytes = resident.header, bytes(resident.data)
         resident.close()
         self._file = store.directory / pack_name(key)
-        self._on_disk = self._file.read_bytes()
+        self._on_disk = self._file.read_bytes() if self._file.exists() else b""  # a copy may be all there is
         store.rm(key)
         path = store.make_host_copy(self._header)
         self._filling = FillLock(path)
@@ -42,6 +42,7 @@ class SlowImage:
 
     def spoil(self, piece: int) -> None:
         """A leaf that only ``piece`` has arrives with a wrong byte, and is so on disk, too."""
+        assert self._on_disk, "what was never on disk cannot be corrupt there"
         leaf = min(
             self._leaves_of(piece) - {leaf for p in range(self.layers + 2) if p != piece for leaf in self._leaves_of(p)}
         )
