@@ -31,6 +31,8 @@ class Books:
         self.times = DeviceTimes(self.fleet, self.models, settings)
         self.loaded: dict[InstanceKey, InstanceRecord] = {}
         """All instances, in whatever state."""
+        self.several: set[ModelName] = set()
+        """Models with more than one instance, in whatever state: only they can have spare ones."""
         self.turned_away: frozenset[ModelName] = frozenset()
         """Models that are not served for the time being (:mod:`prism.scheduler.triage`)."""
         self.last_devices: tuple[DeviceId, ...] = ()

@@ -102,6 +102,8 @@ class Lifecycle:
         rate_per_s = self._books.rates.weighted_rate(model, now_s) * model.spec.slo_ttft_s
         self._books.times.on_start(model, instance, rate_per_s, now_s)
         model.instances.append(instance)
+        if len(model.instances) > 1:
+            self._books.several.add(model.name)
         self._books.loaded[instance.key] = instance
         self._books.fleet.charge_instance(instance)
         self._books.rates.on_start(model, now_s)
@@ -170,6 +172,8 @@ class Lifecycle:
         """Nothing of the instance is left: free its promise and send those that waited for it."""
         books, model = self._books, self._books.models[instance.model]
         model.instances.remove(instance)
+        if len(model.instances) < 2:
+            books.several.discard(model.name)
         self.shares.forget(instance)
         del books.loaded[instance.key]
         self.held.pop(instance.key, None)

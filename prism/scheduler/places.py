@@ -199,11 +199,14 @@ class Places:
         with those that leave."""
         fleet, models, shard = self._books.fleet, self._books.models, self._with_kv(model, kv_bytes, now_s)
         spares: dict[DeviceId, list[InstanceRecord]] = {}
-        for instance in fleet.idle.values():
+        several = self._books.several - {model.name}
+        for instance in [i for i in fleet.idle.values() if i.model in several] if several else ():
             stood = now_s - instance.since_s >= _SPARE_STAYS_S
             alone = stood and instance.state is InstanceState.READY and len(instance.shards) == 1
-            if alone and instance.model != model.name and models[instance.model].is_spare(instance):
+            if alone and models[instance.model].is_spare(instance):
                 spares.setdefault(instance.queue_device, []).append(instance)
+        if not spares:
+            return
         allowed = self.allowed(model, now_s)
         for other in model.instances:
             self._close(allowed, other.shards)

@@ -273,6 +273,8 @@ class World:
             known = self.scheduler.books.loaded[key]
             assert known.devices == instance.devices
             assert instance.state == known.state
+        models = self.scheduler.books.models.values()
+        assert self.scheduler.books.several == {m.name for m in models if len(m.instances) > 1}
         in_flight = sum(len(i.running) for i in self.live.values())
         waiting = sum(len(w) for w in self.inactive.values())
         assert self.arrived == self.finished + self.refused + in_flight + waiting, "a request was lost"
