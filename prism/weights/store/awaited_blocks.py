@@ -21,7 +21,10 @@ LOOK_S: Final = 0.5
 
 def say_nobody_has(copy_path: Path, asked: Sequence[str]) -> None:
     """Of the copy's corrupt blocks, as of now; ``asked`` are the machines that do not have them."""
-    _said(copy_path).write_text(", ".join(asked))
+    said = _said(copy_path)
+    unread = said.with_suffix(".alone.new")
+    unread.write_text(", ".join(asked))
+    unread.replace(said)  # a reader sees all of it
 
 
 def take_back(copy_path: Path) -> None:
