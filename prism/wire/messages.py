@@ -240,8 +240,7 @@ class Distribute(Message, frozen=True, kw_only=True):
 
 class BringKv(Message, frozen=True, kw_only=True):
     """Controller to node agent: an instance of ``model``, which your machine has, has left others and stored its KV
-    there, or these leave the fleet; bring what is worth it. A lost message costs time, not correctness: what is missing
-    is computed."""
+    there, or these leave the fleet; bring what is worth it. A lost message costs time: what is missing is computed."""
 
     model: str
     mark: str
@@ -251,8 +250,7 @@ class BringKv(Message, frozen=True, kw_only=True):
 
 
 class KvTakers(Message, frozen=True, kw_only=True):
-    """Controller to a node agent that leaves, for each of its reports with KV: who was told to bring it
-    (:class:`BringKv`)."""
+    """Controller to a node agent that leaves, for each report with KV: who was told to bring it (:class:`BringKv`)."""
 
     takers: dict[str, str]
     """Nodes by the fingerprint of the weights; "": none can."""

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.engine.rig import Rig
+from tests.engine.rig import Rig, opened
 from tests.engine.wide import make_wide_model
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -48,14 +48,8 @@ def zygote() -> Iterator[Path]:
 @pytest.fixture
 async def rig(zygote: Path, demo_models: Path) -> AsyncIterator[Rig]:
     """Two virtual devices of 128 MiB with an engine pool, and a front door's mailbox."""
-    folder = Path(tempfile.mkdtemp(prefix="prism-e-"))
-    rig = Rig(folder, demo_models, zygote)
-    await rig.start()
-    try:
+    async with opened(zygote, demo_models) as rig:
         yield rig
-    finally:
-        await rig.close()
-        shutil.rmtree(folder)
 
 
 @pytest.fixture

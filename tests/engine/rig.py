@@ -251,8 +251,8 @@ async def until_died(handle: EngineHandle) -> list[AnyEvent]:
 
 
 @asynccontextmanager
-async def opened(zygote: Path, models: Path, **options: int) -> AsyncIterator[Rig]:
-    """A rig whose pool has these ``options``."""
+async def opened(zygote: Path, models: Path, **options: Any) -> AsyncIterator[Rig]:
+    """A rig in a folder of its own; ``options`` as :class:`Rig` has them."""
     with tempfile.TemporaryDirectory(prefix="prism-f-") as folder:
         rig = Rig(Path(folder), models, zygote, **options)
         await rig.start()

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-import shutil
-import tempfile
 from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
 
 from prism import memory
-from tests.engine.rig import Rig, prompt, tokenized
+from tests.engine.rig import Rig, opened, prompt, tokenized
 from tests.patience import LOOK_S, PATIENCE_S
 
 pytestmark = pytest.mark.engine
@@ -22,14 +20,8 @@ PARKED_BYTES, ACTIVE_BYTES = 4 * MIB, 30 * MIB
 
 @pytest.fixture
 async def granting(zygote: Path, demo_models: Path) -> AsyncIterator[Rig]:
-    folder = Path(tempfile.mkdtemp(prefix="prism-e-"))
-    rig = Rig(folder, demo_models, zygote, parked_bytes=PARKED_BYTES, active_bytes=ACTIVE_BYTES)
-    await rig.start()
-    try:
+    async with opened(zygote, demo_models, parked_bytes=PARKED_BYTES, active_bytes=ACTIVE_BYTES) as rig:
         yield rig
-    finally:
-        await rig.close()
-        shutil.rmtree(folder)
 
 
 async def until_granted(account: memory.Device, *wanted: int) -> None:

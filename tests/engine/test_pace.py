@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
-import tempfile
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack
 from dataclasses import replace
@@ -16,7 +14,7 @@ from prism.core.specs import Speculation, SpeculativeAlgorithm
 from prism.engine.errors import CannotActivate
 from prism.engine.handle import EngineHandle
 from prism.remote.orders import RouteStop
-from tests.engine.rig import Rig, prompt, tokenized
+from tests.engine.rig import Rig, opened, prompt, tokenized
 from tests.patience import happens
 
 pytestmark = pytest.mark.engine
@@ -27,14 +25,8 @@ LAYERS = 4
 
 @pytest.fixture
 async def paced(zygote: Path, demo_models: Path) -> AsyncIterator[Rig]:
-    folder = Path(tempfile.mkdtemp(prefix="prism-e-"))
-    rig = Rig(folder, demo_models, zygote, DevicePace(layer_s=LAYER_S))
-    await rig.start()
-    try:
+    async with opened(zygote, demo_models, pace=DevicePace(layer_s=LAYER_S)) as rig:
         yield rig
-    finally:
-        await rig.close()
-        shutil.rmtree(folder)
 
 
 async def charged(handle: EngineHandle, layers: int, *, spared: int = 0) -> None:

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-import shutil
 import socket
-import tempfile
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +14,7 @@ import pytest
 from prism.core.pace import DevicePace
 from prism.remote.link import PeerLink
 from prism.remote.messages import VERSION, HiddenStates, PeerHello, PeerWelcome, Refused, RunPieces
-from tests.engine.rig import Rig, prompt, tokenized
+from tests.engine.rig import Rig, opened, prompt, tokenized
 from tests.engine.test_remote_layers import NEW, pair
 from tests.patience import happens
 
@@ -24,16 +22,8 @@ pytestmark = pytest.mark.engine
 SLOTS = 64
 
 
-@asynccontextmanager
-async def paced(zygote: Path, demo_models: Path, layer_s: float) -> AsyncIterator[Rig]:
-    folder = Path(tempfile.mkdtemp(prefix="prism-e-"))
-    rig = Rig(folder, demo_models, zygote, DevicePace(layer_s=layer_s))
-    await rig.start()
-    try:
-        yield rig
-    finally:
-        await rig.close()
-        shutil.rmtree(folder)
+def paced(zygote: Path, demo_models: Path, layer_s: float) -> AbstractAsyncContextManager[Rig]:
+    return opened(zygote, demo_models, pace=DevicePace(layer_s=layer_s))
 
 
 async def heard(link: PeerLink) -> Any:

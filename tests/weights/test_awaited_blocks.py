@@ -4,8 +4,14 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
+from prism.weights.errors import CorruptBlock
+from prism.weights.packs.pack_files import pack_name
 from prism.weights.store.awaited_blocks import AwaitedBlocks
 from prism.weights.store.disk_fill import FillLock
+from prism.weights.store.weight_store import WeightStore
+from tests.weights.conftest import KEY, Contents, damage_file
 
 NO_PATIENCE_S = 1e-9
 
@@ -20,3 +26,21 @@ def test_a_block_is_waited_for_as_long_as_somebody_fills_the_copy(tmp_path: Path
     assert awaited.why_not(3) is None
     filler.release()
     assert "did not come from another machine" in str(awaited.why_not(3))
+
+
+def test_a_corrupt_block_that_nobody_mends_is_waited_for_so_long_and_no_longer(
+    packed_store: tuple[WeightStore, Contents], tmp_path: Path
+) -> None:
+    store, _ = packed_store
+
+    def flip(data: bytearray) -> None:
+        data[-50_000] ^= 1
+
+    damage_file(store.directory / pack_name(KEY), flip)
+    engines = WeightStore(store.directory, host_directory=tmp_path / "host2", mending_s=0.1)
+    with pytest.raises(CorruptBlock, match=r"did not come from another machine in 0.1 s; `prism store rm"):
+        waiting = engines.get(KEY)
+        assert waiting is not None
+        with waiting:
+            for leaf in range(waiting.header.leaves):
+                waiting.wait_leaf(leaf)
