@@ -40,7 +40,7 @@ from tests.outbox import NotedOutbox
 from tests.patience import happens
 
 from .conftest import Bench
-from .test_live_pairs import HEAD, MODEL
+from .live_node import HEAD, MODEL
 
 NAMES = ("a", "b", "c")
 ALL = set(range(HEAD + 1))
