@@ -5,6 +5,7 @@ the next GPU in turn where it fits and stays), both starting warm. Our own rules
 
     python -m benchmarks.sim.fig10 --work DIR [--draws 6] [--seconds 180]
     python -m benchmarks.sim.fig10 --work DIR --draws 6 --write
+    python -m benchmarks.sim.fig10 --work DIR --sides "with, whole+with, auto"       # live_scaling.mode
 
 The last result is in docs/results/sim.md.
 """
@@ -14,25 +15,30 @@ from __future__ import annotations
 from dataclasses import replace
 from functools import partial
 from statistics import fmean
-from typing import Any
+from typing import Any, Final
 
 from benchmarks.sim import harness
 from benchmarks.sim.pieces import Pieces
 from benchmarks.sim.workloads import SMALL_8, catalog, h100_cluster, hyperbolic, requests
-from prism.core.settings import PolicySettings
+from prism.core.settings import LiveMode, PolicySettings
 from prism.sim.objectives import dedicated_objectives, with_objectives
 from prism.sim.run import SimSpec, simulate
 
 RATES = (16.0, 32.0, 64.0)
-SIDES = {"with": True, "without": False}
+SIDES: Final[dict[str, dict[str, object]]] = {
+    "with": {},
+    "without": {"global_scheduler": False},
+    **{f"with, {mode.value}": {"live": mode} for mode in LiveMode},
+}
+"""What each changes of the settings; the first two are compared if no others are named."""
 
 
-def run(rate: float, draw: int, seconds: float, on: bool) -> dict[str, Any]:
+def run(rate: float, draw: int, seconds: float, side: str) -> dict[str, Any]:
     plain = catalog(SMALL_8)
     rows = requests(hyperbolic(rate, seconds).spec, plain, draw)
     models = with_objectives(plain, dedicated_objectives(plain, rows, h100_cluster(1)), 5.0, 2.0)
     base = PolicySettings.named("prism")
-    policy = replace(base, cluster=replace(base.cluster, global_scheduler=on))
+    policy = replace(base, cluster=replace(base.cluster, **SIDES[side]))  # type: ignore[arg-type]
     result = simulate(SimSpec(h100_cluster(2), models, policy, lambda: rows, preload_share=1.0))
     group = result.report.all
     met = group.attainment
@@ -50,15 +56,15 @@ def name_of(rate: float, draw: int, side: str) -> str:
     return f"fig10 {rate:g} {draw} {side}"
 
 
-def table(pieces: Pieces, draws: tuple[int, ...]) -> None:
-    """Goodput (TTFT / TPOT) by draw, and the means over draws with both sides."""
-    heads = [f"{rate:g}/s {side}" for rate in RATES for side in SIDES]
+def table(pieces: Pieces, draws: tuple[int, ...], sides: tuple[str, ...]) -> None:
+    """Goodput (TTFT / TPOT) by draw, and the means over draws with all sides."""
+    heads = [f"{rate:g}/s {side}" for rate in RATES for side in sides]
     print("| draw | " + " | ".join(heads) + " |\n" + "|---" * (1 + len(heads)) + "|")
     sums: dict[str, list[tuple[float, float, float]]] = {head: [] for head in heads}
     for draw in draws:
         cells = []
         for rate in RATES:
-            both = {side: pieces.get(name_of(rate, draw, side)) for side in SIDES}
+            both = {side: pieces.get(name_of(rate, draw, side)) for side in sides}
             for side, piece in both.items():
                 if piece is None or None in both.values():
                     cells.append("-")
@@ -79,17 +85,18 @@ def _cell(shares: tuple[float, ...]) -> str:
 def main() -> None:
     parser = harness.parser(__doc__)
     parser.add_argument("--seconds", type=float, default=180.0)
+    parser.add_argument("--sides", default="with+without", help=f"separated by +; of {', '.join(map(repr, SIDES))}")
     args = parser.parse_args()
-    pieces, draws = Pieces(args.work), harness.chosen_draws(args)
+    pieces, draws, sides = Pieces(args.work), harness.chosen_draws(args), tuple(args.sides.split("+"))
     if not args.write:
         wanted = (
-            (name_of(rate, draw, side), partial(run, rate, draw, args.seconds, on))
+            (name_of(rate, draw, side), partial(run, rate, draw, args.seconds, side))
             for draw in draws
             for rate in RATES
-            for side, on in SIDES.items()
+            for side in sides
         )
         harness.make(args, pieces, wanted)
-    table(pieces, draws)
+    table(pieces, draws, sides)
 
 
 if __name__ == "__main__":

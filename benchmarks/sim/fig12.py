@@ -6,6 +6,7 @@ the Hyperbolic-like trace at 60 requests/s. Goodput, TTFT and TPOT over the numb
 
     python -m benchmarks.sim.fig12 --work DIR [--draws 3] [--gpus 8,12,16,20,24,32]
     python -m benchmarks.sim.fig12 --work DIR --write
+    python -m benchmarks.sim.fig12 --work DIR --policies "prism, whole+prism, auto"        # live_scaling.mode
 
 The last result is in docs/results/sim.md.
 """
@@ -82,7 +83,7 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=90.0)
     parser.add_argument("--rate", type=float, default=60.0)
     parser.add_argument("--gpus", default="8,12,16,20,24,32")
-    parser.add_argument("--policies", default="+".join((*variants.POLICIES, IDEAL)), help="separated by +")
+    parser.add_argument("--policies", default="+".join((*variants.POLICIES, IDEAL)), help=variants.HELP)
     args = parser.parse_args()
     pieces, draws = Pieces(args.work), harness.chosen_draws(args)
     fleets, policies = tuple(map(int, args.gpus.split(","))), tuple(args.policies.split("+"))

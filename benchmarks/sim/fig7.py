@@ -163,7 +163,7 @@ def main() -> None:
     parser.add_argument("--row", default=",".join(XS))
     parser.add_argument("--setup", default=",".join(SETUPS), help="of the rate row")
     parser.add_argument("--trace", default=",".join(TRACES))
-    parser.add_argument("--policies", default="", help="only these, separated by +")
+    parser.add_argument("--policies", default="", help=f"only these: {variants.HELP}")
     parser.add_argument("--points", default="", help="only these x")
     parser.add_argument("--seconds", type=float, default=150.0)
     args = parser.parse_args()

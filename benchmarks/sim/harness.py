@@ -18,13 +18,14 @@ def parser(description: str | None) -> argparse.ArgumentParser:
     found.add_argument("--work", type=Path, required=True, help="folder of the pieces; what is there is not run again")
     found.add_argument("--set", choices=[s.value for s in Split], default=Split.JUDGING.value, help="of draws")
     found.add_argument("--draws", type=int, default=3, help="so many of the set")
+    found.add_argument("--first", type=int, default=0, help="draws from this one on only")
     found.add_argument("--until", default="", help="HH:MM; no piece is begun later")
     found.add_argument("--write", action="store_true", help="make the files of docs/results of what is done")
     return found
 
 
 def chosen_draws(args: argparse.Namespace) -> tuple[int, ...]:
-    return draws(Split(args.set), args.draws)
+    return draws(Split(args.set), args.draws, args.first)
 
 
 def make(args: argparse.Namespace, pieces: Pieces, wanted: Iterable[tuple[str, Work]]) -> None:

@@ -41,9 +41,9 @@ RECORDED: Final = {
 """By name, as traces/README.md has them. The samples in ``traces/`` of the repository are for tuning."""
 
 
-def draws(split: Split, count: int) -> tuple[int, ...]:
-    """The first ``count`` draws of ``split`` that nobody has used up."""
-    found = [draw for draw in range(_FIRST[split], _LAST[split] + 1) if draw not in SPENT]
+def draws(split: Split, count: int, first: int = 0) -> tuple[int, ...]:
+    """The first ``count`` draws of ``split``, from ``first`` on, that nobody has used up."""
+    found = [draw for draw in range(max(first, _FIRST[split]), _LAST[split] + 1) if draw not in SPENT]
     return tuple(found[:count])
 
 

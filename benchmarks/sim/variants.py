@@ -8,6 +8,7 @@ from typing import Final
 from prism.core.settings import (
     EvictionOrder,
     KvprMode,
+    LiveMode,
     MigrationTest,
     Overload,
     Placement,
@@ -29,8 +30,12 @@ MOST: Final = "prism, most served"
 """Prism with ``overload: most_served``."""
 NO_PAUSES: Final = "prism, no pauses"
 """Prism with ``longest_pause: 0s``: no engine stands still for its neighbours."""
+LIVE: Final = {f"prism, {mode.value}": mode for mode in LiveMode}
+"""Prism with ``live_scaling.mode`` so, whatever its default is."""
 RIVALS: Final = ("muxserve", "static", "serverlessllm", "qlm")
 POLICIES: Final = (PRISM, UNTOLD, *RIVALS)
+HELP: Final = f"separated by +; of {', '.join(map(repr, (PRISM, UNTOLD, ALONE, MOST, NO_PAUSES, *LIVE, *RIVALS)))}"
+"""Of an option that names some of them."""
 PAPER: Final[dict[str, dict[str, object]]] = {
     "paper's KVPR": {"placement": Placement.KVPR, "kvpr": KvprMode.PAPER},
     "paper's migration": {"migration": MigrationTest.PAPER},
@@ -62,6 +67,8 @@ def _settings(who: str) -> PolicySettings:
     if who == NO_PAUSES:
         prism = PolicySettings.named(PRISM)
         return replace(prism, gpu=replace(prism.gpu, longest_pause_s=0.0))
+    if who in LIVE:
+        return _changed(PolicySettings.named(PRISM), {"live": LIVE[who]})
     return PolicySettings.named(PRISM if who == UNTOLD else who)
 
 

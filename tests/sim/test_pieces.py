@@ -57,4 +57,5 @@ def test_a_draw_that_was_looked_into_is_used_up(monkeypatch: Any) -> None:
     first = draws(Split.JUDGING, 2)
     monkeypatch.setattr(splits, "SPENT", frozenset(first[:1]))
     assert first[0] not in draws(Split.JUDGING, 50)
+    assert draws(Split.JUDGING, 2, 901) == (901, 902), "a comparison may have fresh ones reserved for it"
     assert split_of(first[0]) is Split.TUNING
