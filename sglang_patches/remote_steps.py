@@ -11,6 +11,7 @@ from collections.abc import Callable
 from typing import Any
 
 from sglang_patches.hooks import Hook, HookKind
+from sglang_patches.kv_guard import UnsupportedModel
 from sglang_patches.kv_move_in import without
 from sglang_patches.remote_layers import RemoteLayers
 from sglang_patches.remote_under_way import Planned
@@ -32,7 +33,7 @@ def before_step(scheduler: Any) -> None:
             if seat.first_pieces:
                 _wait_for_all(scheduler, error)
             for order in orders:
-                seat.ordered(order.number, f"{type(error).__name__}: {error}")
+                seat.ordered(order.number, f"{type(error).__name__}: {error}", isinstance(error, UnsupportedModel))
             return
     if remote is not None:
         if orders or not remote.whole:

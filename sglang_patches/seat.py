@@ -206,8 +206,8 @@ class Seat(Protocol):
         """What arrived about layers in other engines, to be carried out now."""
         ...
 
-    def ordered(self, number: int, error: str) -> None:
-        """An order was carried out, or not (``error``)."""
+    def ordered(self, number: int, error: str, whole_only: bool = False) -> None:
+        """An order was carried out, or not (``error``); ``whole_only``: nor will any other be."""
         ...
 
     first_pieces: Sequence[int]

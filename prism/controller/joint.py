@@ -78,8 +78,9 @@ class JointOrder:
 
     # --- what machines say ---
 
-    def ready(self, node: NodeId, seconds: float, early: bool = False) -> list[Step]:
-        """Its parts serve, after so many seconds; ``early``: before all their weights are there."""
+    def ready(self, node: NodeId, seconds: float, early: bool = False, whole_only: str = "") -> list[Step]:
+        """Its parts serve, after so many seconds; ``early``: before all their weights are there, ``whole_only``: why no
+        instance of the model can."""
         self._ready.add(node)
         self._seconds, self._early = max(self._seconds, seconds), self._early or early
         if self.holds(node) is Holding.LOADING:
@@ -87,7 +88,7 @@ class JointOrder:
         if self._told_ready or self._told_end or self._failure is not None or self._ready < set(self._holds):
             return []
         self._told_ready = True
-        return [ActivationFinished(self.key, self._seconds, self._early)]
+        return [ActivationFinished(self.key, self._seconds, self._early, whole_only)]
 
     def failed(self, node: NodeId, error: ActivationError, detail: str) -> list[Step]:
         """Nothing of it is there; what the others have of it must go, too."""

@@ -91,7 +91,8 @@ class Orders:
         if isinstance(message, DeactivateCommand):
             steps = joint.left(node)
         elif result.ok:
-            steps = joint.ready(node, result.phases.get("total", now_s - command.issued_s), result.early)
+            seconds = result.phases.get("total", now_s - command.issued_s)
+            steps = joint.ready(node, seconds, result.early, result.whole_only)
         else:
             steps = joint.failed(node, *_why(result))
         return self._do(joint, steps, now_s)

@@ -117,6 +117,8 @@ class ActivationFinished:
     seconds: float
     early: bool = False
     """Before all its weights are there: ``seconds`` say nothing of those."""
+    whole_only: str = ""
+    """Why no instance of the model can serve earlier, as an engine said."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -33,8 +33,8 @@ class LiveMode(StrEnum):
     """As for a pair; and as soon as instances that come together, on whichever machines, have all layers between them
     they run them for each other (an execution pipeline, lambda-Scale 4.3)."""
     AUTO = "auto"
-    """In a setting only: whichever is estimated to serve more requests within their objective; or none comes yet, if
-    all are in time all the same (:mod:`prism.policy.live.choice`)."""
+    """In a setting only: whichever is estimated to serve most requests within their objective
+    (:mod:`prism.policy.live.choice`)."""
 
 
 class KvprMode(StrEnum):

@@ -50,4 +50,9 @@ class EngineGone(PrismError):
 
 
 class OrderRefused(PrismError):
-    """The engine did not do what it was told; the text says why."""
+    """The engine did not do what it was told; the text says why. ``whole_only``: the model's layers cannot run in other
+    engines at all, so that it refuses every such order."""
+
+    def __init__(self, why: str, whole_only: bool = False) -> None:
+        super().__init__(why)
+        self.whole_only = whole_only

@@ -241,7 +241,7 @@ class FakePool:
         self.broken: dict[DeviceId, str] = {}
         """Devices to be out of service, and why."""
         self.refuses_layers = ""
-        """What engines made from now on answer every order about layers with."""
+        """What engines made from now on answer every order about layers with, for good."""
         self.handles: list[FakeHandle] = []
         self._outbox = Outbox(keys=keys)
         self._numbers = itertools.count(1)
@@ -293,7 +293,7 @@ class FakePool:
         name = f"fake-{os.getpid()}-{next(self._numbers)}"
         handle = FakeHandle(name, key, tuple(devices), self.speed, self._outbox, first_pieces)
         handle.set_kv_limit(kv_limit_bytes)
-        handle.remote.refuses = self.refuses_layers
+        handle.remote.refuses, handle.remote.whole_only = self.refuses_layers, bool(self.refuses_layers)
         self.handles.append(handle)
         return handle
 

@@ -13,7 +13,8 @@ from prism.remote.state import RemoteState
 
 class FakeLayers:
     """Implements :class:`prism.engine.api.LayerOrders`. An engine that began with some pieces has all of them when
-    :meth:`arrive` says so; ``refuses`` is what it answers every order with."""
+    :meth:`arrive` says so; ``refuses`` is what it answers every order with, ``whole_only`` that all engines of
+    its model will, always."""
 
     def __init__(self, began_with: Sequence[int]) -> None:
         self.told: Callable[[], None] = lambda: None
@@ -22,7 +23,7 @@ class FakeLayers:
         self.served_at: Path | None = None
         self.routes: list[tuple[Sequence[RouteStop], ...]] = []
         self.grows = False
-        self.refuses = ""
+        self.refuses, self.whole_only = "", False
         self.order: Sequence[int] = ()
         self.when_whole = False
         self._layers = max(began_with, default=1) - 1
@@ -65,4 +66,4 @@ class FakeLayers:
 
     def _check(self) -> None:
         if self.refuses:
-            raise OrderRefused(self.refuses)
+            raise OrderRefused(self.refuses, self.whole_only)

@@ -53,7 +53,7 @@ class RemoteOrders:
         finally:
             del self._answers[order.number]
         if done.error:
-            raise OrderRefused(done.error)
+            raise OrderRefused(done.error, done.whole_only)
 
     def on_done(self, done: OrderDone) -> None:
         """The engine's answer."""

@@ -188,8 +188,8 @@ class WorkerSeat:
         orders, self._orders = self._orders, []
         return orders
 
-    def ordered(self, number: int, error: str) -> None:
-        self.report(OrderDone(number=number, error=error))
+    def ordered(self, number: int, error: str, whole_only: bool = False) -> None:
+        self.report(OrderDone(number=number, error=error, whole_only=whole_only))
 
     def watch(self, fd: int) -> None:
         self._poller.register(fd, select.POLLIN)

@@ -200,7 +200,9 @@ class Instances:
         self._measures.activation(model, devices, "remote" if at_hand.remote else handle.source, phases, "ok")
         self._measures.helped(model, handle.helped_bytes)
         self._follow(instance, instance.life.loaded(time.monotonic()))
-        return CommandResult(command=message.command, ok=True, phases=phases, early=early)
+        return CommandResult(
+            command=message.command, ok=True, phases=phases, early=early, whole_only=instance.whole_only
+        )
 
     async def _prepare(self, message: ActivateCommand) -> PreparedWeights:
         if self._weights is None:

@@ -36,6 +36,7 @@ from prism.node.live_helpers import LiveHelpers, has_all, held_pieces, piece_cou
 from prism.node.live_routes import ORDER_S, LiveRoutes
 from prism.node.local_instance import LocalInstance
 from prism.node.measures import NodeMeasures
+from prism.policy.live.able import whole_only
 from prism.policy.live.routes import Company, leaves_for_pipeline, worth_switching
 from prism.wire.reports import RemoteReport
 
@@ -75,11 +76,14 @@ class LivePairs:
         """What the engine of ``leader``, which is about to be made, needs before it can serve: embedding, first layer
         (what the layers share is in its block) and head, or (empty) all of the model. A peer is asked first, unless
         others come with it that will be its peers."""
-        layers = leader.spec.shape.layers
-        if leader.begins.mode is LiveMode.WHOLE or layers < 2 or self._folder is None:
+        if leader.begins.mode is LiveMode.WHOLE or self._folder is None or whole_only(leader.spec):
             return ()
-        first = (0, 1, layers + 1)
-        return first if leader.begins.pipelined or await self._routes.possible(leader, frozenset(first)) else ()
+        first = (0, 1, piece_count(leader) - 1)
+        if leader.begins.pipelined or await self._routes.possible(leader, frozenset(first)):
+            return first
+        same = (x for x in self._instances() if x.key.model == leader.key.model)
+        leader.whole_only = next((x.whole_only for x in same if x.whole_only), "")
+        return ()
 
     async def lead(self, leader: LocalInstance, handle: Handle) -> bool:
         """If ``handle`` began with some of its pieces: a route for the others, and to take these over as they come.
@@ -141,7 +145,7 @@ class LivePairs:
             await self._grow(leader, handle, None)
         except OrderRefused as error:
             log.warning("%s serves with all its weights only: %s", leader.key, error)
-            leader.came_whole = True
+            leader.came_whole, leader.whole_only = True, str(error) if error.whole_only else ""
             return False
         if not await self._route(leader, handle) and not leader.begins.pipelined:
             log.warning("%s waits for its weights: no engine can run its layers", leader.key)

@@ -141,13 +141,18 @@ class LiveRoutes:
         return await self._connected(leader, handle, helper.there)
 
     async def ask(self, instance: LocalInstance, whom: str) -> Path | None:
-        """Where the engine runs layers for others; None: it does not, which is logged."""
+        """Where the engine runs layers for others; None: it does not, which is logged. One that never will is asked
+        once only."""
+        if instance.whole_only:
+            return None
         assert instance.handle is not None
         path = self._socket(instance.handle)
         try:
             await self._listen(instance.handle, path)
         except (OrderRefused, EngineGone, TimeoutError) as error:
             log.warning("%s runs no layers for %s: %s", instance.key, whom, error or f"no answer in {ORDER_S:.0f} s")
+            if isinstance(error, OrderRefused) and error.whole_only:
+                instance.whole_only = str(error)
             return None
         return path
 

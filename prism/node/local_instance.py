@@ -73,6 +73,8 @@ class LocalInstance:
     begins: LiveBeginning = field(default_factory=LiveBeginning)
     came_whole: bool = False
     """Its engine was to begin with some pieces, and waited for all: it cannot run them apart."""
+    whole_only: str = ""
+    """Why no engine of the model runs layers for others, or has others run its own, as one of them said."""
     life: InstanceLife = field(default_factory=InstanceLife)
     handle: Handle | None = None
     watcher: asyncio.Task[None] | None = None

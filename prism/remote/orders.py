@@ -77,3 +77,5 @@ class OrderDone(msgspec.Struct, tag=True, frozen=True, kw_only=True):
 
     number: int
     error: str = ""
+    whole_only: bool = False
+    """The model's layers cannot run in other engines at all, whatever is ordered."""

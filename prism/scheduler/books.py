@@ -11,6 +11,7 @@ from prism.core.settings import ClusterSettings, LiveMode
 from prism.core.specs import ModelSpec
 from prism.core.views import InstanceState
 from prism.policy.demand import expected_remaining_s
+from prism.policy.live.able import whole_only
 from prism.policy.pressure import least_kv_bytes
 from prism.scheduler.device_times import DeviceTimes
 from prism.scheduler.fleet import Fleet
@@ -57,6 +58,10 @@ class Books:
     def live_mode(self, model: ModelRecord) -> LiveMode:
         """When further instances of the model are to begin to serve."""
         return model.spec.live or self.settings.live
+
+    def whole_only(self, model: ModelRecord) -> str:
+        """Why instances of the model serve with all their weights only; empty: they may serve earlier."""
+        return whole_only(model.spec) or model.whole_only
 
     def activation_s(self, model: ModelRecord) -> float:
         """Expected time of an activation of the model."""

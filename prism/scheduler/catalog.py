@@ -29,7 +29,7 @@ class CatalogEntries:
             self._books.models[spec.name] = model
         old, model.spec, model.removed = model.spec, spec, False
         self._books.catalog_version += 1
-        model.stillborn = 0
+        model.stillborn, model.whole_only = 0, ""
         self._wanting.failures.clear_failure(model)
         if _loads_differently(old, spec):
             for instance in list(model.instances):

@@ -72,8 +72,8 @@ class Lifecycle:
         live = self._books.live_mode(model)
         if live is not LiveMode.AUTO:
             return live
-        several = model.least_instances > 1 and model.spec.shape.layers > 1 and not model.in_state(InstanceState.READY)
-        return LiveMode.PIPELINES if several else LiveMode.WHOLE
+        several = model.least_instances > 1 and not model.in_state(InstanceState.READY)
+        return LiveMode.PIPELINES if several and not self._books.whole_only(model) else LiveMode.WHOLE
 
     def adopt_instance(self, model: ModelRecord, found: InstanceFound, now_s: float) -> None:
         """Take over an instance that an earlier scheduler has started."""
@@ -128,6 +128,7 @@ class Lifecycle:
             model.early_s = _smoothed(model.early_s, event.seconds)
         else:
             model.activation_s = _smoothed(model.activation_s, event.seconds)
+        model.whole_only = event.whole_only or model.whole_only
         instance.enter(InstanceState.READY, now_s)
         old = self._books.loaded.get(instance.replaces) if instance.replaces is not None else None
         instance.replaces = None

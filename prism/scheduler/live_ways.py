@@ -47,12 +47,13 @@ class LiveWays:
         known)."""
         if self._books.live_mode(model) is not LiveMode.AUTO or not places:
             return BegunWay((None,) * len(places))
-        active = model.in_state(InstanceState.READY)
-        pairable = len(places) if model.spec.shape.layers > 1 else 0
-        if not active and pairable:  # nobody to pair with, and nobody who serves meanwhile
-            return BegunWay((LiveMode.PIPELINES,) * len(places), {"way": ScaleWay.PIPELINES.value})
+        if why := self._books.whole_only(model):
+            return BegunWay((LiveMode.WHOLE,) * len(places), {"way": ScaleWay.STOP.value, "whole_only": why})
+        active, new = model.in_state(InstanceState.READY), len(places)
+        if not active:  # nobody to pair with, and nobody who serves meanwhile
+            return BegunWay((LiveMode.PIPELINES,) * new, {"way": ScaleWay.PIPELINES.value})
         sources = len({node_of(i.queue_device) for i in active})
-        pipelines = expected_pipelines(sources, pairable) if sources and pairable > 1 else ()
+        pipelines = expected_pipelines(sources, new) if sources and new > 1 else ()
         load = ScaleOutLoad(
             serving=len(active),
             wanted=wanted,
@@ -63,13 +64,13 @@ class LiveWays:
         )
         hop_share = self._hop_share(model, active, places, now_s)
         times = ComingTimes(self._books.activation_s(model), model.early_s, model.spec.shape.layers, hop_share)
-        choice = choose_scale_out(load, times, len(places), pairable, self._coming_s(model, now_s), pipelines)
+        choice = choose_scale_out(load, times, new, new, self._coming_s(model, now_s), pipelines)
         numbers: dict[str, Number] = {**choice.as_numbers()}
         if choice.way is ScaleWay.PIPELINES:
-            return BegunWay((LiveMode.PIPELINES,) * len(places), numbers)
+            return BegunWay((LiveMode.PIPELINES,) * new, numbers)
         # As the choice counted them: one beside each that serves. More would only make its steps longer for all.
-        paired = min(pairable, len(active)) if choice.way is ScaleWay.ZIGZAG else 0
-        modes = (LiveMode.PAIR,) * paired + (LiveMode.WHOLE,) * (len(places) - paired)
+        paired = min(new, len(active)) if choice.way is ScaleWay.ZIGZAG else 0
+        modes = (LiveMode.PAIR,) * paired + (LiveMode.WHOLE,) * (new - paired)
         return BegunWay(modes, numbers)
 
     def _hop_share(

@@ -128,6 +128,8 @@ class ModelRecord:
     activation_s: float | None = None
     early_s: float | None = None
     """What an instance took lately until it served before its weights were there; None: none did."""
+    whole_only: str = ""
+    """Why none can, as an engine said."""
     least_instances: int = 1
     """So many an operator asked for: they stay although demand does not need them (neighbours' demand may)."""
     avoid_until_s: dict[DeviceId, float] = field(default_factory=dict)

@@ -14,12 +14,13 @@ from prism.core.ids import DeviceId, ModelName
 from prism.core.instances import InstanceKey
 from prism.core.settings import LiveMode
 from prism.core.specs import ModelSpec
+from prism.policy.live.able import whole_only
 from prism.policy.live.routes import WORTH_SWITCHING
 from prism.sim.activation import Activation, Mark, WeightRoads
 from prism.sim.device import SimDevice
 from prism.sim.engine import Engine
 from prism.sim.instance import SimInstance
-from prism.sim.pairs import Pairs, can_pair, first_share
+from prism.sim.pairs import Pairs, first_share
 from prism.sim.pipelines import Pipelines, SimSeat
 
 
@@ -41,7 +42,7 @@ class LiveStarts:
     def seats(self, orders: Sequence[Activate]) -> Mapping[InstanceKey, SimSeat]:
         """In pipelines, of the ``orders`` of one model and one decision that are to form some."""
         found = [o for o in orders if len({part.node for part in o.parts}) == 1]
-        if len(found) < 2 or not can_pair(self._specs[found[0].model]):
+        if len(found) < 2 or whole_only(self._specs[found[0].model]):
             return {}
         model, cache = found[0].model, self._roads.host_cache
         warm = {o.parts[0].node for o in found if cache.has(o.parts[0].node, model)}
@@ -51,7 +52,7 @@ class LiveStarts:
     def marks(self, effect: Activate, seat: SimSeat) -> tuple[Mark, ...]:
         """What is to be told of the weights on their way."""
         spec = self._specs[effect.model]
-        if effect.live is LiveMode.WHOLE or not can_pair(spec):
+        if effect.live is LiveMode.WHOLE or whole_only(spec):
             return ()
         if seat.pipeline is None:
             return ((first_share(spec), self._first_pieces_here),) if self.whole(effect.model) else ()

@@ -29,11 +29,6 @@ HOP_S: Final = 0.0005
 """Activations from one engine to the other."""
 
 
-def can_pair(spec: ModelSpec) -> bool:
-    """As the live agents have it: only layers are run by others."""
-    return spec.shape.layers > 1
-
-
 def first_share(spec: ModelSpec) -> float:
     """Part of the weights that an instance has when it begins over another one."""
     return ComingTimes(1.0, None, spec.shape.layers).first_s

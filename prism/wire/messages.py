@@ -351,8 +351,7 @@ class AgentReport(Message, frozen=True, kw_only=True):
 
 
 class CommandResult(Message, frozen=True, kw_only=True):
-    """How a command ended. ``ok`` is False with ``error`` when its owner refused it or it failed; nothing changed
-    then."""
+    """How a command ended. Not ``ok``: it was refused or failed, as ``error`` says, and nothing changed."""
 
     command: str
     ok: bool
@@ -361,6 +360,7 @@ class CommandResult(Message, frozen=True, kw_only=True):
     """Seconds each phase of an activation took, by name."""
     early: bool = False
     """The instance serves before all its weights are there."""
+    whole_only: str = ""  # why no instance of its model can, as an engine said
     detail: dict[str, object] = {}
     """What the operator is shown, for example the plan with its reasons."""
 

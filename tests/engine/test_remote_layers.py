@@ -298,8 +298,9 @@ async def test_an_engine_that_cannot_run_layers_apart_waits_for_all_of_them(rig:
         engine = await rig.activate(spec, [rig.devices[1]], first_pieces=[0, 1, image.layers + 1])
         rid = rig.submit(engine, tokenized("", prompt(90), NEW))
         image.arrive(*range(2, image.layers + 1))
-        with pytest.raises(OrderRefused, match="as a whole only"):
+        with pytest.raises(OrderRefused, match="as a whole only") as refused:
             await engine.remote.grow_route()
+        assert refused.value.whole_only, "nor would it do anything else of the kind"
         assert await rig.answer(rid) == rig.reference("demo-stablelm", prompt(90), NEW)
         await engine.deactivate()
 

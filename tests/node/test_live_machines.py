@@ -187,7 +187,7 @@ async def test_one_whose_engine_cannot_run_layers_apart_comes_whole(node: LiveNo
     node.pool.refuses_layers = "layers in other engines together with LoRA adapters"
     order = node.order(FIRST, LiveMode.PIPELINES, **ordered_with(SECOND))
     result = await node.instances.command(order)
-    assert result.ok and not result.early
+    assert result.ok and not result.early and result.whole_only == node.pool.refuses_layers
     assert [(x.came_whole, len(held_pieces(x))) for x in node.instances.all()] == [(True, HEAD + 1)]
 
 

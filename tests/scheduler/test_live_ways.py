@@ -8,10 +8,11 @@ from typing import Any
 import pytest
 
 from prism.core.effects import Activate, decision_record
-from prism.core.events import ActivationFinished, Arrivals, DeviceReport, InstanceLoad, OperatorLoad
+from prism.core.events import ActivationFinished, Arrivals, CatalogChanged, DeviceReport, InstanceLoad, OperatorLoad
 from prism.core.ids import ModelName
 from prism.core.reasons import ReasonCode
 from prism.core.settings import ClusterSettings, LiveMode
+from prism.core.specs import LoraRoom, ModelKind, Speculation, SpeculativeAlgorithm
 from prism.scheduler.planning import plan
 from tests.scheduler.cluster_world import SHAPE, World, model_spec
 from tests.scheduler.exchange import node_devices
@@ -93,6 +94,40 @@ def test_a_model_of_one_layer_comes_whole() -> None:
     assert order is not None and order.live is LiveMode.WHOLE
     assert numbers(order)["way"] == "stop" and "met_zigzag" not in numbers(order)
     assert "live" not in decision_record(order, 0.0)
+
+
+WHOLE_ONLY = {
+    "adapters": {"lora": LoraRoom(1, 8, ("qkv_proj",))},
+    "speculative decoding": {"speculation": Speculation(SpeculativeAlgorithm.NGRAM, 4)},
+    "it answers with vectors": {"kind": ModelKind.EMBED},
+    "latent attention": {"shape": replace(SHAPE, layers=32, latent=64, kv_heads=1)},
+}
+
+
+@pytest.mark.parametrize("why", WHOLE_ONLY)
+def test_what_cannot_serve_early_comes_whole_and_the_decision_says_why(why: str) -> None:
+    w = served_world(LiveMode.AUTO)
+    record = w.scheduler.books.models[A]
+    record.spec = replace(record.spec, **WHOLE_ONLY[why])  # type: ignore[arg-type]
+    order = flood(w)
+    assert order is not None and order.live is LiveMode.WHOLE
+    assert (numbers(order)["way"], numbers(order)["whole_only"]) == ("stop", why)
+
+
+def test_what_an_engine_found_is_remembered_until_the_model_changes() -> None:
+    w = served_world(LiveMode.AUTO, max_replicas=10)
+    first = flood(w)
+    w.join(*node_devices("p", 1))
+    assert first is not None and first.live is LiveMode.PAIR
+    w.live[first.key].state = "ready"
+    w.send(ActivationFinished(first.key, 4.0, whole_only="SGLang runs it as a whole only"))
+    before = len(w.log)
+    w.send(OperatorLoad(A, (), 3))
+    (second,) = [e for _, e in w.log[before:] if isinstance(e, Activate)]
+    assert second.live is LiveMode.WHOLE and numbers(second)["whole_only"] == "SGLang runs it as a whole only"
+    record = w.scheduler.books.models[A]
+    w.send(CatalogChanged((replace(record.spec, slo_ttft_s=9.0),), ()))
+    assert not w.scheduler.books.whole_only(record)
 
 
 def test_as_many_are_paired_as_there_are_others_to_pair_with() -> None:
