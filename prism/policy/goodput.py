@@ -14,6 +14,7 @@ Models are taken to decode independently of each other, and their sum to be norm
 from __future__ import annotations
 
 import math
+import operator
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Final
@@ -64,6 +65,11 @@ class Site:
         """See the module."""
         return met_per_s(self.tenants, self.memory_bytes)
 
+    @property
+    def admitted_per_s(self) -> float:
+        """See :func:`admitted_per_s`."""
+        return admitted_per_s(self.tenants, self.memory_bytes)
+
 
 def met_per_s(tenants: Sequence[SharingModel], memory_bytes: float) -> float:
     """Requests per second that meet their objectives for a token's time; see the module."""
@@ -76,7 +82,45 @@ def met_per_s(tenants: Sequence[SharingModel], memory_bytes: float) -> float:
         crowd = mean + (1.0 - t.duty) * t.share
         spread = math.sqrt(max(0.0, variance - t.duty * (1.0 - t.duty) * t.share * t.share) + _UNSURE * _UNSURE)
         met += t.rate_per_s * _normal((t.bearable - crowd) / spread)
-    return met * _normal((_KV_FULL - _kv_share(tenants, memory_bytes)) / _KV_UNSURE) if met else 0.0
+    return met * _kv_has_room(tenants, memory_bytes) if met else 0.0
+
+
+_COUNTED: Final = 8
+"""Most models of a device of which all sets are looked at, the busiest ones."""
+_LEAST_DUTY, _MOST_DUTY = 0.1, 0.98
+
+
+def admitted_per_s(tenants: Sequence[SharingModel], memory_bytes: float) -> float:
+    """As :func:`met_per_s` where the device holds back those for whom it has no bandwidth
+    (:mod:`prism.policy.promises`): where too many would decode at once not everybody is late, but those are who wait.
+
+    Of every set of models that may want to decode at the same time the part counts that meets most; each wants to for a
+    part ``duty`` of the time, independently of the others. Takes time exponential in the number of models, up to
+    ``_COUNTED``.
+    """
+    asked = sorted((t for t in tenants if t.rate_per_s > 0.0), key=lambda t: -t.duty)[:_COUNTED]
+    crowds, chances = [0.0], [1.0]
+    for t in asked:
+        duty = min(_MOST_DUTY, max(_LEAST_DUTY, t.duty))
+        crowds += [crowd + t.share for crowd in crowds]
+        chances = [c * (1.0 - duty) for c in chances] + [c * duty for c in chances]
+    best = [0.0]
+    for wanting in range(1, len(crowds)):
+        members = [i for i in range(len(asked)) if wanting >> i & 1]
+        everybody = sum(_met_in(asked[i], crowds[wanting]) for i in members)
+        best.append(max(everybody, *(best[wanting & ~(1 << i)] for i in members)))
+    return math.fsum(map(operator.mul, chances, best)) * _kv_has_room(tenants, memory_bytes)
+
+
+def _met_in(t: SharingModel, crowd: float) -> float:
+    """Of its requests per second while it decodes, among shares that add up to ``crowd`` with its own."""
+    if t.bearable < 1.0:
+        return 0.0
+    return t.rate_per_s / max(_LEAST_DUTY, t.duty) * _normal((t.bearable - crowd) / _UNSURE)
+
+
+def _kv_has_room(tenants: Iterable[SharingModel], memory_bytes: float) -> float:
+    return _normal((_KV_FULL - _kv_share(tenants, memory_bytes)) / _KV_UNSURE)
 
 
 def _kv_share(tenants: Iterable[SharingModel], memory_bytes: float) -> float:

@@ -87,6 +87,19 @@ def best_in_turn(
     return None if best is None else best[1]
 
 
+def admitted_gain(here: Site, there: Site, relief: Relief) -> float:
+    """Requests per second that a move or exchange between ``here`` and ``there`` gains where devices hold back those
+    for whom they have no bandwidth: who is held back gains nothing where it would be held back as well, and who is
+    served loses by going there."""
+    goes = next(t for t in here.tenants if t.model == relief.goes)
+    here_then, there_then = here.minus(goes.model), there.plus(goes)
+    if relief.comes is not None:
+        comes = next(t for t in there.tenants if t.model == relief.comes)
+        here_then, there_then = here_then.plus(comes), there_then.minus(comes.model)
+    before = here.admitted_per_s + there.admitted_per_s
+    return here_then.admitted_per_s + there_then.admitted_per_s - before
+
+
 def _gain(relief: Relief) -> float:
     return relief.gain
 

@@ -123,11 +123,11 @@ class Places:
         board, settings = self._books.fleet.board, self._books.settings
         if settings.placement is Placement.KVPR:
             return board.best(shard, model.spec.tp, allowed, settings.kvpr)
-        alike = not self._books.rates.knows_anything and self._all_have_room()
+        alike = not self._books.rates.knows_anything and self.all_have_room()
         found = self._in_turn(model.spec.tp, allowed) if alike else self._best_for_goodput(model, shard, allowed)
         return None if found is None else (found, float(board.pressure_for(shard, settings.kvpr)[found].max()))
 
-    def _all_have_room(self) -> bool:
+    def all_have_room(self) -> bool:
         """The weights of the whole catalog leave room enough for KV, wherever they are."""
         fleet = self._books.fleet
         known = self._books.catalog_version, fleet.version

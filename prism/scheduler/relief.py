@@ -13,7 +13,7 @@ from prism.core.ids import DeviceId
 from prism.core.reasons import ReasonCode, because
 from prism.core.views import InstanceState, PlannedDecision
 from prism.policy.goodput import SharingModel, Site
-from prism.policy.relief import Neighbour, Relief, best_in_turn, best_relief
+from prism.policy.relief import Neighbour, Relief, admitted_gain, best_in_turn, best_relief
 from prism.scheduler.books import Books
 from prism.scheduler.decisions import Room, StartInstance
 from prism.scheduler.lately import lately_site
@@ -28,6 +28,8 @@ _MISSES: Final = 0.02
 """Part of a device's requests that is expected to miss, from which on it is looked at."""
 _LEAST_GAIN: Final = 0.05
 """Part of a device's requests that a move must save: less is lost in what changes anyway."""
+_AMPLE_GAIN: Final = 0.25
+"""The same where memory is ample, by what devices let in."""
 _STAYS_S, _STAYS_ACTIVATIONS = 5.0, 20.0
 """A model stays so long where it was loaded, or so many activation times if that is longer."""
 _AWAY_S, _AWAY_ACTIVATIONS = 4.0, 2.0
@@ -68,9 +70,20 @@ class GoodputRelief:
         load_s = max(self._books.activation_s(models[name]) for name in needs)
         price = (_LEAST_GAIN + load_s / settings.planning_window_s) * sum(t.rate_per_s for t in site.tenants)
         relief = best_relief(here, others, needs, price)
+        if relief is not None and self._places.all_have_room():
+            relief = self._worth_it(site, relief)
+            return [] if relief is None else self._starts(site.id, relief, now_s)
         if relief is None and settings.exchanges and settings.elastic_memory:
             relief = self._in_turn_as_of_now(site.id, [n.site.id for n in others[:_FULL_AT_MOST]], now_s)
         return [] if relief is None else self._starts(site.id, relief, now_s)
+
+    def _worth_it(self, site: Site, relief: Relief) -> Relief | None:
+        """With the gain that devices let in; None where that is little. Where memory is ample it matters for nothing
+        else which model is where, and every move changes who is held back, for better or worse."""
+        gain = admitted_gain(site, self._books.times.site_of(relief.to), relief)
+        loads = 1 if relief.comes is None else 2
+        least = loads * _AMPLE_GAIN * sum(t.rate_per_s for t in site.tenants)
+        return replace(relief, gain=gain) if gain > least else None
 
     def _in_turn_as_of_now(self, id: DeviceId, others: Sequence[DeviceId], now_s: float) -> Relief | None:
         """The exchange without free room that pays, by what was asked lately: where every device is full it is who runs

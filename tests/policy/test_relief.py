@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from prism.core.ids import DeviceId, ModelName
 from prism.policy.goodput import SharingModel, Site
-from prism.policy.relief import Neighbour, Relief, best_in_turn, best_relief
+from prism.policy.relief import Neighbour, Relief, admitted_gain, best_in_turn, best_relief
 
 KV_BYTES = 10.0
 MEMORY_BYTES = 1000.0
@@ -173,3 +173,38 @@ def test_nobody_leaves_first_for_less_than_is_asked_of_it_meanwhile() -> None:
 def test_what_is_larger_than_the_place_that_it_would_take_stays() -> None:
     fleet = fleet_of([busy(), busy()], [[busy(0.01, 200), busy(0.01, 200)]], slack_bytes=0.0)
     assert fleet.best_in_turn(0.0, 0.0) is None
+
+
+def site(id: str, *models: SharingModel) -> Site:
+    return Site(DeviceId(id), MEMORY_BYTES, named(id, list(models)))
+
+
+def one(device: str, number: int) -> ModelName:
+    return ModelName(f"{device}-{number}")
+
+
+def test_who_is_held_back_gains_all_it_is_asked_where_there_is_bandwidth() -> None:
+    wide = SharingModel(ModelName(""), 1.0, 0.98, 0.9, 1.2, KV_BYTES, 100)
+    here, empty = site("here", wide, wide), site("d0")
+    gain = admitted_gain(here, empty, Relief(one("here", 0), DeviceId("d0"), 0.0))
+    assert gain == pytest.approx(1.0, rel=0.15)
+
+
+def test_nothing_is_gained_where_it_would_be_held_back_as_well() -> None:
+    """Two at once have the bandwidth; by who decodes on average it pays to make one device worse for the other."""
+    here, there = site("here", *[busy(0.9, 100)] * 3), site("d0", *[busy(0.9, 100)] * 3)
+    relief = Relief(one("here", 0), DeviceId("d0"), 0.0)
+    assert here.minus(relief.goes).met_per_s - here.met_per_s > 0.5
+    assert admitted_gain(here, there, relief) < 0.1
+
+
+@given(few.filter(bool), few.filter(bool))
+def test_an_exchange_gains_what_both_devices_let_in_then(here: list[SharingModel], there: list[SharingModel]) -> None:
+    a, b = site("here", *here), site("d0", *there)
+    goes, comes = a.tenants[0], b.tenants[-1]
+    then = (
+        Site(a.id, MEMORY_BYTES, (*a.tenants[1:], comes)).admitted_per_s
+        + Site(b.id, MEMORY_BYTES, (*b.tenants[:-1], goes)).admitted_per_s
+    )
+    relief = Relief(goes.model, b.id, 0.0, comes.model)
+    assert admitted_gain(a, b, relief) == pytest.approx(then - a.admitted_per_s - b.admitted_per_s, abs=1e-6)

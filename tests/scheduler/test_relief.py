@@ -12,6 +12,7 @@ from prism.core.ids import DeviceId, ModelName
 from prism.core.reasons import ReasonCode
 from prism.core.settings import ClusterSettings, Placement
 from prism.core.specs import DeviceKind, DeviceSpec, ModelSpec
+from prism.scheduler.places import Places
 from prism.scheduler.planning import plan
 from tests.scheduler.cluster_world import World, model_spec
 from tests.scheduler.exchange import node_devices
@@ -107,10 +108,22 @@ def test_what_slows_nobody_below_his_objective_stays(running: dict[str, int], tp
 
 def test_a_large_and_a_small_model_change_places_where_no_move_pays() -> None:
     """Two large busy ones here, two small busy ones there: three on one GPU would be too many for a large one."""
-    gpus = Gpus({"a": 34.0, "b": 34.0}, {"c": 3.3, "d": 3.3}, tpot_s=0.026)
+    gpus = Gpus({"a": 34.0, "b": 34.0}, {"c": 3.3, "d": 3.3, "idle": 34.0}, tpot_s=0.026)
     gpus.run(150, {"a": 20, "b": 20, "c": 20, "d": 20}, kv_gb=0.2)
     assert len(gpus.moves) == 2
     assert {gpus.on["a"], gpus.on["b"]} == {gpus.on["c"], gpus.on["d"]} == {HERE, THERE}
+
+
+@pytest.mark.parametrize("ample", [True, False])
+def test_where_memory_is_ample_nothing_moves_only_to_be_held_back_elsewhere(
+    ample: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Three busy ones on each GPU, of which two have the bandwidth: three and three, or two and four, two are served
+    on each. By who runs on average it would pay that one device is given up for the other."""
+    monkeypatch.setattr(Places, "all_have_room", lambda _: ample)
+    gpus = Gpus(dict.fromkeys("abc", 16.0), dict.fromkeys("def", 16.0), tpot_s=0.016)
+    gpus.run(60, dict.fromkeys("abcdef", 20), kv_gb=0.2)
+    assert bool(gpus.moves) is not ample
 
 
 def full_gpus(on: bool = True) -> Gpus:
