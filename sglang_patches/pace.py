@@ -43,12 +43,16 @@ def _layers_run(stack: Any) -> int:
 
 
 def layer_work(batch: Any, layers: int) -> LayerWork:
-    """What SGLang's ``batch`` is to so many layers. One that prefills and decodes at once is a prefill."""
-    if batch.forward_mode.is_idle():
-        return LayerWork(layers=0)
-    if not batch.forward_mode.is_decode():
-        return LayerWork(layers=layers, prefill_tokens=len(batch.input_ids))
-    return LayerWork(layers=layers, sequences=int(batch.batch_size), kv_tokens=int(batch.seq_lens.sum()))
+    """What SGLang's ``batch`` is to so many layers. One that prefills and decodes at once is a prefill; of batches that
+    share a pass (:mod:`sglang_patches.remote_passes`) each is what it is, and their weights are read once."""
+    parts = [part for part in getattr(batch, "prism_parts", (batch,)) if not part.forward_mode.is_idle()]
+    decoding = [part for part in parts if part.forward_mode.is_decode()]
+    return LayerWork(
+        layers=layers if parts else 0,
+        prefill_tokens=sum(len(part.input_ids) for part in parts if not part.forward_mode.is_decode()),
+        sequences=sum(int(part.batch_size) for part in decoding),
+        kv_tokens=sum(int(part.seq_lens.sum()) for part in decoding),
+    )
 
 
 def pace_layers(scheduler: Any, pace: StepPace, shards: int) -> None:

@@ -19,7 +19,8 @@ from prism.remote.notes import DoForeign
 from sglang_patches.remote_batches import BatchPart, forward_batch
 from sglang_patches.remote_check import BadMessage, check_kv, check_state, check_work
 from sglang_patches.remote_memory import ForeignKv
-from sglang_patches.remote_pieces import ModelPieces, State
+from sglang_patches.remote_passes import Passenger, in_one_pass, out_of_pass
+from sglang_patches.remote_pieces import ModelPieces
 from sglang_patches.remote_ranks import Ranks
 from sglang_patches.remote_tensors import Unpacked, unpack_tensors
 
@@ -36,17 +37,18 @@ class NotDone(PrismError):
     """What a leader asked was not done, by no rank."""
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class Begun:
-    """Work that stands still before a piece."""
+    """Work of a leader that was begun, wherever it stands."""
 
     leader: int
     kv: ForeignKv
     work: RunPieces
-    batch: Any
-    """SGLang's ``ForwardBatch``."""
-    piece: int
-    state: State | None
+    on: Passenger
+
+    @property
+    def over(self) -> bool:
+        return self.on.piece == self.on.end
 
 
 class ForeignRun:
@@ -61,20 +63,48 @@ class ForeignRun:
         self._pieces, self._new_owner, self._ranks = pieces, new_owner, ranks
         self.held = frozenset(range(pieces.count))
         """Pieces whose weights are here."""
+        self.shares = ranks.world == 1
+        """Several leaders' work runs in one pass. Ranks would have to agree on what has come of each of them."""
+        self.shared = 0
+        """Passes of several leaders' rows through some layers, so far."""
         self._kv: dict[int, ForeignKv] = {}
 
-    def do(self, note: DoForeign, tensors: Unpacked, called: Called | None = None) -> Sequence[Any] | Begun:
-        """Tensors that answer it (on rank 0); or what was begun, when the engine was ``called`` between two layers.
-        Raises :class:`NotDone`, on all ranks alike."""
-        if isinstance(note.work, RunPieces):
-            return self._run(note, note.work, tensors, called)
-        return self._fetch(note, note.work)
+    @property
+    def full_tokens(self) -> int:
+        """Of prompts in one pass: as many as this engine takes in one step of its own."""
+        scheduler = self._scheduler
+        return int(scheduler.chunked_prefill_size or scheduler.max_prefill_tokens)
 
-    def go_on(self, begun: Begun, called: Called | None = None) -> Sequence[Any] | Begun:
-        """With what stands still; as :meth:`do`."""
-        if self._kv.get(begun.leader) is not begun.kv:
-            raise NotDone("what was kept for it is gone")
-        return self._whole_or_not(begun, called)
+    def begin(self, note: DoForeign, work: RunPieces, tensors: Unpacked) -> Begun:
+        """``work``, with memory behind it: on all ranks or on none. Raises :class:`NotDone`, on all of them alike."""
+        begun: Begun = self._agreed(note.leader, lambda: self._prepared(note, work, tensors))
+        return begun
+
+    def advance(self, begun: Sequence[Begun], called: Called | None = None) -> bool:
+        """Those of ``begun`` that are furthest behind run in one pass, until one of them is through or they meet the
+        next ones; False: until this engine was ``called`` between two layers. Raises :class:`NotDone`: they are lost,
+        and stand where they stood."""
+        behind = furthest_behind(begun)
+        ends = [one.on.end for one in behind] + [one.on.piece for one in begun if one not in behind]
+        try:
+            return self._pass([one.on for one in behind], min(ends), called)
+        except Exception as error:
+            if self._ranks.world > 1:
+                raise  # ranks out of step would wait for each other for ever
+            log.exception("work of %d leaders was not done", len(behind))
+            if len(behind) > 1:
+                self.shares = False
+                log.warning("work of several leaders does not run in one pass any more")
+            raise NotDone(f"{type(error).__name__}: {error}"[:_MOST_WORDS]) from error
+
+    def stands(self, begun: Begun) -> bool:
+        """Whether what is kept for it is still here."""
+        return self._kv.get(begun.leader) is begun.kv
+
+    def fetch(self, note: DoForeign, wanted: FetchKv) -> Sequence[Any]:
+        """K and V of all ranks' heads, on rank 0. Raises :class:`NotDone`."""
+        found = self._agreed(note.leader, lambda: self._read(note.leader, wanted))
+        return [self._ranks.collected(one, 2) for one in found]
 
     def wanted_back(self, number: int) -> bool:
         """Whether this rank's device needs what is kept for a leader."""
@@ -111,21 +141,7 @@ class ForeignRun:
             raise problem or NotDone("another rank of this engine could not")
         return made
 
-    def _run(self, note: DoForeign, work: RunPieces, tensors: Unpacked, called: Called | None) -> Sequence[Any] | Begun:
-        kv, state = self._agreed(note.leader, lambda: self._prepared(note, work, tensors))
-        begun = Begun(note.leader, kv, work, None, work.first, state)
-        if self._ranks.world > 1:
-            return self._forward(begun, None)  # ranks out of step would wait for each other for ever
-        return self._whole_or_not(begun, called)
-
-    def _whole_or_not(self, begun: Begun, called: Called | None) -> Sequence[Any] | Begun:
-        try:
-            return self._forward(begun, called)
-        except Exception as error:
-            log.exception("work for a leader was not done")
-            raise NotDone(f"{type(error).__name__}: {error}"[:_MOST_WORDS]) from error
-
-    def _prepared(self, note: DoForeign, work: RunPieces, tensors: Unpacked) -> tuple[ForeignKv, State | None]:
+    def _prepared(self, note: DoForeign, work: RunPieces, tensors: Unpacked) -> Begun:
         kv = self._kv_of(note.leader, note.slots)
         table = kv.rows.req_to_token
         bounds = (table.shape[0], table.shape[1], kv.slots, self._config.vocab_size)
@@ -140,7 +156,8 @@ class ForeignRun:
             raise BadMessage("its request table names slots that nothing was written to")
         if work.since is not None:
             kv.write(work.since - 1, work.out_slots, *rows)
-        return kv, None if not state else (state[0], state[1] if len(state) > 1 else None)
+        before = None if not state else (state[0], state[1] if len(state) > 1 else None)
+        return Begun(note.leader, kv, work, Passenger(kv.backend, self._batch(kv, work), work.first, work.end, before))
 
     def _kv_of(self, number: int, slots: int) -> ForeignKv:
         if (kv := self._kv.get(number)) is None:
@@ -152,32 +169,30 @@ class ForeignRun:
             kv.back([0])
         return kv
 
-    def _forward(self, begun: Begun, called: Called | None) -> Sequence[Any] | Begun:
+    def _pass(self, passengers: Sequence[Passenger], end: int, called: Called | None) -> bool:
         from sglang.srt.model_executor.forward_context import ForwardContext, forward_context
 
-        kv, end = begun.kv, begun.work.end
         with torch.no_grad(), self._behind_steps():
-            if begun.batch is None:
-                begun.batch = self._batch(kv, begun.work)
-            kv.backend.init_forward_metadata(begun.batch)
-            at_once = end if called is None else 1 + (begun.piece == 0)  # the embedding says nothing of a layer
-            with forward_context(ForwardContext(attn_backend=kv.backend)):
-                while begun.piece < end:
+            together = in_one_pass(passengers)
+            self.shared += len(passengers) > 1
+            together.backend.init_forward_metadata(together.batch)
+            at_once = end if called is None else 1 + (together.piece == 0)  # the embedding says nothing of a layer
+            with forward_context(ForwardContext(attn_backend=together.backend)):
+                while together.piece < end:
                     start_s = time.monotonic()
-                    self._run_some(begun, min(end, begun.piece + at_once))
-                    if called is None or begun.piece == end:
+                    self._run_some(together, min(end, together.piece + at_once))
+                    out_of_pass(together, passengers)
+                    if called is None or together.piece == end:
                         continue
                     if called():
-                        return begun
+                        return False
                     at_once = max(1, int(at_once * _LOOK_S / max(time.monotonic() - start_s, 1e-6)))
-        assert begun.state is not None  # there was a piece to be run
-        return [tensor for tensor in begun.state if tensor is not None]
+        return True
 
-    def _run_some(self, begun: Begun, end: int) -> None:
-        batch = begun.batch
-        ids, positions = batch.input_ids, batch.positions
-        begun.state = self._pieces.run(begun.piece, end, begun.state, ids, positions, batch)
-        begun.piece = end
+    def _run_some(self, one: Passenger, end: int) -> None:
+        batch = one.batch
+        one.state = self._pieces.run(one.piece, end, one.state, batch.input_ids, batch.positions, batch)
+        one.piece = end
 
     @contextmanager
     def _behind_steps(self) -> Iterator[None]:
@@ -208,11 +223,6 @@ class ForeignRun:
         )
         return forward_batch(part, device, self._none)
 
-    def _fetch(self, note: DoForeign, wanted: FetchKv) -> Sequence[Any]:
-        """K and V of all ranks' heads."""
-        found = self._agreed(note.leader, lambda: self._read(note.leader, wanted))
-        return [self._ranks.collected(one, 2) for one in found]
-
     def _read(self, number: int, wanted: FetchKv) -> tuple[Any, Any]:
         kv = self._kv.get(number)
         if kv is None or not kv.first <= wanted.first_layer < wanted.end_layer <= kv.end:
@@ -220,3 +230,15 @@ class ForeignRun:
         if not wanted.slots or not 0 <= min(wanted.slots) <= max(wanted.slots) < kv.slots or not kv.has(wanted.slots):
             raise BadMessage("it asks for KV of slots that nothing was written to")
         return kv.read(wanted.first_layer, wanted.end_layer, wanted.slots)
+
+
+def furthest_behind(begun: Sequence[Begun]) -> list[Begun]:
+    """Those that run next."""
+    first = min(one.on.piece for one in begun)
+    return [one for one in begun if one.on.piece == first]
+
+
+def answer_of(begun: Begun) -> list[Any]:
+    """The tensors that answer work that is over."""
+    assert begun.on.state is not None  # there was a piece to be run
+    return [tensor for tensor in begun.on.state if tensor is not None]

@@ -116,6 +116,7 @@ class RemoteLayers:
             ahead=MOST - 1 if self.under_way.possible else 1,
             most=self.under_way.most,
             run_ahead=self.under_way.run_ahead,
+            shared=self._foreign.shared,
         )
 
     def due(self, orders: Sequence[Order]) -> list[Order]:

@@ -1,11 +1,18 @@
-"""The peer's side: leaders, and what they ask of this engine, in the order in which it came."""
+"""The peer's side: leaders, and what they ask of this engine, in the order in which it came.
+
+What several of them ask of the same layers runs in one pass (:mod:`sglang_patches.remote_passes`). A pass begins with
+the first prompt that is some leader's first message, as SGLang runs prompts first, or else with what waits longest; the
+first message of each other leader joins it, also while it runs, as long as the pass has not passed the piece that it is
+to begin with: so what decodes is never left behind for further prompts. Each is answered when its last piece is behind
+it. Nothing waits for somebody to join.
+"""
 
 from __future__ import annotations
 
 import itertools
 import logging
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence, Set
+from collections.abc import Callable, Iterable, Set
 from contextlib import suppress
 from typing import Any, Final
 from weakref import WeakKeyDictionary, WeakSet
@@ -23,6 +30,7 @@ from prism.remote.messages import (
     Leading,
     Measured,
     MeasureLink,
+    Message,
     PeerHello,
     PeerWelcome,
     Refused,
@@ -30,7 +38,7 @@ from prism.remote.messages import (
     RunRest,
 )
 from prism.remote.notes import DoForeign, LeadersGone, Note
-from sglang_patches.remote_foreign import Begun, Called, ForeignRun, NotDone
+from sglang_patches.remote_foreign import Begun, Called, ForeignRun, NotDone, answer_of, furthest_behind
 from sglang_patches.remote_pieces import ModelPieces
 from sglang_patches.remote_ranks import Ranks
 from sglang_patches.remote_tensors import Unpacked, pack_tensors
@@ -64,8 +72,8 @@ class ForeignWork:
         self._names: WeakKeyDictionary[PeerLink, str] = WeakKeyDictionary()
         self._leading: WeakSet[PeerLink] = WeakSet()
         self._queue: deque[tuple[PeerLink, Received]] = deque()
-        self._begun: tuple[PeerLink, Begun] | None = None
-        """What is done before anything else; it was begun, so that it is done as it was asked."""
+        self._begun: list[tuple[PeerLink, Begun]] = []
+        """The pass, one of each leader; it is done before anything else, and as it was asked."""
         self._gone: list[int] = []
         """Leaders that other ranks still keep something for."""
 
@@ -80,7 +88,12 @@ class ForeignWork:
 
     @property
     def waiting(self) -> int:
-        return len(self._queue) + (self._begun is not None)
+        return len(self._queue) + len(self._begun)
+
+    @property
+    def shared(self) -> int:
+        """Passes of several leaders' rows, so far."""
+        return self._run.shared
 
     @property
     def leaders(self) -> list[str]:
@@ -106,8 +119,7 @@ class ForeignWork:
 
     def _owes(self, link: PeerLink) -> bool:
         """Whether anything of this leader is to be done yet."""
-        begun = self._begun is not None and self._begun[0] is link
-        return begun or any(whose is link for whose, _ in self._queue)
+        return any(whose is link for whose, _ in (*self._begun, *self._queue))
 
     def _shorten(self, link: PeerLink, rest: RunRest, received: Received) -> None:
         """Less is to be done of what waits; nothing, if it does not wait any more."""
@@ -171,42 +183,59 @@ class ForeignWork:
         self._numbers.clear()
         self._gone.clear()
         self._queue.clear()
-        self._begun = None
+        self._begun.clear()
         self._run.drop_all()
 
     # --- what they ask ---
 
     def serve_one(self) -> None:
-        """Answer the first message. On rank 0, while the others do what it tells them."""
-        self._serve(frozenset(), None)
+        """Answer the first message, and what joins its pass. On rank 0, while the others do what it tells them."""
+        self._serve(set(), None)
 
     def serve_round(self, called: Called | None = None) -> None:
         """Answer a message of each leader that has asked something. More may come meanwhile. When this engine is
         ``called`` between two layers the rest stands still until the next round."""
         served: set[PeerLink] = set()
         called = called if self._ranks.world == 1 else None
-        while (link := self._serve(served, called)) is not None and self._begun is None:
-            served.add(link)
+        while self._serve(served, called) and not self._begun:
+            pass
 
-    def _serve(self, but: Set[PeerLink], called: Called | None) -> PeerLink | None:
-        """Answer the first message of another leader than those; whose it was."""
+    def _serve(self, served: set[PeerLink], called: Called | None) -> bool:
+        """Answer the first message of another leader than those who were ``served``, which grow. False: there is
+        none."""
         if gone := self.take_gone():
             self._ranks.tell(LeadersGone(leaders=gone))
-        if self._begun is not None:
-            (link, begun), self._begun = self._begun, None
-            if not link.closed:
-                self._do(link, begun.work.batch, lambda: self._run.go_on(begun, called))
-                return link
-        self._queue = deque(one for one in self._queue if not one[0].closed)
-        at = next((i for i, (link, _) in enumerate(self._queue) if link not in but), None)
-        if at is None:
-            return None
+        if not self._begun:
+            self._queue = deque(one for one in self._queue if not one[0].closed)
+            if (at := self._next(served)) is None:
+                return False
+            self._take_up(at, served)
+        served.update(link for link, _ in self._begun)
+        self._go_on(served, called)
+        return True
+
+    def _next(self, served: Set[PeerLink]) -> int | None:
+        """Where the queue has what is done next: KV that somebody stands still for, else a prompt that others may join,
+        else what came first."""
+        firsts = self._firsts(served)
+        if not firsts or not self._run.shares or isinstance(self._queue[firsts[0]][1].message, FetchKv):
+            return next(iter(firsts), None)
+        return min(firsts, key=lambda at: not _prefills(self._queue[at][1].message))
+
+    def _firsts(self, but: Set[PeerLink]) -> list[int]:
+        """Where the queue has the first message of each leader, but of those: what it asked later is done behind it."""
+        seen, found = set(but), []
+        for i, (link, _) in enumerate(self._queue):
+            if link not in seen and not link.closed:
+                found.append(i)
+            seen.add(link)
+        return found
+
+    def _take_up(self, at: int, served: set[PeerLink]) -> None:
+        """The message at this place of the queue: it is begun, or answered."""
         link, received = self._queue[at]
         del self._queue[at]
-        self._answer(link, received, called)
-        return link
-
-    def _answer(self, link: PeerLink, received: Received, called: Called | None) -> None:
+        served.add(link)
         work = received.message
         batch = getattr(work, "batch", 0)
         if not isinstance(work, RunPieces | FetchKv):
@@ -217,19 +246,85 @@ class ForeignWork:
             return
         note = DoForeign(leader=self._numbers[link], slots=self._slots[link], work=work)
         self._ranks.tell(note, [(head.dtype, head.shape, data) for head, data in received.tensors])
-        self._do(link, batch, lambda: self._run.do(note, received.tensors, called), kv=isinstance(work, FetchKv))
-
-    def _do(self, link: PeerLink, batch: int, do: Callable[[], Sequence[Any] | Begun], kv: bool = False) -> None:
         try:
-            found = do()
+            if isinstance(work, RunPieces):
+                self._begun.append((link, self._run.begin(note, work, received.tensors)))
+            else:
+                link.send(KvRows(batch=batch), pack_tensors(self._run.fetch(note, work)))
         except NotDone as why:
-            log.warning("work for %s was not done: %s", link.peer, why)
-            link.send(Refused(batch=batch, reason=str(why)))
+            self._refuse(link, batch, why)
+
+    # --- the pass ---
+
+    def _go_on(self, served: set[PeerLink], called: Called | None) -> None:
+        """With what was begun, until it is over or this engine is ``called``."""
+        while self._begun:
+            self._let_go()
+            while (at := self._joins(served)) is not None:
+                self._take_up(at, served)
+            if not self._begun or not self._advance(served, called):
+                return
+
+    def _let_go(self) -> None:
+        """Those whose leader is gone, or what was kept for it. What other ranks do is done here, too."""
+        if self._ranks.world > 1:
             return
-        if isinstance(found, Begun):
-            self._begun = link, found
-            return
-        link.send(KvRows(batch=batch) if kv else HiddenStates(batch=batch), pack_tensors(found))
+        going = []
+        for link, begun in self._begun:
+            if link.closed:
+                continue
+            if self._run.stands(begun):
+                going.append((link, begun))
+            else:
+                self._refuse(link, begun.work.batch, NotDone("what was kept for it is gone"))
+        self._begun = going
+
+    def _advance(self, served: set[PeerLink], called: Called | None) -> bool:
+        """As far as the pass goes as it is; who is through is answered. False: this engine was called."""
+        members = [begun for _, begun in self._begun]
+        behind = furthest_behind(members)
+
+        def stop() -> bool:
+            return (called is not None and called()) or self._joins(served) is not None
+
+        try:
+            went = self._run.advance(members, stop if self._ranks.world == 1 else None)
+        except NotDone as why:
+            for link, begun in self._begun:
+                if begun in behind:
+                    self._refuse(link, begun.work.batch, why)
+            self._begun = [one for one in self._begun if one[1] not in behind]
+            return True
+        for link, begun in self._begun:
+            if begun.over:
+                link.send(HiddenStates(batch=begun.work.batch), pack_tensors(answer_of(begun)))
+        self._begun = [one for one in self._begun if not one[1].over]
+        return went or called is None or not called()
+
+    def _joins(self, served: Set[PeerLink]) -> int | None:
+        """Where the queue has something that may join the pass."""
+        if not self._begun or not self._run.shares:
+            return None
+        for at in self._firsts({*served, *(link for link, _ in self._begun)}):
+            link, received = self._queue[at]
+            work = received.message
+            if link in self._numbers and isinstance(work, RunPieces) and self._may_join(work):
+                return at
+        return None
+
+    def _may_join(self, work: RunPieces) -> bool:
+        """The pass has not passed its first piece, and does not take much longer with it: a prompt joins prompts only,
+        as many as one step of this engine's own would take."""
+        moved = any(begun.on.piece > begun.work.first for _, begun in self._begun)
+        if moved and work.first < min(begun.on.piece for _, begun in self._begun):
+            return False
+        prompts = [len(begun.work.token_ids) for _, begun in self._begun if not begun.work.decode]
+        tokens = sum(prompts) + len(work.token_ids)
+        return work.decode or (bool(prompts) and tokens <= self._run.full_tokens)
+
+    def _refuse(self, link: PeerLink, batch: int, why: NotDone) -> None:
+        log.warning("work for %s was not done: %s", link.peer, why)
+        link.send(Refused(batch=batch, reason=str(why)))
 
     def _obey(self, note: Note, tensors: Unpacked) -> None:
         """On the other ranks."""
@@ -238,4 +333,11 @@ class ForeignWork:
                 self._run.drop(number)
         elif isinstance(note, DoForeign):
             with suppress(NotDone):  # rank 0 says so
-                self._run.do(note, tensors)
+                if isinstance(note.work, RunPieces):
+                    self._run.advance([self._run.begin(note, note.work, tensors)])
+                else:
+                    self._run.fetch(note, note.work)
+
+
+def _prefills(message: Message) -> bool:
+    return isinstance(message, RunPieces) and not message.decode

@@ -1,7 +1,7 @@
 """What do the layers that an engine runs for others cost its own streams, beside the same work of an engine that shares
 its device?
 
-    python -m benchmarks.live.foreign_work [--rounds 3] [--tokens 50]
+    python -m benchmarks.live.foreign_work [--rounds 3] [--tokens 50] [--leaders 1] [--slower 1]
 
 An engine that has a whole model answers streams of its own, whose time per token is looked at, on a **paced** device
 (what :data:`PACE` declares; no measurement of hardware). Three ways in turns within one run:
@@ -11,8 +11,9 @@ An engine that has a whole model answers streams of its own, whose time per toke
   that share them turns, which is the fair share;
 - *foreign*: an engine on another device, with the first of the layers only, has the load and leads it over the first.
 
-Loads are streams that decode, or prompts, four at a time. Goal: the median time per token of
-*foreign* is at most 1.1 times that of *shared*.
+With ``--leaders`` so many engines have each the whole load, in both ways. ``--slower`` makes the device slower, so that
+what the cores really compute counts for less beside it. Loads are streams that decode, or prompts, four at a time.
+Goal: the median time per token of *foreign* is at most 1.1 times that of *shared*.
 
 Last result: docs/results/live-scaling.md.
 """
@@ -24,9 +25,9 @@ import asyncio
 import itertools
 import statistics
 import tempfile
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Final
 
@@ -66,11 +67,11 @@ LOADS: Final = (
 
 @dataclass(slots=True)
 class ForeignBed:
-    """The engine that is looked at, one that shares its device, and one that leads over it."""
+    """The engine that is looked at, those that share its device, and those that lead over it."""
 
     bed: SwitchBed
     own: EngineHandle
-    others: dict[str, EngineHandle | None]
+    others: dict[str, Sequence[EngineHandle]]
 
     async def token_s(self, way: str, load: Load, tokens: int, streams: int = 1) -> float:
         """The median time between two tokens of its own streams."""
@@ -80,8 +81,8 @@ class ForeignBed:
         return statistics.median(b - a for s in asked for a, b in itertools.pairwise(s.made_s[WARM:]))
 
     @asynccontextmanager
-    async def _loaded(self, engine: EngineHandle | None, load: Load) -> AsyncIterator[None]:
-        tasks = [asyncio.create_task(self._ask_again(engine, load)) for _ in range(load.at_once if engine else 0)]
+    async def _loaded(self, engines: Sequence[EngineHandle], load: Load) -> AsyncIterator[None]:
+        tasks = [asyncio.create_task(self._ask_again(one, load)) for one in engines for _ in range(load.at_once)]
         await asyncio.sleep(0.5 if tasks else 0.0)
         try:
             yield
@@ -90,8 +91,7 @@ class ForeignBed:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
 
-    async def _ask_again(self, engine: EngineHandle | None, load: Load) -> None:
-        assert engine is not None
+    async def _ask_again(self, engine: EngineHandle, load: Load) -> None:
         while True:
             stream, rid = self._ask(engine, load)
             try:
@@ -105,21 +105,28 @@ class ForeignBed:
         return stream, f"r{self.bed.number}"
 
 
+def paced(slower: float) -> DevicePace:
+    """What is declared, of a device that is so many times slower."""
+    return DevicePace(**{name: seconds * slower for name, seconds in asdict(PACE).items()})
+
+
 async def measure(folder: Path, options: argparse.Namespace) -> None:
     model = many_layers(kept_models(), folder / "model", LAYERS)
-    bed = SwitchBed(folder, model, PACE, chunked_prefill_size=CHUNK)
+    bed = SwitchBed(folder, model, paced(options.slower), chunked_prefill_size=CHUNK)
     await bed.pool.start()
     reading = asyncio.create_task(bed.read())
     try:
         await (await bed.activate(1)).deactivate()  # it leaves an image
-        own, beside, leader = await bed.activate(0), await bed.activate(0), await bed.activate(1)
+        own = await bed.activate(0)
+        beside = [await bed.activate(0) for _ in range(options.leaders)]
+        leaders = [await bed.activate(1) for _ in range(options.leaders)]
         bed.pool.memory[bed.devices[0]].offer(0)
         path = folder / "own.layers"
         await own.remote.serve_layers(path)
-        await leader.remote.set_route(
-            [RouteStop("", 0, 2), RouteStop(str(path), 2, HEAD), RouteStop("", HEAD, HEAD + 1)]
-        )
-        scene = ForeignBed(bed, own, {"alone": None, "shared": beside, "foreign": leader})
+        route = [RouteStop("", 0, 2), RouteStop(str(path), 2, HEAD), RouteStop("", HEAD, HEAD + 1)]
+        for leader in leaders:
+            await leader.remote.set_route(route)
+        scene = ForeignBed(bed, own, {"alone": (), "shared": beside, "foreign": leaders})
         await scene.token_s("foreign", LOADS[0], 3 * WARM)
         print("| own streams | beside them | alone, ms | shared, ms | foreign, ms | foreign / shared, each round |")
         print("|---|---|---|---|---|---|")
@@ -142,8 +149,11 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="What foreign work costs an engine's own streams.")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--tokens", type=int, default=50, help="of each stream that is looked at")
+    parser.add_argument("--leaders", type=int, default=1)
+    parser.add_argument("--slower", type=float, default=1.0)
     options = parser.parse_args()
-    print(f"{LAYERS} layers, {PACE.words}, prefills of {CHUNK} tokens")
+    pace = paced(options.slower)
+    print(f"{LAYERS} layers, {pace.words}, prefills of {CHUNK} tokens, {options.leaders} leaders")
     with tempfile.TemporaryDirectory(prefix="foreign-") as folder:
         asyncio.run(measure(Path(folder), options))
 

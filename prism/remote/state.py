@@ -42,3 +42,5 @@ class RemoteState(msgspec.Struct, frozen=True, kw_only=True):
     """Batches that were under way over its route at the same time, so far."""
     run_ahead: int = 0
     """Pieces that it ran in its peers' stead while batches waited for them, so far."""
+    shared: int = 0
+    """Passes through layers that several leaders' batches ran in together, so far."""
