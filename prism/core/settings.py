@@ -175,7 +175,7 @@ class ClusterSettings:
     """Mean answer of each model, for fixed maps."""
     concurrency_target: int = 16
     """``serverlessllm``: requests for which one instance is wanted."""
-    live: LiveMode = LiveMode.WHOLE
+    live: LiveMode = LiveMode.AUTO
     """When further instances begin to serve: the catalog's ``live_scaling.mode``."""
     live_hop_s: float = 0.0005
     """What it takes to ask an engine of another machine and to have the beginning of its answer: the catalog's

@@ -60,8 +60,10 @@ class Books:
         return model.spec.live or self.settings.live
 
     def whole_only(self, model: ModelRecord) -> str:
-        """Why instances of the model serve with all their weights only; empty: they may serve earlier."""
-        return whole_only(model.spec) or model.whole_only
+        """Why instances of the model are to serve with all their weights only; empty: they may serve earlier. After an
+        engine that failed the next one has nothing but itself to fail by."""
+        failed = "its last engine failed" if model.failures or model.stillborn else ""
+        return whole_only(model.spec) or model.whole_only or failed
 
     def activation_s(self, model: ModelRecord) -> float:
         """Expected time of an activation of the model."""

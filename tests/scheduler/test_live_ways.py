@@ -8,7 +8,15 @@ from typing import Any
 import pytest
 
 from prism.core.effects import Activate, decision_record
-from prism.core.events import ActivationFinished, Arrivals, CatalogChanged, DeviceReport, InstanceLoad, OperatorLoad
+from prism.core.events import (
+    ActivationError,
+    ActivationFinished,
+    Arrivals,
+    CatalogChanged,
+    DeviceReport,
+    InstanceLoad,
+    OperatorLoad,
+)
 from prism.core.ids import ModelName
 from prism.core.reasons import ReasonCode
 from prism.core.settings import ClusterSettings, LiveMode
@@ -128,6 +136,20 @@ def test_what_an_engine_found_is_remembered_until_the_model_changes() -> None:
     record = w.scheduler.books.models[A]
     w.send(CatalogChanged((replace(record.spec, slo_ttft_s=9.0),), ()))
     assert not w.scheduler.books.whole_only(record)
+
+
+def test_after_an_engine_that_died_the_next_one_comes_whole() -> None:
+    """Whatever killed it, requests are served meanwhile; whoever serves clears the record."""
+    w = served_world(LiveMode.AUTO)
+    first = flood(w)
+    assert first is not None and first.live is LiveMode.PAIR
+    w.failed(first.key, ActivationError.ENGINE_DIED)
+    w.pass_time(60.0)
+    second = flood(w)
+    assert second is not None and second.live is LiveMode.WHOLE
+    assert numbers(second)["whole_only"] == "its last engine failed"
+    w.activated(second.key)
+    assert not w.scheduler.books.whole_only(w.scheduler.books.models[A])
 
 
 def test_as_many_are_paired_as_there_are_others_to_pair_with() -> None:

@@ -29,7 +29,7 @@ def test_kept_kv_leaves_a_small_shared_memory_to_weights(tmp_path: Path, monkeyp
     assert settings_of(load_catalog(tmp_path / "off.yaml")).kv.on_this_machine().host_bytes == 0
 
 
-@pytest.mark.parametrize(("catalog", "lends"), [({}, False), ({"live_scaling": {"mode": "auto"}}, True)])
+@pytest.mark.parametrize(("catalog", "lends"), [({}, True), ({"live_scaling": {"mode": "whole"}}, False)])
 def test_devices_lend_for_layers_where_any_model_may_begin_early(
     tmp_path: Path, catalog: dict[str, object], lends: bool
 ) -> None:

@@ -17,13 +17,14 @@ class LiveScalingConfig(Section, frozen=True, kw_only=True):
     mode: Annotated[
         LiveMode,
         Meta(
-            description="An instance that joins others of its model serves when all its weights are there (whole), or "
-            "at once, with one that has everything running the layers that are still to come (pair); or so, and over "
-            "others that come with it as soon as they have all layers between them (pipelines); or, when requests "
-            "wait, in whichever of these ways is estimated to serve most within their objective (auto). "
-            "Devices then lend memory for pairs, as `kv.lend_keep_fraction` says."
+            description="When an instance that joins others of its model begins serving: with all its weights (whole), "
+            "at once, with one that has everything running the layers that are still to come (pair), so and over "
+            "others that come with it as soon as they have all layers between them (pipelines), or, when requests "
+            "wait, in whichever of these ways is estimated to serve most within their objective, and with all its "
+            "weights where nothing waits or its engines can do nothing else (auto). But for whole everywhere, devices "
+            "lend memory for it, as `kv.lend_keep_fraction` says."
         ),
-    ] = LiveMode.WHOLE
+    ] = LiveMode.AUTO
     hop_s: Annotated[
         Seconds,
         Meta(
