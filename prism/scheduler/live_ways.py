@@ -64,14 +64,27 @@ class LiveWays:
         )
         hop_share = self._hop_share(model, active, places, now_s)
         times = ComingTimes(self._books.activation_s(model), model.early_s, model.spec.shape.layers, hop_share)
-        choice = choose_scale_out(load, times, new, new, self._coming_s(model, now_s), pipelines)
+        peers = self._free_peers(model, now_s)
+        choice = choose_scale_out(load, times, new, peers, self._coming_s(model, now_s), pipelines)
         numbers: dict[str, Number] = {**choice.as_numbers()}
         if choice.way is ScaleWay.PIPELINES:
             return BegunWay((LiveMode.PIPELINES,) * new, numbers)
-        # As the choice counted them: one beside each that serves. More would only make its steps longer for all.
-        paired = min(new, len(active)) if choice.way is ScaleWay.ZIGZAG else 0
+        # As the choice counted them: one beside each that has everything and runs no layers for another one yet. More
+        # would only make its steps longer for all.
+        paired = min(new, peers) if choice.way is ScaleWay.ZIGZAG else 0
         modes = (LiveMode.PAIR,) * paired + (LiveMode.WHOLE,) * (new - paired)
         return BegunWay(modes, numbers)
+
+    def _free_peers(self, model: ModelRecord, now_s: float) -> int:
+        """Instances that have all weights and, as far as orders tell, lead nobody's requests but their own."""
+        whole_s = self._books.activation_s(model)
+        coming, serving = (
+            model.in_state(InstanceState.WAITING, InstanceState.LOADING),
+            model.in_state(InstanceState.READY),
+        )
+        leaning = sum(i.live is not LiveMode.WHOLE for i in coming)
+        early = sum(i.live is not LiveMode.WHOLE and now_s - i.since_s < whole_s for i in serving)
+        return max(0, len(serving) - 2 * early - leaning)
 
     def _hop_share(
         self,

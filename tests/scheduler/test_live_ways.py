@@ -165,6 +165,20 @@ def test_as_many_are_paired_as_there_are_others_to_pair_with() -> None:
     assert orders == [LiveMode.PAIR, LiveMode.WHOLE, LiveMode.WHOLE]
 
 
+def test_who_runs_layers_for_one_already_gets_no_second_leader_while_that_does() -> None:
+    """A burst orders several times within the time of a load; all that leaned on the one that serves made it slow."""
+    w = served_world(LiveMode.AUTO, max_replicas=10)
+    first = flood(w)
+    assert first is not None and first.live is LiveMode.PAIR
+    w.join(*node_devices("p", 1))
+    second = flood(w, arrivals=90, waiting=30)
+    assert second is not None and second.live is LiveMode.WHOLE and "met_zigzag" not in numbers(second)
+    w.failed(first.key, ActivationError.STALE)
+    w.join(*node_devices("q", 1))
+    third = flood(w, arrivals=90, waiting=30)
+    assert third is not None and third.live is LiveMode.PAIR, "nobody leans on it any more"
+
+
 @pytest.mark.parametrize("live", [LiveMode.WHOLE, LiveMode.PAIR, LiveMode.PIPELINES])
 def test_a_forced_way_is_taken_whatever_would_serve_more(live: LiveMode) -> None:
     order = flood(served_world(live))
