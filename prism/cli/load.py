@@ -35,6 +35,8 @@ def command(client: AdminClient, model: str, devices: tuple[str, ...], instances
         output.print_json(reply)
         return
     detail = reply.get("detail") or {}
+    for send in detail.get("sends") or ():
+        click.echo(f"weights: {output.reason(send['reason'])}")
     if instances is not None and "instances" in detail:
         took = output.seconds(time.monotonic() - began_s)
         click.echo(f"{model} is on {detail['instances']} of {instances} after {took}")

@@ -26,6 +26,7 @@ from prism.config.sections.machine import DeviceConfig, EngineConfig, KvConfig, 
 from prism.config.sections.model import AdapterConfig, ModelConfig
 from prism.config.sections.policy import PolicyConfig
 from prism.config.sections.server import KeyConfig, LogConfig, ServerConfig
+from prism.config.sections.topology import TopologyConfig
 from prism.config.units import written
 from prism.core.errors import InvalidValue
 from prism.core.ids import ModelName
@@ -51,6 +52,7 @@ class Catalog:
     log: LogConfig
     keys: tuple[KeyConfig, ...]
     live_scaling: LiveScalingConfig = field(default_factory=LiveScalingConfig)
+    topology: TopologyConfig = field(default_factory=TopologyConfig)
     adapters: tuple[AdapterConfig, ...] = ()
     """LoRA adapters over some of the models."""
 
@@ -180,6 +182,7 @@ def _catalog(file: Path, document: CatalogFile) -> Catalog:
         weights=document.weights,
         kv=document.kv,
         live_scaling=document.live_scaling,
+        topology=document.topology,
         server=document.server,
         log=document.log,
         keys=document.keys,

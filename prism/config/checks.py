@@ -27,7 +27,9 @@ Problems = Iterator[InvalidValue]
 
 def cross_checks(document: CatalogFile, source: YamlSource) -> list[InvalidValue]:
     """Everything about ``document`` (read from ``source``) that cannot work, by section."""
-    checks: tuple[Callable[[CatalogFile, YamlSource], Problems], ...] = (_devices, _names, _models, _kv, _policy, _keys)
+    checks: tuple[Callable[[CatalogFile, YamlSource], Problems], ...] = (
+        *(_devices, _names, _models, _kv, _topology, _policy, _keys),
+    )
     return [problem for check in checks for problem in check(document, source)]
 
 
@@ -71,6 +73,18 @@ def _models(document: CatalogFile, source: YamlSource) -> Problems:
         found = _model(model, document) if model.base is None else _adapter(model, document, source.data["models"][i])
         for path, value, why, choices in found:
             yield source.problem(_written(source, i, path), value, why, choices)
+
+
+def _topology(document: CatalogFile, source: YamlSource) -> Problems:
+    topology = document.topology
+    leaves, domains = ([part.nodes for part in parts] for parts in (topology.leaves, topology.domains))
+    for kind, parts in (("leaves", leaves), ("domains", domains)):
+        seen: set[str] = set()
+        for i, nodes in enumerate(parts):
+            for j, node in enumerate(nodes):
+                if node in seen:
+                    yield source.problem(("topology", kind, i, "nodes", j), node, "is listed twice")
+                seen.add(node)
 
 
 def _kv(document: CatalogFile, source: YamlSource) -> Problems:

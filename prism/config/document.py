@@ -19,6 +19,7 @@ from prism.config.sections.machine import (
 from prism.config.sections.model import ModelConfig, ModelOptions
 from prism.config.sections.policy import PolicyConfig
 from prism.config.sections.server import KeyConfig, LogConfig, ServerConfig
+from prism.config.sections.topology import TopologyConfig
 
 
 class CatalogFile(Section, frozen=True, kw_only=True):
@@ -51,6 +52,9 @@ class CatalogFile(Section, frozen=True, kw_only=True):
     kv: Annotated[KvConfig, Meta(description="KV outside of engines.")] = field(default_factory=KvConfig)
     live_scaling: Annotated[LiveScalingConfig, Meta(description="Serving while weights arrive.")] = field(
         default_factory=LiveScalingConfig
+    )
+    topology: Annotated[TopologyConfig, Meta(description="What joins the machines of a fleet.")] = field(
+        default_factory=TopologyConfig
     )
     server: Annotated[ServerConfig, Meta(description="The HTTP front door.")] = field(default_factory=ServerConfig)
     log: Annotated[LogConfig, Meta(description="Logs.")] = field(default_factory=LogConfig)

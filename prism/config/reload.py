@@ -13,7 +13,16 @@ LIVE_SERVER_KEYS: Final = frozenset(
 )
 """Attributes of ``server`` that running processes take over; the others are part of how processes were started."""
 
-RESTART_SECTIONS: Final = ("devices", "virtual", "gpu_memory_fraction", "engines", "weights", "kv", "live_scaling")
+RESTART_SECTIONS: Final = (
+    "devices",
+    "virtual",
+    "gpu_memory_fraction",
+    "engines",
+    "weights",
+    "kv",
+    "live_scaling",
+    "topology",
+)
 
 REACTIVATE_KEYS: Final = frozenset(
     {

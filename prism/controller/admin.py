@@ -142,6 +142,7 @@ class Admin:
         self._loading.setdefault(model, []).append(outcome)
         try:
             effects = self._c.feed(OperatorLoad(model, devices))
+            sends = self._sends(model)
             refusals = [e for e in effects if isinstance(e, RefuseWaiting)]
             if refusals:
                 raise CommandRefused(f"{model} cannot be loaded: {refusals[0].reason} {refusals[0].detail}".strip())
@@ -155,7 +156,7 @@ class Admin:
             self._loading[model].remove(outcome)
         if not ok:
             raise CommandRefused(f"{model} could not be loaded: {detail}")
-        return {"state": "ready", "seconds": detail, **_decided(effects)}
+        return {"state": "ready", "seconds": detail, "sends": sends, **_decided(effects)}
 
     async def _unload(self, event: OperatorUnload, deadline_s: float) -> dict[str, Any]:
         effects = self._c.feed(event)
@@ -186,6 +187,7 @@ class Admin:
         """As many as there is room for; those that failed are named, none at all is a refusal."""
         await self._introduced(model)
         effects = self._c.feed(OperatorLoad(model, (), instances))
+        sends = self._sends(model)
         if not any(isinstance(e, Activate) for e in effects) and not self._c.placement.route_of(model):
             return await self._load(model, (), deadline_s)  # room for the first must be made
         orders = [e for e in effects if isinstance(e, Activate) and e.model == model]
@@ -204,7 +206,12 @@ class Admin:
         here = len(self._c.placement.route_of(model))
         if not here:
             raise CommandRefused(f"{model} could not be loaded: {'; '.join(failed)}")
-        return {"state": "ready", "instances": here, "wanted": instances, "failed": failed, **_decided(effects)}
+        counted = {"instances": here, "wanted": instances, "failed": failed}
+        return {"state": "ready", **counted, "sends": sends, **_decided(effects)}
+
+    def _sends(self, model: ModelName) -> list[dict[str, Any]]:
+        """How its weights are sent to machines that lack them."""
+        return [sent.as_decision() for sent in self._c.distribution.running() if sent.model == model]
 
     def concluded(self, event: ActivationFinished | ActivationFailed | DeactivationFinished) -> None:
         """An instance came up, failed or left: whoever waits for its model hears of it."""
@@ -250,9 +257,9 @@ class Admin:
         }
 
     def plan(self) -> dict[str, Any]:
-        """What the scheduler would do now, and why."""
+        """What the scheduler would do now, and why; and which weights are being sent, and how."""
         now_s = time.time()
-        decisions = [
+        decisions: list[dict[str, Any]] = [
             {
                 "model": d.model,
                 "action": d.action,
@@ -262,6 +269,7 @@ class Admin:
             }
             for d in planning.plan(self._c.scheduler, now_s)
         ]
+        decisions += [sent.as_decision() for sent in self._c.distribution.running()]
         return {"at_s": now_s, "policy": self._c.scheduler.settings.policy.value, "decisions": decisions}
 
     async def publish(self) -> None:

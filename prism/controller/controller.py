@@ -98,7 +98,7 @@ class Controller:
         self.admin = Admin(self)
         self.kv = KvFollow(models, self.placement, self.nodes, self.outbox.send)
         self.rescue = Rescue(store, self.consumer)
-        self.distribution = WeightDistribution(self.nodes)
+        self.distribution = WeightDistribution(self.nodes, models.catalog.topology.known())
         self.dealing = Dealing(self.inactive, self.placement, self.feed)
         self.transfers = Transfers(metrics)
         self.lease = ControllerLease(store, self.consumer, inbox.address)
@@ -150,7 +150,11 @@ class Controller:
             return {}
         self.dealing.ordered(orders)
         images = {order.model: self.models.images(order.model) for order in orders}
+        before = {sent.session for sent in self.distribution.running()}
         supplies, sends = self.distribution.supply(orders, images, now_s)
+        for sent in self.distribution.running():
+            if sent.session not in before:
+                log.info("weights of %s are sent", sent.model, extra={"decision": sent.as_decision()})
         for mailbox, message in sends:
             self.outbox.send(mailbox, message)
         return supplies

@@ -17,15 +17,17 @@ import msgspec
 from prism.controller.companions import LiveCompany, company_of, instances_per_node
 from prism.controller.images import ModelImages
 from prism.controller.nodes import FleetNodes, Node
+from prism.controller.sent_weights import SentWeights, sent_weights
 from prism.core.effects import Activate
-from prism.core.ids import ModelName, NodeId
+from prism.core.ids import DeviceId, ModelName, NodeId, node_of
 from prism.core.instances import InstanceKey, parts_by_node
 from prism.core.settings import LiveMode
 from prism.core.specs import DeviceKind
 from prism.policy.live.pipelines import ExecutionPipeline, LiveRequest, plan_live
 from prism.policy.multicast.estimate import NodeLink
-from prism.policy.multicast.links import KnownLinks, estimate_links
+from prism.policy.multicast.links import estimate_links, split_by_topology
 from prism.policy.multicast.planner import LIVE_BLOCKS, TEN_GIGABIT, Plan, PlanRequest, first_blocks, plan
+from prism.policy.multicast.topology import Topology
 from prism.scheduler.beginnings import pipelined
 from prism.transfer.session import NodePlan, node_plans
 from prism.weights.exchange.pack_windows import window_name
@@ -56,6 +58,7 @@ Supplies = dict[InstanceKey, dict[NodeId, Supply]]
 
 @dataclass(slots=True)
 class _Running:
+    sent: SentWeights
     parts: dict[str, NodePlan]
     """The first receivers' and sources' parts, by node."""
     addresses: dict[str, str]
@@ -64,11 +67,15 @@ class _Running:
 
 
 class WeightDistribution:
-    """One per controller; reads ``nodes``, sends nothing."""
+    """One per controller; reads ``nodes``, sends nothing. ``topology``: what is declared of the fleet's network."""
 
-    def __init__(self, nodes: FleetNodes) -> None:
-        self._nodes = nodes
+    def __init__(self, nodes: FleetNodes, topology: Topology | None = None) -> None:
+        self._nodes, self._topology = nodes, topology or Topology()
         self._running: dict[PackKey, _Running] = {}
+
+    def running(self) -> list[SentWeights]:
+        """Multicasts that are not known to be over."""
+        return [running.sent for running in self._running.values()]
 
     def supply(
         self, orders: Sequence[Activate], images: Mapping[ModelName, ModelImages], now_s: float
@@ -152,10 +159,12 @@ class WeightDistribution:
         orders = [order for order, _ in group]
         request = self._request(held, receivers, orders, layers, now_s)
         chosen, pipelines = _planned(request, orders)
+        session = uuid.uuid4().hex[:12]
         addresses = {str(n.id): n.weights for n in nodes.values()}
         first = first_blocks(request.first, chosen.schedule.blocks)
-        parts = node_plans(chosen, uuid.uuid4().hex[:12], window_name(key), addresses, first=first)
-        self._running[key] = _Running(parts, {n: addresses[n] for n in parts}, now_s, set(map(str, receivers)))
+        parts = node_plans(chosen, session, window_name(key), addresses, first=first, topology=request.topology)
+        sent = sent_weights(orders[0].model, session, chosen)
+        self._running[key] = _Running(sent, parts, {n: addresses[n] for n in parts}, now_s, set(map(str, receivers)))
         sends = [
             (nodes[NodeId(n)].mailbox, Distribute(part=msgspec.msgpack.encode(part)))
             for n, part in parts.items()
@@ -167,13 +176,14 @@ class WeightDistribution:
         self,
         held: Mapping[NodeId, PackReport],
         receivers: Iterable[NodeId],
-        orders: Iterable[Activate],
+        orders: Sequence[Activate],
         layers: int,
         now_s: float,
     ) -> PlanRequest:
         """With the links as the nodes' reports show them. Where any instance may serve before it has everything, all
-        get first what is needed for that."""
-        known = self._links(now_s)
+        get first what is needed for that; with a pair's help, it uses what comes from the beginning on."""
+        topology, rates = split_by_topology(self._topology, self._rates(now_s))
+        known = estimate_links(rates)
         default = TEN_GIGABIT if known.typical is None else NodeLink(known.typical, known.typical)
         sources = sorted(held, key=lambda n: (not held[n].in_memory, n))
         nbytes = max(pack.nbytes for pack in held.values())
@@ -188,20 +198,35 @@ class WeightDistribution:
             first=first,
             layers=max(0, layers - 1) if first else 0,
             least_blocks=LIVE_BLOCKS if live else 1,
+            shift=all(order.live is not LiveMode.PAIR for order in orders),
+            topology=topology,
+            sending=self._sending(),
         )
 
-    def _links(self, now_s: float) -> KnownLinks:
-        """From what transfers reached lately: a link that was slow is tried again some day."""
+    def _sending(self) -> frozenset[str]:
+        """Machines whose outgoing direction carries something: weights of a multicast that runs, or layers that run
+        for instances of other machines, or in them."""
+        busy = {node for running in self._running.values() for node, part in running.parts.items() if part.sends}
+        for node in self._nodes.all():
+            remotes = [instance.remote for instance in node.instances.values() if instance.remote is not None]
+            others = {node_of(DeviceId(device)) for remote in remotes for device in (*remote.peers, *remote.leaders)}
+            if others - {node.id}:
+                busy.add(str(node.id))
+        return frozenset(busy)
+
+    def _rates(self, now_s: float) -> dict[tuple[str, str], float]:
+        """What transfers reached lately, by (sending node, receiving node): a link that was slow is tried again some
+        day."""
         rates: dict[tuple[str, str], float] = {}
         for node in self._nodes.all():
             for link in node.links:
                 if link.age_s + now_s - node.seen_s <= LINK_KNOWN_S:
                     rates[link.source, str(node.id)] = link.bytes_s
-        return estimate_links(rates)
+        return rates
 
-    @staticmethod
-    def _joined(running: _Running, key: PackKey, node: Node, now_s: float) -> NodePlan:
+    def _joined(self, running: _Running, key: PackKey, node: Node, now_s: float) -> NodePlan:
         """A part for a machine that the plan does not foresee: it takes what it needs wherever it is."""
+        near = self._topology.near(str(node.id))
         any_part = next(iter(running.parts.values()))
         running.seen_s = now_s
         running.addresses[str(node.id)] = node.weights
@@ -214,6 +239,7 @@ class WeightDistribution:
             sources=any_part.sources,
             pieces=any_part.pieces,
             piece_s=any_part.piece_s,
+            near=tuple(n for n in running.addresses if n in near),
             first=any_part.first,
         )
 
@@ -221,7 +247,7 @@ class WeightDistribution:
         """Multicasts that are over: every receiver has the pack, or none says that it still comes."""
         nodes = self._nodes.all()
         for key, running in list(self._running.items()):
-            session = next(iter(running.parts.values())).session
+            session = running.sent.session
             if any(a.session == session and a.took_s is None and not a.error for n in nodes for a in n.arriving):
                 running.seen_s = now_s
             missing = [n for n in nodes if n.id in running.receivers and _pack(n, key) is None]

@@ -100,6 +100,9 @@ class ReasonCode(StrEnum):
     """Refused: loading the model failed; it is tried again after a back-off."""
     UNKNOWN_MODEL = "unknown_model"
     """Refused: the catalog has no such model (any more)."""
+    MULTICAST = "multicast"
+    """A model's weights are sent between machines: the way that was expected to end soonest, and what others would
+    have taken."""
     # Explanations of the planner.
     STAY = "stay"
     """Kept where it is: no device is better by more than the threshold."""

@@ -3,7 +3,7 @@
 ======================= ============================================================================================
 pipelines               lambda-Scale: the production planner (:func:`prism.policy.live.pipelines.plan_live`), warm
                         machines by :func:`~prism.policy.live.pipelines.plan_warm`; receivers serve together meanwhile
-zigzag                  BlitzScale: chains (:func:`prism.policy.live.chains.plan_chains`), pairs meanwhile
+zigzag                  BlitzScale: chains (:func:`prism.policy.multicast.chains.plan_chains`), pairs meanwhile
 serverlessllm           from the own host memory while its cache has the model, else from the own SSD; stop-the-world
 allcache                from the own host memory, always; stop-the-world
 faasnet                 a binary tree over the network; stop-the-world
@@ -21,9 +21,9 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Final
 
-from prism.policy.live.chains import LinkedDevice, plan_chains
 from prism.policy.live.choice import STAGE_WAIT, Receiver
 from prism.policy.live.pipelines import ExecutionPipeline, LiveRequest, plan_live, plan_warm
+from prism.policy.multicast.chains import LinkedDevice, plan_chains
 from prism.policy.multicast.estimate import NodeLink, finish_times
 from prism.policy.multicast.planner import PlanRequest
 from prism.policy.multicast.simple import binary_tree

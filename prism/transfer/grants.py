@@ -10,6 +10,7 @@ when the last is complete at the receiver. The order bends where keeping it woul
 - a transfer that takes longer than ``slow_s`` no longer holds the others back (a slow link, or a dead receiver), nor do
   later ones of the same receiver: they run beside the others, one at a time, and begin so seldom while others wait that
   they take a quarter of this node's link at most. A receiver that keeps up again is one like the others again;
+- a receiver that is *near*, over links of its own to this node, waits for nobody and nobody for it;
 - a receiver that has left the plan is not waited for. What it pulls, and what joiners do, goes when the plan has
   nothing ready, and every fourth time at least; first what fewest got from here.
 
@@ -19,7 +20,7 @@ A state machine without clock or I/O: times come in as arguments, decisions go o
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from statistics import median
 from typing import Final
 
@@ -44,6 +45,7 @@ class Grants:
     def __init__(self, holds: Callable[[int], bool], piece_s: float = 0.0, order: Sequence[Pull] = ()) -> None:
         self._holds, self._piece_s = holds, piece_s
         self._durations: list[float] = []
+        self._near: frozenset[str] = frozenset()
         self._asked: dict[Pull, float] = {}
         self._active: dict[Pull, float] = {}
         self._over: set[Pull] = set()
@@ -57,8 +59,9 @@ class Grants:
         self._copies: Counter[int] = Counter()
         self.follow(order)
 
-    def follow(self, order: Sequence[Pull], piece_s: float | None = None) -> None:
-        """This node's part of the plan; may come after the first pulls were asked for."""
+    def follow(self, order: Sequence[Pull], piece_s: float | None = None, near: Collection[str] = ()) -> None:
+        """This node's part of the plan, and who is near; may come after the first pulls were asked for."""
+        self._near = frozenset(near)
         if piece_s is not None:
             self._piece_s = piece_s
         self._order = list(order)
@@ -74,7 +77,7 @@ class Grants:
     def waiting(self) -> int:
         """Pulls that want or have this node's link; those of slow receivers, which leave most of it free, do not count
         while there are others."""
-        pulls = [*self._asked, *self._active]
+        pulls = [pull for pull in (*self._asked, *self._active) if pull[0] not in self._near]
         return sum(who not in self._slow for who, _ in pulls) or len(pulls)
 
     @property
@@ -132,6 +135,10 @@ class Grants:
 
     def grant_next(self, now_s: float) -> Pull | None:
         """The pull that may start now, if any; it counts as under way from here on."""
+        near = self._near_ready()
+        if near is not None:
+            del self._asked[near]
+            return near
         limit_s = self.slow_s * len(self._active)
         self._slow.update(who for (who, _), since in self._active.items() if now_s - since >= limit_s)
         ready = [pull for pull in self._asked if self._holds(pull[1])]
@@ -146,6 +153,9 @@ class Grants:
             self._active[choice] = now_s
         return choice
 
+    def _near_ready(self) -> Pull | None:
+        return next((pull for pull in self._asked if pull[0] in self._near and self._holds(pull[1])), None)
+
     def _aside_due_s(self, others_wait: bool) -> float:
         """From when on a slow receiver may be served beside the others: one at a time, and seldom if others wait."""
         if any(who in self._slow for who, _ in self._active):
@@ -155,6 +165,8 @@ class Grants:
     def quiet_s(self, now_s: float) -> float:
         """How long :meth:`grant_next` keeps saying no unless something is asked for, ends or arrives; infinite if only
         that can change it."""
+        if self._near_ready() is not None:
+            return 0.0
         ready = [pull for pull in self._asked if self._holds(pull[1])]
         if not ready:
             return float("inf")
@@ -209,6 +221,7 @@ class Grants:
                 (pull not in self._asked and place < self._reached.get(pull[0], -1))
                 or pull[0] in self._late
                 or pull[0] in self._slow
+                or pull[0] in self._near
                 or (pull[1] in self._missing and not self._holds(pull[1]))
             ):
                 continue

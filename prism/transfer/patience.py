@@ -14,7 +14,7 @@ A state machine without clock or I/O: times come in as arguments. Not for severa
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from statistics import median
 from typing import Final
 
@@ -42,14 +42,21 @@ NOTED_BYTES: Final = 64 << 10
 
 class Patience:
     """``steps``: the step of each piece this node gets by the plan; ``piece_s``: what the plan expects a piece of
-    ``piece_bytes`` to take on a link (0: unknown); ``peers``: how many there are."""
+    ``piece_bytes`` to take on a link (0: unknown); ``peers``: how many there are; ``near``: those of them that have
+    other links to this node, whose rates say nothing of what the others' should be."""
 
     def __init__(
-        self, steps: Mapping[int, int], piece_s: float, piece_bytes: float, peers: int = KNOWN_PEERS + 1
+        self,
+        steps: Mapping[int, int],
+        piece_s: float,
+        piece_bytes: float,
+        peers: int = KNOWN_PEERS + 1,
+        near: Collection[str] = (),
     ) -> None:
         self._steps, self._piece_s = steps, piece_s
         self._planned_rate = piece_bytes / piece_s if piece_s > 0 else 0.0
-        self._peers = peers
+        self._near = frozenset(near)
+        self._peers = peers - len(self._near)
         self._durations: list[float] = []
         self._step_zero_s = float("inf")
         self._anchored = False
@@ -69,7 +76,8 @@ class Patience:
 
     def on_piece(self, piece: int, source: str, nbytes: int, took_s: float, now_s: float) -> None:
         """A whole piece, of which ``nbytes`` came from ``source`` in ``took_s``."""
-        self._durations.append(took_s)
+        if source not in self._near:
+            self._durations.append(took_s)
         self._rate(source, nbytes, took_s)
         step = self._steps.get(piece)
         if step is not None and not self._anchored:  # when the others began is known from here on
@@ -103,7 +111,7 @@ class Patience:
         return max([*others, *([] if known else [self._planned_rate / PLAN_FACTOR])], default=0.0)
 
     def _rate(self, source: str, nbytes: int, took_s: float) -> None:
-        if nbytes >= NOTED_BYTES and took_s > 0:
+        if nbytes >= NOTED_BYTES and took_s > 0 and source not in self._near:
             self._rates[source] = nbytes / took_s
 
     # --- trust ---

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import msgspec
 
 from prism.policy.multicast.planner import Plan
+from prism.policy.multicast.topology import Topology
 from prism.transfer.windows import LeafCut
 
 
@@ -31,6 +32,9 @@ class NodePlan(msgspec.Struct, frozen=True, kw_only=True):
     """The plan's step of each of ``receives``."""
     piece_s: float = 0.0
     """What the planner expects one piece to take on a link; 0: unknown."""
+    near: tuple[str, ...] = ()
+    """Nodes of the session to and from which this one has links of their own: what goes there takes nothing of its
+    network link, and says nothing of it."""
     first: tuple[int, ...] = ()
     """Pieces that are wanted before all others, where the plan is not followed."""
     network: str = "tcp"
@@ -43,10 +47,16 @@ class NodePlan(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def node_plans(
-    plan: Plan, session: str, window: str, addresses: dict[str, str], network: str = "tcp", first: Sequence[int] = ()
+    plan: Plan,
+    session: str,
+    window: str,
+    addresses: dict[str, str],
+    network: str = "tcp",
+    first: Sequence[int] = (),
+    topology: Topology | None = None,
 ) -> dict[str, NodePlan]:
     """Every node's part of ``plan``, which brings the pieces ``first`` first. ``addresses`` has every node of the
-    plan."""
+    plan, ``topology`` those with links of their own between them."""
     schedule, names = plan.schedule, plan.nodes
     receives: dict[str, list[tuple[str, int]]] = {name: [] for name in names}
     sends: dict[str, list[tuple[str, int]]] = {name: [] for name in names}
@@ -57,6 +67,7 @@ def node_plans(
         receives[names[dst]].append((names[src], block))
         sends[names[src]].append((names[dst], block))
     known = {name: addresses[name] for name in names}
+    near_of = (topology or Topology()).near
     piece_s = plan.expected_s / max(schedule.steps, 1)
     return {
         name: NodePlan(
@@ -70,6 +81,7 @@ def node_plans(
             sends=tuple(sends[name]),
             steps=tuple(steps[name]),
             piece_s=piece_s,
+            near=tuple(n for n in names if n in near_of(name)),
             first=tuple(first),
             network=network,
         )

@@ -138,9 +138,11 @@ def arriving(took_s: float | None = None) -> dict[str, Any]:
 
 def test_load_to_many_says_what_came_from_where(server: FakeServer, prism: Run) -> None:
     server.answers["GET /admin/models/m"] = {"replicas": []}
-    detail = {"state": "ready", "instances": 2, "wanted": 3, "failed": ["d: no memory"]}
+    why = {"code": "multicast", "way": "chain", "path": "a > b+c", "blocks": 16, "expected_s": 0.5}
+    detail = {"state": "ready", "instances": 2, "wanted": 3, "failed": ["d: no memory"], "sends": [{"reason": why}]}
     server.answers["POST /admin/models/m/load"] = {"ok": True, "detail": detail}
     shown = prism("load", "m", "--to", "3")
+    assert "weights: multicast (way=chain, path=a > b+c, blocks=16, expected_s=0.5)" in shown.output
     assert shown.exit_code == 1
     assert ("POST /admin/models/m/load", {"instances": 3}) in server.calls
     for part in ("m is on 2 of 3", "d: no memory", "no room for more"):

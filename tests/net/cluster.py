@@ -144,22 +144,36 @@ class Cluster:
         self._sessions += 1
         session, window = f"s{self._sessions}", window_name(PackKey(model))
         parts = node_plans(chosen, session, window, self.addresses, network)
-        sources = chosen.nodes[: chosen.schedule.sources]
+        return self.carry_out(parts, dead_s=dead_s, ready=ready, during=during, skip=skip, joiners=joiners)
+
+    def carry_out(
+        self,
+        parts: Mapping[str, NodePlan],
+        *,
+        dead_s: float = PATIENT_DEAD_S,
+        ready: bool = True,
+        during: Callable[[float], object] | None = None,
+        skip: frozenset[str] = frozenset(),
+        joiners: Mapping[str, float] | None = None,
+    ) -> dict[str, dict[str, Any]]:
+        """As :meth:`run`, with every node's part made already."""
+        any_part = next(iter(parts.values()))
+        sources = [name for name in parts if name in any_part.sources]
         for name in sources:
             self.nodes[name].call(do="join", plan=_json(parts[name]))
         start_s = time.monotonic() + WARM_UP_S + WARM_UP_S_PER_HOST * len(self.nodes)
-        receivers = [n for n in chosen.nodes if n not in sources]
+        receivers = [n for n in parts if n not in sources]
         for name in receivers:
             self.nodes[name].ask(do="fetch", plan=_json(parts[name]), at_s=start_s, dead_s=dead_s, ready=ready)
         for name, later_s in (joiners or {}).items():
             part = NodePlan(
-                session=session,
-                window=window,
+                session=any_part.session,
+                window=any_part.window,
                 node=name,
-                addresses={**parts[sources[0]].addresses, name: self.addresses[name]},
-                sources=tuple(sources),
-                pieces=chosen.schedule.blocks,
-                network=network,
+                addresses={**any_part.addresses, name: self.addresses[name]},
+                sources=any_part.sources,
+                pieces=any_part.pieces,
+                network=any_part.network,
             )
             self.nodes[name].ask(do="fetch", plan=_json(part), at_s=start_s + later_s, dead_s=dead_s, ready=False)
         if during is not None:

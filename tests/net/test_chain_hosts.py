@@ -1,88 +1,130 @@
-"""Planned chains over real links: a link between machines is sharded over their devices, which gather the shards."""
+"""Chains that the controller planned, carried out by weight servers over real links: sharded, gathered, leaf by leaf.
+
+Nothing here asserts a speed: who sent what to whom, and that every byte is right.
+"""
 
 from __future__ import annotations
 
 import signal
+import time
+from typing import Any
 
-import numpy as np
+import msgspec
 import pytest
 
-from prism.policy.live.chains import LinkedDevice, SendChain, plan_chains
-from prism.policy.multicast.planner import Plan
-from prism.policy.multicast.schedule import Schedule, build, violations
+from prism.controller.distribution import WeightDistribution
+from prism.controller.images import ModelImages
+from prism.controller.nodes import FleetNodes
+from prism.core.effects import Activate
+from prism.core.ids import DeviceId, Generation, ModelName
+from prism.core.instances import InstanceKey, whole_model
+from prism.core.reasons import ReasonCode, because
+from prism.core.settings import LiveMode
+from prism.core.specs import DeviceKind
+from prism.policy.multicast.topology import Topology
+from prism.transfer.session import NodePlan
+from prism.weights.packs.format import PackKey
+from prism.wire.messages import AgentReport
+from prism.wire.reports import DeviceStatus, LinkReport, PackReport
 from tests.net.cluster import Cluster
 
 pytestmark = pytest.mark.net
-NBYTES, BLOCKS, LINK_BYTES_S = 24 << 20, 16, 50e6
+NBYTES, LINK_BYTES_S = 24 << 20, 50e6
+M = ModelName("m")
+DOMAINS = Topology(domains={"n0": "A", "n1": "A", "n2": "B", "n3": "B"}, domain_bytes_s={"A": 4e8, "B": 4e8})
+LEAVES = Topology(
+    leaves={"n0": "X", "n1": "X", "n2": "X", "n3": "Y", "n4": "Y"},
+    uplink_bytes_s={"X": LINK_BYTES_S, "Y": LINK_BYTES_S},
+)
 
 
-def planned() -> SendChain:
-    """Two devices of a machine send to two of another one, over two links, and these to one device."""
-    sources = [LinkedDevice(f"n{i}", "A", "leaf", LINK_BYTES_S) for i in (0, 1)]
-    targets = [LinkedDevice(f"n{i}", "B", "leaf", LINK_BYTES_S) for i in (2, 3)]
-    (chain,) = plan_chains(sources, [*targets, LinkedDevice("n4", "", "leaf", LINK_BYTES_S)])
-    return chain
+def ordered(cluster: Cluster, sources: int, nbytes: int, topology: Topology) -> tuple[dict[str, NodePlan], str]:
+    """What the controller sends the machines when instances are to come on all that lack the model, as pairs; and the
+    path that it says the weights take."""
+    nodes = FleetNodes()
+    orders = []
+    for number, (name, address) in enumerate(cluster.addresses.items()):
+        pack = PackReport(model=M, layout=PackKey(M).layout, nbytes=nbytes, in_memory=True)
+        device = DeviceStatus(id=f"{name}/host:0", kind="host", domain="", capacity_bytes=1 << 30, free_bytes=1 << 30)
+        links = [LinkReport(source=n, bytes_s=LINK_BYTES_S, age_s=1.0) for n in cluster.addresses if n != name]
+        said = AgentReport(node=name, incarnation="one", mailbox=name, devices=[device], instances=[], weights=address)
+        held = [pack] if number < sources else []
+        nodes.report(msgspec.structs.replace(said, packs=held, links=links), 0.0)
+        if number >= sources:
+            where = whole_model([DeviceId(f"{name}/host:0")])
+            key = InstanceKey(M, Generation(number))
+            orders.append(Activate(key, where, because(ReasonCode.OPERATOR), live=LiveMode.PAIR))
+    distribution = WeightDistribution(nodes, topology)
+    supplies, sends = distribution.supply(orders, {M: ModelImages(M, {DeviceKind.HOST: (PackKey(M),)})}, 0.0)
+    raw = [p for by_node in supplies.values() for supply in by_node.values() for p in supply.plans]
+    raw += [message.part for _, message in sends]
+    parts = {part.node: part for part in (msgspec.msgpack.decode(r, type=NodePlan) for r in raw)}
+    (sent,) = distribution.running()
+    return parts, str(dict(sent.reason.numbers)["path"])
 
 
-def transfers(chain: SendChain) -> list[tuple[int, int, int]]:
-    """(from, to, block): each block over one shard of each link, and from where it came in to the rest of its group."""
-    names = [device.name for group in chain.groups for device in group.devices]
-    wanted = []
-    for block in range(BLOCKS):
-        for hop, group in enumerate(chain.groups[1:]):
-            shards = chain.shards(hop)
-            sender, receiver = shards[block % len(shards)]
-            others = [device.name for device in group.devices if device.name != receiver]
-            wanted += [(names.index(sender), names.index(receiver), block)]
-            wanted += [(names.index(receiver), names.index(other), block) for other in others]
-    return wanted
-
-
-def in_steps(chain: SendChain) -> Schedule:
-    """As early as each link is free, in the order of blocks."""
-    left, nodes = transfers(chain), sum(len(group.devices) for group in chain.groups)
-    sources = len(chain.groups[0].devices)
-    held = {(node, block) for node in range(sources) for block in range(BLOCKS)}
-    done: list[tuple[int, int, int, int]] = []
-    step = 0
-    while left:
-        sending: set[int] = set()
-        receiving: set[int] = set()
-        now = []
-        for src, dst, block in left:
-            if (src, block) in held and src not in sending and dst not in receiving:
-                sending.add(src)
-                receiving.add(dst)
-                now.append((src, dst, block))
-        left = [each for each in left if each not in now]
-        held |= {(dst, block) for _, dst, block in now}
-        done += [(step, *each) for each in now]
-        step += 1
-    columns = (np.array(column, dtype=np.int32) for column in zip(*done, strict=True))
-    return build("chain of shards", nodes, sources, BLOCKS, *columns)
-
-
-def test_the_chain_has_a_link_of_two_shards_and_one_of_one() -> None:
-    chain = planned()
-    assert [chain.shards(hop) for hop in (0, 1)] == [[("n0", "n2"), ("n1", "n3")], [("n2", "n4")]]
-    assert violations(in_steps(chain)) == []
+def assert_whole(answers: dict[str, dict[str, Any]], made: dict[str, Any]) -> None:
+    for name, answer in answers.items():
+        assert answer.get("digest") == made["digest"], (name, answer)
+        assert sum(nbytes for nbytes, _ in answer["by_source"].values()) <= made["nbytes"], "a byte came twice"
 
 
 @pytest.mark.parametrize("cluster", [{"count": 5}], indirect=True)
 @pytest.mark.parametrize("victim", ["", "n1", "n3"])
-def test_a_planned_chain_with_a_sharded_link_delivers_every_byte(cluster: Cluster, victim: str) -> None:
+def test_a_sharded_link_and_a_gather_deliver_every_byte(cluster: Cluster, victim: str) -> None:
     """Also when the sender of one shard, or its receiver, dies on the way: the rest comes from whoever has it."""
-    made = cluster.make("m", NBYTES, sources=2)
-    schedule = in_steps(planned())
-    names = tuple(f"n{i}" for i in range(schedule.nodes))
+    made = cluster.make(M, NBYTES, sources=2)
+    parts, path = ordered(cluster, 2, made["nbytes"], DOMAINS)
+    assert path == "n0+n1 > n2+n3 > n4"
 
     def kill(start_s: float) -> None:
         if victim:
             cluster.nodes[victim].process.send_signal(signal.SIGKILL)
 
-    chosen = Plan(names, schedule, schedule.steps * NBYTES / BLOCKS / LINK_BYTES_S, {})
-    answers = cluster.run(chosen, "m", during=kill, skip=frozenset({victim}))
+    answers = cluster.carry_out(parts, during=kill, skip=frozenset({victim}))
     assert set(answers) == {"n2", "n3", "n4"} - {victim}
-    for name, answer in answers.items():
-        assert answer.get("digest") == made["digest"], (name, answer)
-        assert sum(nbytes for nbytes, _ in answer["by_source"].values()) <= made["nbytes"], "a byte came twice"
+    assert_whole(answers, made)
+    if not victim:
+        for node, beside in (("n2", "n3"), ("n3", "n2")):
+            assert answers[node]["by_source"].get(beside, (0, 0))[0] > 0, "what its neighbour got came from there"
+
+
+@pytest.mark.parametrize("cluster", [{"count": 5}], indirect=True)
+def test_a_leaf_switch_is_entered_once(cluster: Cluster) -> None:
+    """By the plan; who was late may have asked somebody else for a block, which is no fault."""
+    made = cluster.make(M, NBYTES)
+    parts, path = ordered(cluster, 1, made["nbytes"], LEAVES)
+    chain = path.split(" > ")
+    assert chain[0] == "n0" and set(chain[1:3]) == {"n1", "n2"} and set(chain[3:]) == {"n3", "n4"}
+    assert_whole(cluster.carry_out(parts), made)
+
+
+def slow_down(cluster: Cluster, host: int, after_s: float) -> Any:
+    """One host's link at a twentieth, both ways, from the middle of the multicast on."""
+
+    def during(start_s: float) -> None:
+        time.sleep(max(0.0, start_s + after_s - time.monotonic()))
+        cluster.hosts.set_rate(host, 400.0 / 20)
+
+    return during
+
+
+@pytest.mark.parametrize("cluster", [{"count": 5}], indirect=True)
+@pytest.mark.parametrize("slow", ["n1", "n2", "n3"])
+def test_those_behind_a_link_that_becomes_slow_are_completed_by_others(cluster: Cluster, slow: str) -> None:
+    """The sender of one shard, or a receiver that passes everything on: what is behind it goes round it."""
+    made = cluster.make(M, NBYTES, sources=2)
+    parts, path = ordered(cluster, 2, made["nbytes"], DOMAINS)
+    assert path == "n0+n1 > n2+n3 > n4"
+    answers = cluster.carry_out(parts, during=slow_down(cluster, int(slow[1:]), 0.15))
+    assert set(answers) == {"n2", "n3", "n4"}
+    assert_whole(answers, made)
+    planned = {node: sum(source == slow for source, _ in parts[node].receives) for node in answers if node != slow}
+    for node, pieces in planned.items():
+        if pieces:
+            came = answers[node]["by_source"].get(slow, (0, 0))[0]
+            others = made["nbytes"] - came
+            assert others > 0 and came < made["nbytes"] * pieces / parts[node].pieces, (
+                "all that was planned came over it"
+            )
+            assert any(source == slow for _, source, *_ in answers[node]["reroutes"]) or came == 0

@@ -11,9 +11,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from prism.policy.multicast.chain_schedule import chain_schedule
+from prism.policy.multicast.chains import LinkedDevice, plan_chains
 from prism.policy.multicast.estimate import NodeLink, finish_times
+from prism.policy.multicast.groups import block_orders
 from prism.policy.multicast.planner import (
     ALGORITHMS,
+    CHAIN,
     SLACK,
     Plan,
     PlanRequest,
@@ -77,9 +81,13 @@ def test_nothing_better_is_passed_over(nodes: int, sources: int, blocks: int | N
         found = finish_times(schedule, placed, request.nbytes / schedule.blocks, request.overhead_s)
         return float(found.max()), float(found[schedule.sources :].mean())
 
+    sent_by = chosen.schedule.sources
+    chains = chains_of([min(link.out_bytes_s, link.in_bytes_s) for link in placed], sent_by)
     schedules = [
-        build_schedule(algorithm, len(placed), chosen.schedule.sources, count)
-        for algorithm in ALGORITHMS.values()
+        chain_schedule(chains, len(placed), sent_by, block_orders(len(chains), count))
+        if name == CHAIN
+        else build_schedule(algorithm, len(placed), sent_by, count)
+        for name, algorithm in ALGORITHMS.items()
         for count in ((blocks,) if blocks else (4, 8, 16, 32, 64))
     ]
     best_s = min(times(schedule)[0] for schedule in schedules)
@@ -88,6 +96,13 @@ def test_nothing_better_is_passed_over(nodes: int, sources: int, blocks: int | N
         mean_s = times(chosen.schedule)[1]
         good = [found for schedule in schedules if (found := times(schedule))[0] <= best_s * slack * (1 - 1e-9)]
         assert all(mean_s <= other_s * (1 + 1e-9) for _, other_s in good)
+
+
+def chains_of(rates: list[float], sources: int) -> list[list[list[int]]]:
+    """Of nodes with these rates, without fast domains or switches."""
+    devices = [LinkedDevice(str(i), "", "", rate) for i, rate in enumerate(rates)]
+    found = plan_chains(devices[:sources], devices[sources:])
+    return [[[int(d.name) for d in g.devices] for g in chain.groups] for chain in found if chain.tail is not None]
 
 
 def test_equal_links_take_the_schedules_steps() -> None:

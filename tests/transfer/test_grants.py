@@ -33,6 +33,29 @@ def test_the_plans_order_and_one_at_a_time() -> None:
     assert made.waiting == 0
 
 
+def test_who_is_near_neither_waits_for_the_link_nor_keeps_others_waiting() -> None:
+    """What goes over links of its own says nothing of the network's either."""
+    held = {0}
+    made = Grants(lambda piece: piece in held)
+    made.follow([("beside", 0), ("a", 0), ("beside", 1), ("a", 1)], 0.1, near=["beside"])
+    made.ask(("a", 0), 0.0)
+    assert made.grant_next(0.0) == ("a", 0), "the one before it in the plan has not asked"
+    slow_s = made.slow_s
+    for piece in (0, 1):
+        made.ask(("beside", piece), 0.0)
+    assert made.quiet_s(0.0) == 0.0
+    assert made.grant_next(0.0) == ("beside", 0) and made.grant_next(0.0) is None, "the other piece is not here"
+    assert made.waiting == 1
+    made.end(("beside", 0), 0.001, complete=True)
+    held.add(1)
+    assert made.grant_next(0.001) == ("beside", 1)
+    made.end(("beside", 1), 0.002, complete=True)
+    assert made.slow_s == slow_s
+    made.ask(("a", 1), 0.1)
+    made.end(("a", 0), 0.1, complete=True)
+    assert made.grant_next(0.1) == ("a", 1)
+
+
 def test_the_next_of_the_plan_is_waited_for_but_not_for_ever() -> None:
     made = grants()
     made.ask(("b", 0), 0.0)  # ("a", 0) comes first, but a has not asked

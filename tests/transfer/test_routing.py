@@ -97,6 +97,19 @@ def test_slow_is_what_others_are_not() -> None:
     assert patience(0.0).half_s("a", PIECE_BYTES) == UNKNOWN_S
 
 
+def test_links_inside_a_domain_are_no_measure_of_the_others() -> None:
+    """Four machines of a domain gather from each other at fifty times the network's rate."""
+    made = Patience({0: 0, 1: 1, 2: 2}, PIECE_S, PIECE_BYTES, peers=5, near=["x", "y", "z"])
+    made.begin_pulling(100.0)
+    before = made.half_s("a", PIECE_BYTES), made.slips_at_s(2)
+    for node in ("x", "y", "z"):
+        made.on_piece(0, node, PIECE_BYTES, PIECE_S / 50, 100.0)
+    assert made.half_s("a", PIECE_BYTES) == before[0] and made.typical_s == PIECE_S
+    assert made.slips_at_s(2) <= before[1], "when the others began is known"
+    made.blame("x", 101.0)
+    assert not made.trusts("x", 101.1), "one that fails is left alone as ever"
+
+
 def test_trust_comes_back_later_each_time() -> None:
     made = patience()
     assert made.trusts("a", 100.0)

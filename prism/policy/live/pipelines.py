@@ -24,7 +24,7 @@ import numpy as np
 import numpy.typing as npt
 
 from prism.policy.multicast.estimate import block_times
-from prism.policy.multicast.groups import pipelines, sub_groups, transfer_orders
+from prism.policy.multicast.groups import pipelines, transfer_orders
 from prism.policy.multicast.planner import DEFAULT_BLOCKS, Plan, PlanRequest, plan
 
 Floats = npt.NDArray[np.float64]
@@ -88,12 +88,12 @@ def plan_live(request: LiveRequest) -> LivePlan:
     schedule = chosen.schedule
     links = [request.multicast.links.get(n, request.multicast.default_link) for n in chosen.nodes]
     block_bytes = request.multicast.nbytes / schedule.blocks
-    held = block_times(schedule, links, block_bytes, request.multicast.overhead_s)
-    groups = [group[1:] for group in sub_groups(schedule.nodes, schedule.sources)]
+    wiring = request.multicast.topology.wiring(chosen.nodes)
+    held = block_times(schedule, links, block_bytes, request.multicast.overhead_s, wiring)
     local_s = block_bytes / request.local_bytes_s + request.multicast.overhead_s
     made: list[ExecutionPipeline] = []
     for copy in range(max(copies.values())):
-        having = [[n for n in group if copies[chosen.nodes[n]] > copy] for group in groups]
+        having = [[n for n in group if copies[chosen.nodes[n]] > copy] for group in chosen.groups]
         arrival = held + copy * local_s
         made += [_pipeline([PipelineSeat(chosen.nodes[n], copy) for n in m], arrival[m]) for m in pipelines(having)]
     return LivePlan(chosen, tuple(made))

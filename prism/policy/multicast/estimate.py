@@ -1,8 +1,9 @@
 """How long a schedule takes on given links: the model behind the planner's choice.
 
 A transfer starts when its source holds the block and both ends have finished what the schedule gives them before; it
-runs at the slower of the source's outgoing and the destination's incoming rate. (Links are full duplex; a core that
-cannot carry all nodes at once is not modelled.)
+runs at the slower of the source's outgoing and the destination's incoming rate. Links are full duplex. Where the
+topology is known, transfers of one step share their leaf's uplink, and those inside a fast domain have its rate and
+leave the nodes' links free.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from prism.policy.multicast.schedule import Schedule
+from prism.policy.multicast.topology import Wiring
 
 Floats = npt.NDArray[np.float64]
 
@@ -26,12 +28,24 @@ class NodeLink:
     in_bytes_s: float
 
 
-def finish_times(schedule: Schedule, links: Sequence[NodeLink], block_bytes: float, overhead_s: float) -> Floats:
+def finish_times(
+    schedule: Schedule,
+    links: Sequence[NodeLink],
+    block_bytes: float,
+    overhead_s: float,
+    wiring: Wiring | None = None,
+) -> Floats:
     """Seconds until each node holds everything; 0 for sources. See :func:`block_times`."""
-    return np.asarray(block_times(schedule, links, block_bytes, overhead_s).max(axis=1), dtype=np.float64)
+    return np.asarray(block_times(schedule, links, block_bytes, overhead_s, wiring).max(axis=1), dtype=np.float64)
 
 
-def block_times(schedule: Schedule, links: Sequence[NodeLink], block_bytes: float, overhead_s: float) -> Floats:
+def block_times(
+    schedule: Schedule,
+    links: Sequence[NodeLink],
+    block_bytes: float,
+    overhead_s: float,
+    wiring: Wiring | None = None,
+) -> Floats:
     """``[node, block]``: seconds until the node holds the block; 0 for sources. ``overhead_s`` is lost per block and
     hop (request, grant, acknowledgement, checksum)."""
     out = np.array([link.out_bytes_s for link in links])
@@ -42,8 +56,14 @@ def block_times(schedule: Schedule, links: Sequence[NodeLink], block_bytes: floa
     bounds = np.searchsorted(schedule.step, np.arange(schedule.steps + 1))
     for first, end in zip(bounds[:-1].tolist(), bounds[1:].tolist(), strict=True):
         src, dst, block = schedule.src[first:end], schedule.dst[first:end], schedule.block[first:end]
+        rate = np.minimum(out[src], inward[dst])
+        if wiring is not None:
+            rate = wiring.rates(src, dst, rate)
+            near = wiring.near(src, dst)
+            held[dst[near], block[near]] = held[src[near], block[near]] + overhead_s + block_bytes / rate[near]
+            src, dst, block, rate = src[~near], dst[~near], block[~near], rate[~near]
         start = np.maximum(np.maximum(held[src, block], send_free[src]), recv_free[dst])
-        end_s = start + overhead_s + block_bytes / np.minimum(out[src], inward[dst])
+        end_s = start + overhead_s + block_bytes / rate
         held[dst, block] = end_s
         send_free[src] = end_s
         recv_free[dst] = end_s

@@ -22,6 +22,18 @@ def orders_from(starts: Sequence[int], blocks: int) -> list[list[int]]:
     return [[(start + i) % blocks for i in range(blocks)] for start in starts]
 
 
+def block_orders(
+    groups: int, blocks: int, shift: bool = True, first: Sequence[int] = (), starts: Sequence[int] = ()
+) -> list[list[int]]:
+    """The order of the blocks in each sub-group: its own (``shift``) or the same for all, in any case behind the blocks
+    ``first``. ``starts``: the block with which each begins behind these, where chunks are not of equal size."""
+    rest = [block for block in range(blocks) if block not in first]
+    shifted = transfer_orders(groups, len(rest)) if shift else [list(range(len(rest)))] * groups
+    if starts:
+        shifted = orders_from([rest.index(block) for block in starts], len(rest))
+    return [[*first, *(rest[i] for i in order)] for order in shifted]
+
+
 def sub_groups(nodes: int, sources: int) -> list[list[int]]:
     """Nodes dealt to sub-groups of nearly equal size: group i is source i followed by its receivers, in node order.
     Raises ``ValueError`` unless 1 <= sources < nodes."""
@@ -47,13 +59,8 @@ def k_way(
     starts: Sequence[int] = (),
 ) -> Schedule:
     """Nodes 0..sources-1 send to all others: each sub-group runs ``one_source`` by itself, with the blocks in its own
-    order (``shift``) or all in the same one, in any case behind the blocks ``first``. ``starts``: the block with which
-    each begins behind these, where chunks are not of equal size. A sub-group without receivers is idle."""
-    rest = [block for block in range(blocks) if block not in first]
-    shifted = transfer_orders(sources, len(rest)) if shift else [list(range(len(rest)))] * sources
-    if starts:
-        shifted = orders_from([rest.index(block) for block in starts], len(rest))
-    orders = [[*first, *(rest[i] for i in order)] for order in shifted]
+    order or all in the same one (:func:`block_orders`). A sub-group without receivers is idle."""
+    orders = block_orders(sources, blocks, shift, first, starts)
     parts: list[Schedule] = []
     name = ""
     for members, order in zip(sub_groups(nodes, sources), orders, strict=True):

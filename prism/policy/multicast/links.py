@@ -16,11 +16,12 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from statistics import median
 from typing import Final
 
 from prism.policy.multicast.estimate import NodeLink
+from prism.policy.multicast.topology import Topology
 
 SAME: Final = 0.6
 """Rates within this factor of each other are taken for one: two nodes that share a busy processor differ by as much."""
@@ -52,6 +53,42 @@ def estimate_links(rates: PairRates) -> KnownLinks:
 
     nodes = sorted({node for pair in rates for node in pair})
     return KnownLinks({node: NodeLink(rate_of(out.get(node)), rate_of(inward.get(node))) for node in nodes}, typical)
+
+
+def split_by_topology(declared: Topology, rates: PairRates) -> tuple[Topology, PairRates]:
+    """What transfers showed beside what is declared: the topology with it, and the pairs whose rates say something of
+    their nodes' own links.
+
+    1. Transfers inside a domain say what the domain carries.
+    2. A leaf whose best transfer to or from another one is below :data:`SAME` of the best
+       inside it has an uplink of that rate, unless one is declared. What crossed it says nothing of the nodes.
+    """
+    domain_bytes_s: dict[str, float] = {}
+    inside: dict[str, float] = {}
+    across: dict[str, float] = {}
+    for (source, node), rate in rates.items():
+        ends = declared.leaves.get(source, ""), declared.leaves.get(node, "")
+        if node in declared.near(source):
+            domain = declared.domains[source]
+            domain_bytes_s[domain] = max(domain_bytes_s.get(domain, 0.0), rate)
+        elif ends[0] == ends[1]:
+            inside[ends[0]] = max(inside.get(ends[0], 0.0), rate)
+        else:
+            across |= {leaf: max(across.get(leaf, 0.0), rate) for leaf in ends}
+    narrow = {leaf: rate for leaf, rate in across.items() if rate < SAME * inside.get(leaf, 0.0)}
+    uplinks = {**narrow, **declared.uplink_bytes_s}
+    own = {
+        (source, node): rate
+        for (source, node), rate in rates.items()
+        if node not in declared.near(source) and not _crosses(declared, source, node, uplinks)
+    }
+    both = {**declared.domain_bytes_s, **domain_bytes_s}
+    return replace(declared, domain_bytes_s=both, uplink_bytes_s=uplinks), own
+
+
+def _crosses(topology: Topology, source: str, node: str, uplinks: Mapping[str, float]) -> bool:
+    ends = {topology.leaves.get(source, ""), topology.leaves.get(node, "")}
+    return len(ends) > 1 and any(leaf in uplinks for leaf in ends)
 
 
 @dataclass(frozen=True, slots=True)

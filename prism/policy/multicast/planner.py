@@ -4,6 +4,10 @@ Every candidate is built and its time computed (:mod:`prism.policy.multicast.est
 that model; nothing is decided by rules of thumb. The last node's time counts first. Where one slow link sets it, almost
 any plan reaches it: of the candidates within :data:`SLACK` of the best the one is taken whose nodes are done soonest on
 average, so that a slow node keeps nobody waiting but itself.
+
+Before that, sources whose outgoing direction carries traffic are left out while there are others (BlitzScale 5.1). The
+candidate *chain* is made by :func:`prism.policy.multicast.chains.plan_chains`, which knows fast domains and leaf
+switches; the others only feel them, in the estimate.
 """
 
 from __future__ import annotations
@@ -16,8 +20,10 @@ from typing import Final
 import numpy as np
 
 from prism.policy.multicast.binomial import binomial, binomial_steps
+from prism.policy.multicast.chain_schedule import chain_schedule
+from prism.policy.multicast.chains import LinkedDevice, plan_chains
 from prism.policy.multicast.estimate import NodeLink, finish_times
-from prism.policy.multicast.groups import k_way
+from prism.policy.multicast.groups import block_orders, k_way, sub_groups
 from prism.policy.multicast.schedule import Schedule
 from prism.policy.multicast.simple import (
     binary_tree,
@@ -27,6 +33,7 @@ from prism.policy.multicast.simple import (
     one_to_all_steps,
     tree_steps,
 )
+from prism.policy.multicast.topology import Topology, Wiring
 
 Algorithm = Callable[[int, int], Schedule]
 
@@ -56,6 +63,8 @@ _BLOCK_CHOICES: Final = (4, 8, 16, 32, LIVE_BLOCKS)
 MAX_SIMULATED: Final = 4096
 SLACK: Final = 1.15
 """On links of different speed the last node may be later by this factor for the sake of all others."""
+CHAIN: Final = "chain"
+"""Planned from the topology."""
 BOUNDLESS: Final = "binomial"
 """Its nodes may run ahead of the steps where links allow it, so steps give no bound; comes first in ALGORITHMS."""
 
@@ -82,6 +91,12 @@ class PlanRequest:
     begin with one. 0: it is not, or not known."""
     least_blocks: int = 1
     """Where the planner chooses."""
+    shift: bool = True
+    """Sub-groups get the blocks in orders of their own, so that together they soon have all; else all from the
+    beginning on, which is how one that serves alone with another's help uses them."""
+    topology: Topology = field(default_factory=Topology)
+    sending: frozenset[str] = frozenset()
+    """Nodes whose outgoing direction carries other traffic."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,33 +109,54 @@ class Plan:
     considered: Mapping[str, float]
     """Expected seconds (of the last node) of the best candidate of every algorithm: the reason of the choice. For one
     that cannot win this is a lower bound."""
+    groups: tuple[tuple[int, ...], ...] = ()
+    """The receivers of each sub-group, which gets the blocks in an order of its own."""
+    chains: tuple[tuple[tuple[str, ...], ...], ...] = ()
+    """Where the schedule is one of chains: each one's groups in order, the source's first."""
+    left_out: tuple[str, ...] = ()
+    """Sources that send nothing because their outgoing direction carries other traffic."""
+
+    def words(self) -> str:
+        """Who sends to whom, for operators: ``a > b+c > d; e > f``, or sources and receivers where nothing is a
+        chain."""
+        if self.chains:
+            return "; ".join(" > ".join("+".join(group) for group in chain) for chain in self.chains)
+        sources = self.schedule.sources
+        return f"{'+'.join(self.nodes[:sources])} > {'+'.join(self.nodes[sources:])}"
 
 
 def plan(request: PlanRequest) -> Plan:
     """The fastest candidate by the model. Raises ``ValueError`` without a source or a receiver, or when a node is named
     twice."""
     _check(request)
-    order = _by_speed(request)
-    links = [request.links.get(n, request.default_link) for n in order]
-    sources = min(len(request.sources), len(request.receivers))
+    case = _case_of(request)
     fine = tuple(blocks for blocks in _BLOCK_CHOICES if blocks >= request.least_blocks) or _BLOCK_CHOICES[-1:]
     choices = (request.blocks,) if request.blocks else fine
-    equal = len(set(links)) == 1
+    equal = case.equal
     candidates: dict[tuple[str, int], _Timed] = {}
     best_s = float("inf")
     for name in ALGORITHMS:
         for blocks in choices:
-            timed = _by_steps(name, sources, blocks, links, request)
-            if not equal and (name == BOUNDLESS or timed.last_s <= best_s * SLACK):
-                timed = _by_simulation(name, sources, blocks, links, request)
+            timed = _by_steps(name, blocks, case)
+            if case.wiring is not None or (not equal and (name == BOUNDLESS or timed.last_s <= best_s * SLACK)):
+                timed = _by_simulation(name, blocks, case, best_s * SLACK)
             candidates[name, blocks] = timed
             best_s = min(best_s, timed.last_s)
     good = [c for c, timed in candidates.items() if timed.last_s <= best_s * (1.0 if equal else SLACK)]
     name, blocks = min(good, key=lambda c: (candidates[c].mean_s, candidates[c].last_s))
     considered = {name: min(candidates[name, b].last_s for b in choices) for name in ALGORITHMS}
     chosen = candidates[name, blocks]
-    schedule = chosen.schedule or _built(name, len(order), sources, blocks, request)
-    return Plan(tuple(order), schedule, chosen.last_s, considered)
+    schedule = chosen.schedule or case.schedule(name, blocks)
+    chained = tuple(tuple(tuple(case.order[n] for n in group) for group in chain) for chain in case.chains)
+    return Plan(
+        case.order,
+        schedule,
+        chosen.last_s,
+        considered,
+        groups=case.groups(name),
+        chains=chained if name == CHAIN else (),
+        left_out=case.left_out,
+    )
 
 
 def first_blocks(parts: Sequence[tuple[float, float]], blocks: int) -> list[int]:
@@ -150,18 +186,66 @@ def build_schedule(
     blocks: int,
     first: Sequence[int] = (),
     starts: Sequence[int] = (),
+    shift: bool = True,
 ) -> Schedule:
-    """``algorithm`` from ``sources`` nodes: by itself for one source, in sub-groups with shifted chunks for several
-    (``starts``: their first blocks); the blocks ``first`` before all others."""
+    """``algorithm`` from ``sources`` nodes: by itself for one source, in sub-groups for several, with shifted chunks
+    (``starts``: their first blocks) unless not ``shift``; the blocks ``first`` before all others."""
     if sources == 1 and not first:
         return algorithm(nodes, blocks)
-    return k_way(algorithm, nodes, sources, blocks, first=first, starts=starts)
+    return k_way(algorithm, nodes, sources, blocks, shift, first, starts)
 
 
-def _built(name: str, nodes: int, sources: int, blocks: int, request: PlanRequest) -> Schedule:
-    first = first_blocks(request.first, blocks)
-    starts = chunk_starts(request.first, request.layers, sources, blocks, first) if request.layers else []
-    return build_schedule(ALGORITHMS[name], nodes, sources, blocks, first, starts)
+@dataclass(frozen=True, slots=True)
+class _Case:
+    """A request with its nodes in order."""
+
+    request: PlanRequest
+    order: tuple[str, ...]
+    """Sources, then receivers, each fastest first."""
+    sources: int
+    left_out: tuple[str, ...]
+    links: tuple[NodeLink, ...]
+    wiring: Wiring | None
+    chains: tuple[tuple[tuple[int, ...], ...], ...]
+    """Those that have a target, in the numbers of ``order``."""
+
+    @property
+    def equal(self) -> bool:
+        """All candidates are as long as their steps."""
+        return len(set(self.links)) == 1 and self.wiring is None
+
+    def groups(self, name: str) -> tuple[tuple[int, ...], ...]:
+        if name == CHAIN:
+            return tuple(tuple(node for group in chain[1:] for node in group) for chain in self.chains)
+        return tuple(tuple(group[1:]) for group in sub_groups(len(self.order), self.sources))
+
+    def schedule(self, name: str, blocks: int) -> Schedule:
+        request, count = self.request, len(self.chains) if name == CHAIN else self.sources
+        first = first_blocks(request.first, blocks)
+        by_layer = request.layers and request.shift
+        starts = chunk_starts(request.first, request.layers, count, blocks, first) if by_layer else []
+        if name == CHAIN:
+            orders = block_orders(count, blocks, request.shift, first, starts)
+            return chain_schedule(self.chains, len(self.order), self.sources, orders)
+        return build_schedule(ALGORITHMS[name], len(self.order), self.sources, blocks, first, starts, request.shift)
+
+
+def _case_of(request: PlanRequest) -> _Case:
+    order, sources, left_out = _by_speed(request)
+    links = tuple(request.links.get(n, request.default_link) for n in order)
+    topology, number = request.topology, {node: i for i, node in enumerate(order)}
+    devices = [
+        LinkedDevice(
+            node, topology.domains.get(node, ""), topology.leaves.get(node, ""), min(link.out_bytes_s, link.in_bytes_s)
+        )
+        for node, link in zip(order, links, strict=True)
+    ]
+    chains = tuple(
+        tuple(tuple(number[device.name] for device in group.devices) for group in chain.groups)
+        for chain in plan_chains(devices[:sources], devices[sources:])
+        if chain.tail is not None
+    )
+    return _Case(request, order, sources, left_out, links, topology.wiring(order), chains)
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,33 +258,49 @@ class _Timed:
     schedule: Schedule | None = None
 
 
-def _by_steps(name: str, sources: int, blocks: int, links: Sequence[NodeLink], request: PlanRequest) -> _Timed:
+def _by_steps(name: str, blocks: int, case: _Case) -> _Timed:
     """The steps of the largest sub-group, all at the rate of the fastest link: what is expected when links are equal,
-    and never more than :func:`_by_simulation` finds, except for :data:`BOUNDLESS`."""
-    rate = min(max(link.out_bytes_s for link in links), max(link.in_bytes_s for link in links))
-    group = 1 + -(-(len(links) - sources) // sources)
-    return _Timed(STEPS[name](group, blocks) * (request.nbytes / blocks / rate + request.overhead_s))
+    and never more than :func:`_by_simulation` finds without a topology, except for :data:`BOUNDLESS`."""
+    rate = min(max(link.out_bytes_s for link in case.links), max(link.in_bytes_s for link in case.links))
+    group = 1 + max(map(len, case.groups(name)))
+    return _Timed(STEPS[name](group, blocks) * (case.request.nbytes / blocks / rate + case.request.overhead_s))
 
 
-def _by_simulation(name: str, sources: int, blocks: int, links: Sequence[NodeLink], request: PlanRequest) -> _Timed:
-    """On links of different speed."""
-    if name == "one-to-all" and len(links) * blocks > MAX_SIMULATED:
+def _by_simulation(name: str, blocks: int, case: _Case, most_s: float) -> _Timed:
+    """On links of different speed, or where the topology matters. What cannot take ``most_s`` or less is not timed to
+    its end."""
+    if name == "one-to-all" and len(case.links) * blocks > MAX_SIMULATED:
         return _Timed(float("inf"))  # hopeless, and its many steps would take the planning budget
-    schedule = _built(name, len(links), sources, blocks, request)
-    times = finish_times(schedule, links, request.nbytes / blocks, request.overhead_s)
-    return _Timed(float(np.max(times)), float(np.mean(times[sources:])), schedule)
+    request = case.request
+    schedule = case.schedule(name, blocks)
+    if case.wiring is not None and (least_s := _least_s(schedule, case, case.wiring)) > most_s:
+        return _Timed(least_s)
+    times = finish_times(schedule, case.links, request.nbytes / blocks, request.overhead_s, case.wiring)
+    return _Timed(float(np.max(times)), float(np.mean(times[case.sources :])), schedule)
 
 
-def _by_speed(request: PlanRequest) -> list[str]:
-    """Sources in the given order of preference, fastest first; receivers likewise, so that slow ones forward least.
-    (BlitzScale orders groups by decreasing link speed for the same reason.)"""
+def _least_s(schedule: Schedule, case: _Case, wiring: Wiring) -> float:
+    """What the busiest node needs for all that it sends over its own link."""
+    out = np.array([link.out_bytes_s for link in case.links])
+    sends = np.bincount(schedule.src[~wiring.near(schedule.src, schedule.dst)], minlength=schedule.nodes)
+    request = case.request
+    return float((sends * (request.nbytes / schedule.blocks / out + request.overhead_s)).max())
 
-    def speed(node: str) -> float:
+
+def _by_speed(request: PlanRequest) -> tuple[tuple[str, ...], int, tuple[str, ...]]:
+    """Sources in the given order of preference, fastest first, of equal ones those under a receiver's switch, and
+    receivers likewise, so that slow ones forward least (BlitzScale orders groups by decreasing link speed for the same
+    reason); how many of them are sources; and the sources that were left out because they are sending."""
+    places = {request.topology.leaves.get(node, "") for node in request.receivers}
+
+    def speed(node: str) -> tuple[float, bool]:
         link = request.links.get(node, request.default_link)
-        return -min(link.out_bytes_s, link.in_bytes_s)
+        return -min(link.out_bytes_s, link.in_bytes_s), request.topology.leaves.get(node, "") not in places
 
-    usable = sorted(request.sources, key=speed)[: len(request.receivers)]
-    return usable + sorted(request.receivers, key=speed)
+    idle = [node for node in request.sources if node not in request.sending] or request.sources
+    usable = sorted(idle, key=speed)[: len(request.receivers)]
+    left_out = tuple(node for node in request.sources if node not in idle)
+    return (*usable, *sorted(request.receivers, key=speed)), len(usable), left_out
 
 
 def _check(request: PlanRequest) -> None:

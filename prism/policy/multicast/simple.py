@@ -5,13 +5,14 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
+from prism.policy.multicast.chain_schedule import chain_schedule
 from prism.policy.multicast.schedule import Schedule, build
 
 
 def chain(nodes: int, blocks: int) -> Schedule:
     """Every node passes each block to the next one: blocks + nodes - 2 steps (BlitzScale's serial forwarding)."""
-    block, dst = _grid(nodes, blocks)
-    return _schedule("chain", nodes, blocks, block + dst - 1, dst - 1, dst, block)
+    _check(nodes, blocks)
+    return chain_schedule([[[node] for node in range(nodes)]], nodes, 1, [range(blocks)])
 
 
 def binary_tree(nodes: int, blocks: int) -> Schedule:
@@ -53,10 +54,14 @@ def one_to_all(nodes: int, blocks: int) -> Schedule:
 
 
 def _grid(nodes: int, blocks: int) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
-    if nodes < 2 or blocks < 1:
-        raise ValueError(f"a multicast needs 2 nodes and 1 block, got {nodes} and {blocks}")
+    _check(nodes, blocks)
     block, dst = np.meshgrid(np.arange(blocks), np.arange(1, nodes), indexing="ij")
     return block.ravel(), dst.ravel()
+
+
+def _check(nodes: int, blocks: int) -> None:
+    if nodes < 2 or blocks < 1:
+        raise ValueError(f"a multicast needs 2 nodes and 1 block, got {nodes} and {blocks}")
 
 
 def _schedule(name: str, nodes: int, blocks: int, *columns: npt.NDArray[np.int64]) -> Schedule:

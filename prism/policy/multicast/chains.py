@@ -5,8 +5,9 @@
     source group --> target group --> target group      each arrow one link between machines, or several in parallel:
     (NVLink: 4)      (NVLink: 4)      (NVLink: 2)       4 shards, then 2; inside a group the shards are gathered
 
-In a serial chain every group passes on what it has while it gets the rest, so that its length costs one block a hop.
-The last group of a chain passes nothing on: its outgoing direction is free, and it may serve while it loads.
+In a serial chain every group passes on what it has while it gets the rest, so that its length costs one block a hop
+(:mod:`prism.policy.multicast.chain_schedule` says which block goes when). The last group of a chain passes nothing on:
+its outgoing direction is free, and it may serve while it loads.
 """
 
 from __future__ import annotations
@@ -46,6 +47,10 @@ class ChainGroup:
     def leaf(self) -> str:
         return self.devices[0].leaf
 
+    @property
+    def domain(self) -> str:
+        return self.devices[0].domain
+
 
 @dataclass(frozen=True, slots=True)
 class SendChain:
@@ -63,17 +68,6 @@ class SendChain:
         sender, receiver = self.groups[hop], self.groups[hop + 1]
         return [(s.name, r.name) for s, r in zip(sender.devices, receiver.devices, strict=False)]
 
-    def finish_s(self, nbytes: int, blocks: int) -> float:
-        """Until the last group has all: the slowest hop carries everything, every other adds a block."""
-        rates = [self._hop_bytes_s(i) for i in range(len(self.groups) - 1)]
-        if not rates:
-            return 0.0
-        return nbytes / min(rates) + sum(nbytes / blocks / rate for rate in rates) - nbytes / blocks / min(rates)
-
-    def _hop_bytes_s(self, hop: int) -> float:
-        pairs = zip(self.groups[hop].devices, self.groups[hop + 1].devices, strict=False)
-        return sum(min(s.bytes_s, r.bytes_s) for s, r in pairs)
-
 
 def plan_chains(sources: Sequence[LinkedDevice], targets: Sequence[LinkedDevice]) -> tuple[SendChain, ...]:
     """Chains that reach every target once; none at all when every source is busy sending.
@@ -81,8 +75,10 @@ def plan_chains(sources: Sequence[LinkedDevice], targets: Sequence[LinkedDevice]
     1. Sources whose outgoing direction carries traffic are dropped.
     2. Both sides are grouped by domain, and ordered by decreasing speed of their links together: what loads first
        should be what loads fastest.
-    3. Each group goes to the shortest chain that starts in its leaf, else to the shortest of all; equal ones by speed.
-    4. In a chain the groups of the source's leaf come first, then leaf by leaf, so that every leaf is entered once.
+    3. Each group goes to the shortest chain that starts in its domain, else in its leaf, else to the shortest of all;
+       equal ones by speed.
+    4. In a chain what is in the source's domain comes first, then its leaf, then leaf by leaf, so that every leaf is
+       entered once.
 
     Raises ``ValueError`` when a device is named twice or a link has no speed.
     """
@@ -92,19 +88,21 @@ def plan_chains(sources: Sequence[LinkedDevice], targets: Sequence[LinkedDevice]
         return ()
     dealt: list[list[ChainGroup]] = [[] for _ in starts]
     for group in group_by_domain(targets):
-        near = [i for i, start in enumerate(starts) if start.leaf == group.leaf]
+        joined = [i for i, start in enumerate(starts) if group.domain and start.domain == group.domain]
+        near = joined or [i for i, start in enumerate(starts) if start.leaf == group.leaf]
         index = min(near or range(len(starts)), key=lambda i: (len(dealt[i]), -starts[i].bytes_s, i))
         dealt[index].append(group)
-    return tuple(SendChain((start, *_by_leaf(start.leaf, mine))) for start, mine in zip(starts, dealt, strict=True))
+    return tuple(SendChain((start, *_by_leaf(start, mine))) for start, mine in zip(starts, dealt, strict=True))
 
 
 def group_by_domain(devices: Sequence[LinkedDevice]) -> list[ChainGroup]:
-    """Fastest group first. A domain whose devices hang on several leaves is one group at the leaf of its fastest."""
+    """Fastest group first, equal ones as given. A domain whose devices hang on several leaves is one group at the leaf
+    of its fastest."""
     domains: defaultdict[str, list[LinkedDevice]] = defaultdict(list)
     for device in devices:
         domains[f"domain {device.domain}" if device.domain else f"device {device.name}"].append(device)
-    groups = [ChainGroup(tuple(sorted(d, key=lambda x: (-x.bytes_s, x.name)))) for d in domains.values()]
-    return sorted(groups, key=lambda g: (-g.bytes_s, g.devices[0].name))
+    groups = [ChainGroup(tuple(sorted(d, key=lambda x: -x.bytes_s))) for d in domains.values()]
+    return sorted(groups, key=lambda g: -g.bytes_s)
 
 
 def crossings(chain: SendChain) -> int:
@@ -112,9 +110,11 @@ def crossings(chain: SendChain) -> int:
     return sum(a.leaf != b.leaf for a, b in pairwise(chain.groups))
 
 
-def _by_leaf(home: str, groups: Sequence[ChainGroup]) -> list[ChainGroup]:
-    order: dict[str, None] = dict.fromkeys([home, *(g.leaf for g in groups)])
-    return [g for leaf in order for g in groups if g.leaf == leaf]
+def _by_leaf(home: ChainGroup, groups: Sequence[ChainGroup]) -> list[ChainGroup]:
+    joined = [g for g in groups if g.domain and g.domain == home.domain]
+    rest = [g for g in groups if g not in joined]
+    order: dict[str, None] = dict.fromkeys([home.leaf, *(g.leaf for g in rest)])
+    return joined + [g for leaf in order for g in rest if g.leaf == leaf]
 
 
 def _check_devices(devices: Sequence[LinkedDevice]) -> None:
