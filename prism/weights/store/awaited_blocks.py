@@ -15,6 +15,9 @@ from prism.weights.store.disk_fill import FillLock
 MENDING_S: Final = 15.0
 """An engine waits so long for a block after the last one came: the agent looks every 2 s, and asks each machine for at
 most another 2 s."""
+SAID_S: Final = 5.0
+"""What the agent said so lately holds for whoever begins to wait now: while a copy has a corrupt block the agent asks
+again every 2 s, and takes it back as soon as somebody has the block."""
 LOOK_S: Final = 0.5
 """What is on disk is read again, and what the agent says looked for, so often."""
 
@@ -87,6 +90,6 @@ class AwaitedBlocks:
     def _nobody_since(self, since_s: float) -> str | None:
         said = _said(self._path)
         try:
-            return said.read_text() if said.stat().st_mtime >= since_s else None
+            return said.read_text() if said.stat().st_mtime >= since_s - SAID_S else None
         except FileNotFoundError:
             return None
