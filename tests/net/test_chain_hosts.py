@@ -86,7 +86,7 @@ def test_a_sharded_link_and_a_gather_deliver_every_byte(cluster: Cluster, victim
     assert_whole(answers, made)
     if not victim:
         for node, beside in (("n2", "n3"), ("n3", "n2")):
-            assert answers[node]["by_source"].get(beside, (0, 0))[0] > 0, "what its neighbour got came from there"
+            assert answers[node]["by_source"].get(beside, (0, 0.0))[0] > 0, "what its neighbour got came from there"
 
 
 @pytest.mark.parametrize("cluster", [{"count": 5}], indirect=True)
@@ -99,32 +99,28 @@ def test_a_leaf_switch_is_entered_once(cluster: Cluster) -> None:
     assert_whole(cluster.carry_out(parts), made)
 
 
-def slow_down(cluster: Cluster, host: int, after_s: float) -> Any:
-    """One host's link at a twentieth, both ways, from the middle of the multicast on."""
-
-    def during(start_s: float) -> None:
-        time.sleep(max(0.0, start_s + after_s - time.monotonic()))
-        cluster.hosts.set_rate(host, 400.0 / 20)
-
-    return during
+MBIT = 40.0
+"""Half of the model takes a good 0.8 s over a link: its rate is changed long before that, however busy the machine."""
 
 
-@pytest.mark.parametrize("cluster", [{"count": 5}], indirect=True)
+@pytest.mark.parametrize("cluster", [{"count": 5, "mbit": MBIT}], indirect=True)
 @pytest.mark.parametrize("slow", ["n1", "n2", "n3"])
 def test_those_behind_a_link_that_becomes_slow_are_completed_by_others(cluster: Cluster, slow: str) -> None:
-    """The sender of one shard, or a receiver that passes everything on: what is behind it goes round it."""
-    made = cluster.make(M, NBYTES, sources=2)
+    """In mid-multicast a link falls to a twentieth, both ways: that of the sender of a shard, or of a receiver that
+    passes on what it gets. What is behind it comes from others, and the slow one has all in the end."""
+    made = cluster.make(M, NBYTES // 3, sources=2)
     parts, path = ordered(cluster, 2, made["nbytes"], DOMAINS)
     assert path == "n0+n1 > n2+n3 > n4"
-    answers = cluster.carry_out(parts, during=slow_down(cluster, int(slow[1:]), 0.15))
+
+    def slow_down(start_s: float) -> None:
+        time.sleep(max(0.0, start_s + 0.3 - time.monotonic()))
+        cluster.hosts.set_rate(int(slow[1:]), MBIT / 20)
+
+    answers = cluster.carry_out(parts, during=slow_down)
     assert set(answers) == {"n2", "n3", "n4"}
     assert_whole(answers, made)
-    planned = {node: sum(source == slow for source, _ in parts[node].receives) for node in answers if node != slow}
-    for node, pieces in planned.items():
-        if pieces:
-            came = answers[node]["by_source"].get(slow, (0, 0))[0]
-            others = made["nbytes"] - came
-            assert others > 0 and came < made["nbytes"] * pieces / parts[node].pieces, (
-                "all that was planned came over it"
-            )
-            assert any(source == slow for _, source, *_ in answers[node]["reroutes"]) or came == 0
+    behind = {n: p for n, part in parts.items() if (p := sum(source == slow for source, _ in part.receives))}
+    assert behind, "somebody was to get something over it"
+    for node, pieces in behind.items():
+        came = answers[node]["by_source"].get(slow, (0, 0.0))[0]
+        assert came < made["nbytes"] * pieces / parts[node].pieces, "all that was planned came over the slow link"
