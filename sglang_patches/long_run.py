@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, Final
 
 import torch
 
@@ -14,6 +14,10 @@ from sglang_patches.long_backend import LongAttention, work_on_latents
 from sglang_patches.long_rows import TokenRows
 from sglang_patches.long_window import LongWindow
 from sglang_patches.seat import UnitStore
+
+_READS_EIGHT_BITS: Final = "torch_native"
+"""SGLang's attention that only widens what is stored in eight bits, without scales, as is done here: its kernels round
+queries and the weights of values to eight bits as well."""
 
 
 class PaddingSlots:
@@ -194,8 +198,8 @@ def _why_not_parts(scheduler: Any, pool: Any) -> str:
     pool = pool.full_kv_pool if windows else pool
     if type(pool) not in (MHATokenToKVPool, MLATokenToKVPool):
         return "the model keeps states beside the KV of all tokens"
-    if pool.dtype != pool.store_dtype:
-        return "its KV is quantised"
+    if pool.dtype != pool.store_dtype and (by := scheduler.server_args.attention_backend) != _READS_EIGHT_BITS:
+        return f"its KV is in eight bits, for which attention by {by} rounds queries and weights, too"
     known = type(tree) is RadixCache or (windows and tuple(getattr(tree, "tree_components", ())) == WINDOWS)
     if not known or tree.disable or tree.is_eagle or tree.page_size != 1:
         return "the engine's prefix cache is off, or of another kind"

@@ -12,6 +12,8 @@ from pathlib import Path
 
 import pytest
 
+from prism.kv.host_pool import HostPool
+from tests.engine.long_tiers import host_tiers
 from tests.engine.rig import Rig, opened
 from tests.engine.wide import make_wide_model
 
@@ -50,6 +52,13 @@ async def rig(zygote: Path, demo_models: Path) -> AsyncIterator[Rig]:
     """Two virtual devices of 128 MiB with an engine pool, and a front door's mailbox."""
     async with opened(zygote, demo_models) as rig:
         yield rig
+
+
+@pytest.fixture
+async def tiers(rig: Rig) -> AsyncIterator[HostPool]:
+    """The machine's pool, in which prompts that are larger than their device may be."""
+    with host_tiers(rig.folder / "accounts") as pool:
+        yield pool
 
 
 @pytest.fixture

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -11,49 +10,20 @@ from typing import Any
 import pytest
 
 from prism.config.adapters import adapter_mark
-from prism.core.settings import LongPromptPlace
 from prism.core.specs import LoraRoom
 from prism.kv.host_pool import HostPool
-from prism.kv.pool_directory import drop_host_pool, host_pool_directory
-from prism.kv.settings import KvSettings, write_kv_settings
 from prism.wire.adapters import AdapterRef
 from scripts.make_demo_adapter import make_adapter
 from tests.engine.adapters import merged
-from tests.engine.families import FAMILIES, TRITON, make_model
-from tests.engine.plain_families import EVERYDAY
+from tests.engine.families import FAMILIES, make_model
+from tests.engine.long_tiers import PAGES, claimed
 from tests.engine.rig import DEVICE_BYTES, Rig, prompt, reference, tokenized
 from tests.patience import happens
 
 pytestmark = pytest.mark.engine
-BOUND = 64 << 20
-PAGES = 6
-"""Of KV that the device gives: 192 tokens of the wide model."""
 LONG = 500
 LOOKS, LOOK_S = 100, 0.01
 """An engine at rest looks ten times a second whether others want its memory."""
-
-
-@pytest.fixture
-async def tiers(rig: Rig) -> AsyncIterator[HostPool]:
-    accounts = rig.folder / "accounts"
-    write_kv_settings(accounts, KvSettings(host_bytes=BOUND, long_prompts=LongPromptPlace.HOST))
-    yield HostPool(host_pool_directory(accounts), BOUND)
-    drop_host_pool(accounts)
-
-
-def eager_model(path: Path) -> Any:
-    import torch
-    import transformers
-
-    model = transformers.AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32, attn_implementation="eager")
-    model.generation_config.eos_token_id = None
-    return model
-
-
-def claimed(tiers: HostPool) -> int:
-    """Bytes that are not pieces kept for anybody."""
-    use = tiers.use()
-    return use.booked_bytes - use.file_bytes
 
 
 async def test_prompts_larger_than_the_device_are_answered_as_on_a_large_one(
@@ -175,62 +145,6 @@ async def test_latent_rows_are_brought_like_any_others(rig: Rig, tiers: HostPool
     assert claimed(tiers) == 0
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("config", "more", "engine", "pages"),
-    [
-        ("Gemma2", {"head_dim": 256, "attn_logit_softcapping": 5.0}, TRITON, PAGES),
-        ("Gemma3Text", {"head_dim": 256}, {}, PAGES),
-        ("Olmo3", {"hidden_size": 512}, {}, PAGES // 2),
-        ("GptOss", {"head_dim": 128}, {"disable_hybrid_swa_memory": True}, PAGES // 2),
-        ("GptOss", {"head_dim": 128}, {}, PAGES // 2),
-        ("Mellum", {"head_dim": 256}, {"disable_hybrid_swa_memory": True}, PAGES),
-        ("Mellum", {"head_dim": 256}, {}, PAGES // 2),
-    ],
-)
-async def test_layers_that_see_the_last_tokens_only_are_brought_those(
-    rig: Rig,
-    tiers: HostPool,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    config: str,
-    more: dict[str, Any],
-    engine: dict[str, Any],
-    pages: int,
-) -> None:
-    """Beside layers that see everything. Scores are capped in Gemma-2, gpt-oss has sinks: Hugging Face (but for its
-    SDPA) and SGLang's back ends (but for torch's) have both."""
-    monkeypatch.setattr("tests.engine.rig._reference_model", eager_model)
-    family = next(family for family in (*EVERYDAY, *FAMILIES) if family.name == config)
-    options = family.options | {"num_key_value_heads": 4, "sliding_window": 100} | more
-    path = make_model(replace(family, options=options), tmp_path / "windows", rig.models / "demo-llama")
-    limit = pages * rig.pool.memory[rig.devices[0]].page_bytes
-    spec = rig.spec_at(path, **(family.engine | engine))
-    handle = await rig.activate(spec, [rig.devices[0]], kv_limit_bytes=limit)
-    try:
-        assert not handle.no_long
-        for i in range(4):  # what is cached of them makes room for the window
-            await rig.ask(handle, tokenized("", prompt(30 + i, 100), 1))
-        asked = prompt(3, 600)
-        assert handle.device_tokens < 600
-        long = rig.submit(handle, tokenized("", asked, 40))
-        beside = [rig.submit(handle, tokenized("", prompt(4 + i, 150), 20)) for i in range(2)]
-        assert await rig.answer(long) == reference(path, asked, 40)
-        for i, rid in enumerate(beside):
-            assert await rig.answer(rid) == reference(path, prompt(4 + i, 150), 20)
-        await happens(lambda: handle.load is not None and handle.load.long_prompts == 1, "what was long is told")
-        leaves = rig.submit(handle, tokenized("", asked, 400))
-        assert await rig.wait_tokens(leaves, 2)
-        assert claimed(tiers) > 0
-        handle.abort(leaves)
-        await rig.answer(leaves)
-        await happens(lambda: claimed(tiers) == 0, "what was claimed to be given back")
-    finally:
-        await handle.deactivate()
-    assert rig.free_bytes() == DEVICE_BYTES
-    assert claimed(tiers) == 0
-
-
 async def test_its_adapter_goes_with_it_through_every_step(
     rig: Rig, tiers: HostPool, wide_model: Path, tmp_path: Path
 ) -> None:
@@ -265,21 +179,6 @@ async def test_its_adapter_goes_with_it_through_every_step(
         await handle.deactivate()
     assert rig.free_bytes() == DEVICE_BYTES
     assert claimed(tiers) == 0
-
-
-@pytest.mark.slow
-async def test_a_model_whose_attention_is_not_made_of_parts_says_so(rig: Rig, tiers: HostPool, tmp_path: Path) -> None:
-    family = next(family for family in FAMILIES if family.name == "Gemma4Text")
-    options, stored = family.options | {"global_head_dim": 64}, family.stored | {"head_dim": 64}
-    family = replace(family, options=options, stored=stored)
-    path = make_model(family, tmp_path / "windows", rig.models / "demo-llama")
-    limit = PAGES * rig.pool.memory[rig.devices[0]].page_bytes
-    handle = await rig.activate(rig.spec_at(path, **family.engine), [rig.devices[0]], kv_limit_bytes=limit)
-    try:
-        assert handle.no_long == "its layers that see the last tokens only have other heads than those that see all"
-        assert handle.device_tokens == 0
-    finally:
-        await handle.deactivate()
 
 
 async def test_one_that_waits_alone_is_given_what_its_neighbour_only_caches(
