@@ -22,8 +22,8 @@ class KvTakerBook:
         """By incarnation of who leaves: who takes what, by fingerprint of the weights."""
 
     def on_report(self, report: AgentReport, models: Mapping[str, ModelName]) -> Iterator[tuple[str, Message]]:
-        """Mailboxes and messages: for those who take something from now on, and for the one that leaves. ``models``:
-        by fingerprint."""
+        """Mailboxes and messages: for those who take something from now on, and for the one that leaves. Whom that has
+        given up is not named again for the same weights. ``models``: by fingerprint."""
         if not report.kv_held or report.left:
             return
         nodes = {node.id: node for node in self._fleet.all()}
@@ -33,8 +33,9 @@ class KvTakerBook:
         able = [node for id, node in nodes.items() if id != report.node and _can_take(node)]
         given: Counter[NodeId] = Counter()
         for mark, nbytes in sorted(report.kv_held.items(), key=lambda held: (-held[1], held[0])):
-            taker = next((node for node in able if node.id == told.get(mark)), None)
-            if taker is None and (taker := self._best(mark, models.get(mark), able, given)) is not None:
+            may = [node for node in able if node.id not in report.kv_failed.get(mark, ())]
+            taker = next((node for node in may if node.id == told.get(mark)), None)
+            if taker is None and (taker := self._best(mark, models.get(mark), may, given)) is not None:
                 told[mark] = taker.id
                 peers = {report.node: report.weights}
                 yield taker.mailbox, BringKv(model=models.get(mark, mark), mark=mark, peers=peers)

@@ -8,6 +8,7 @@
     pulls the window (prism.transfer), verified leaf by leaf
     "kv-done"  window       ----------------->  its memory is free
     "kv-taken" fingerprint, node, bytes  ---->  nothing more is asked for: so much of what was listed is there now
+    "kv-broken" fingerprint, node        ---->  over another connection: this one cannot go on
 
 What arrives is put into the pool of the asker piece by piece, as it comes, where engines find it by the tokens; what
 has not come when the holder is lost is computed.
@@ -17,6 +18,7 @@ from __future__ import annotations
 
 import itertools
 import os
+import socket
 import threading
 import time
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
@@ -30,6 +32,7 @@ from prism.kv.host_pool import HostPool
 from prism.kv.naming import PieceName
 from prism.kv.piece_file import PieceBytes
 from prism.kv.pool_directory import SpaceNote
+from prism.kv.taking import KvTaking
 from prism.policy.moving import Leg, Way, choose_way
 from prism.transfer.errors import PeerError, SourceLost
 from prism.transfer.incoming import IncomingWindow, PullOptions
@@ -38,13 +41,15 @@ from prism.transfer.peer_connection import PeerConnection
 from prism.transfer.server import Answerer, TransferServer
 from prism.transfer.session import NodePlan
 
-LIST, OFFER, DONE, TAKEN = "kv-list", "kv-offer", "kv-done", "kv-taken"
+LIST, OFFER, DONE, TAKEN, BROKEN = "kv-list", "kv-offer", "kv-done", "kv-taken", "kv-broken"
 LEAF_BYTES: Final = 256 << 10
 MOST_BYTES: Final = 64 << 20
 """Of one window: what both machines hold in addition while it is sent."""
 _OFFERED_S: Final = 60.0
 """An asker that has not come for its window by then is gone."""
 _ANSWER_S: Final = 30.0
+_SAY_S: Final = 2.0
+"""For telling a holder that its connection broke; it finds out by itself, a little later."""
 _WAIT_S: Final = 0.1
 
 
@@ -76,6 +81,24 @@ class HeldSpace(msgspec.Struct, frozen=True, kw_only=True):
     pieces: list[HeldPiece]
 
 
+class _OfferedKv(MemoryWindow):
+    """Says so when a leaf of it has gone out."""
+
+    on_sent: Callable[[], None]
+
+    @classmethod
+    def of(cls, memory: memoryview, on_sent: Callable[[], None]) -> _OfferedKv:
+        made = cls.over(memory, LEAF_BYTES)
+        assert isinstance(made, cls)
+        made.on_sent = on_sent
+        return made
+
+    def send(self, sock: socket.socket, first: int, end: int) -> None:
+        for at in range(first, end, LEAF_BYTES):
+            super().send(sock, at, min(at + LEAF_BYTES, end))
+            self.on_sent()
+
+
 class KvOffers:
     """A machine's side of it: answers questions, has the windows that go out and come in. Safe in several threads."""
 
@@ -88,25 +111,21 @@ class KvOffers:
         self._guard = threading.Lock()
         self._offered: dict[str, float] = {}
         self._numbers = itertools.count()
-        self._listed: set[tuple[str, str]] = set()
-        self.taken: dict[str, tuple[str, int]] = {}
-        """Since :meth:`hand_over`: who asked for all that it wants, and the bytes it has of it, by fingerprint."""
+        self.taking = KvTaking()
+        """Since :meth:`hand_over`."""
 
     def hand_over(self) -> dict[str, int]:
         """Nothing more is stored here. Returns the bytes there are by fingerprint; who asks for them from now on is
-        noted in :attr:`taken`."""
-        with self._guard:
-            self._listed.clear()
-            self.taken.clear()
+        noted in :attr:`taking`."""
+        self.taking.begin()
         return self.pool.held_bytes()
 
     def answerers(self) -> Mapping[str, Answerer]:
-        return {LIST: self._list, OFFER: self._offer, DONE: self._done, TAKEN: self._taken}
+        return {LIST: self._list, OFFER: self._offer, DONE: self._done, TAKEN: self._taken, BROKEN: self._broken}
 
     def _list(self, body: bytes) -> bytes:
         fingerprint, node = _decoded(body, tuple[str, str], "peer")
-        with self._guard:
-            self._listed.add((fingerprint, node))
+        self.taking.listed(fingerprint, node)
         spaces = []
         for space in self.pool.spaces(fingerprint):
             note = self.pool.note(space)
@@ -122,7 +141,9 @@ class KvOffers:
         name = f"kv/{self._machine}-{next(self._numbers)}"
         self._forget(time.monotonic() - _OFFERED_S)
         if memory:
-            self.windows.offer(name, MemoryWindow.over(memoryview(memory), LEAF_BYTES))
+            marks = {self.pool.note(held.space).weights.split(" ")[0] for held in wanted}
+            self.taking.heard(*marks)
+            self.windows.offer(name, _OfferedKv.of(memoryview(memory), lambda: self.taking.heard(*marks)))
             with self._guard:
                 self._offered[name] = time.monotonic()
         return msgspec.msgpack.encode((name, [len(part) for part in parts]))
@@ -141,9 +162,11 @@ class KvOffers:
 
     def _taken(self, body: bytes) -> bytes:
         fingerprint, node, nbytes = _decoded(body, tuple[str, str, int], "peer")
-        with self._guard:
-            if (fingerprint, node) in self._listed:  # else it does not know what was stored last
-                self.taken[fingerprint] = (node, nbytes)
+        self.taking.took(fingerprint, node, nbytes)
+        return b""
+
+    def _broken(self, body: bytes) -> bytes:
+        self.taking.broke(*_decoded(body, tuple[str, str], "peer"))
         return b""
 
     def _forget(self, before_s: float) -> None:
@@ -173,7 +196,7 @@ def fetch_kv(
     try:
         question = msgspec.msgpack.encode((fingerprint, server.node))
         spaces: list[HeldSpace] = _decoded(peer.ask(LIST, question, _ANSWER_S), list[HeldSpace], node)
-        with _saying_what_came(mine.pool, peer, fingerprint, server.node, spaces):
+        with _saying_what_came(mine.pool, server, peer, fingerprint, spaces):
             for space in spaces:
                 note = SpaceNote(weights=space.weights, recompute_s_per_byte=space.recompute_s_per_byte)
                 before = came
@@ -189,15 +212,22 @@ def fetch_kv(
 
 @contextmanager
 def _saying_what_came(
-    pool: HostPool, peer: PeerConnection, fingerprint: str, me: str, spaces: Sequence[HeldSpace]
+    pool: HostPool, server: TransferServer, peer: PeerConnection, fingerprint: str, spaces: Sequence[HeldSpace]
 ) -> Iterator[None]:
-    """Whether all came or something went wrong: a holder that leaves does not wait for the rest."""
+    """A holder that leaves does not wait for who has all it wants, and asks another one where something went wrong."""
     try:
         yield
-    finally:
-        here = sum(held.nbytes for space in spaces for held in space.pieces if pool.has(held.space, held.piece))
-        with suppress(PeerError, SourceLost, OSError, EOFError):  # it is gone, or waits no longer than it would anyway
-            peer.ask(TAKEN, msgspec.msgpack.encode((fingerprint, me, here)), _ANSWER_S)
+    except (PeerError, SourceLost, OSError, EOFError):
+        with suppress(PeerError, SourceLost, OSError, EOFError), closing(_connected(server, peer, _SAY_S)) as anew:
+            anew.ask(BROKEN, msgspec.msgpack.encode((fingerprint, server.node)), _SAY_S)
+        raise
+    here = sum(held.nbytes for space in spaces for held in space.pieces if pool.has(held.space, held.piece))
+    with suppress(PeerError, SourceLost, OSError, EOFError):  # it is gone, or finds out that nothing comes any more
+        peer.ask(TAKEN, msgspec.msgpack.encode((fingerprint, server.node, here)), _ANSWER_S)
+
+
+def _connected(server: TransferServer, peer: PeerConnection, dead_s: float) -> PeerConnection:
+    return PeerConnection(peer.node, peer.address, server.secret, server.node, dead_s)
 
 
 def _batches(space: HeldSpace, pool: HostPool, bytes_per_s: float, most_bytes: int) -> list[list[HeldPiece]]:

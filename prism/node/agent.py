@@ -149,7 +149,7 @@ class NodeAgent:
         self.instances = Instances(self.node, pool, self.shells, changed, self.measures, weights, borrowed, layers)
         self._commands: set[asyncio.Task[None]] = set()
         kv = None if weights is None else weights.handover
-        self.leaving = Leaving(self._busy, self._changed, kv)
+        self.leaving = Leaving(lambda: bool(self.instances.all()), self._requests, self._changed, kv)
 
     async def leave(self) -> None:
         """Lets models, requests and KV go to other machines, see :meth:`Leaving.run`. Cancel :meth:`run` afterwards."""
@@ -159,8 +159,8 @@ class NodeAgent:
                 self.outbox.send(controller.mailbox, self.report())
             await self.store.remove_agent(self.node)
 
-    def _busy(self) -> bool:
-        return bool(self.instances.all()) or any(len(shell.desk.requests) for shell in self.shells.values())
+    def _requests(self) -> int:
+        return sum(len(shell.desk.requests) for shell in self.shells.values())
 
     def _memory(self, device: DeviceId) -> Callable[[], MemoryReport]:
         """Free memory as a scheduler counts it: caches that are given back on demand included."""
@@ -305,6 +305,7 @@ class NodeAgent:
             except StoreUnavailable:
                 controller = None
             if controller is not None:
+                self.leaving.note_controller()
                 self.outbox.send(controller.mailbox, self.report())
             with contextlib.suppress(TimeoutError):
                 arriving = self.weights is not None and self.weights.busy
@@ -360,6 +361,7 @@ class NodeAgent:
             left=self.leaving.done,
             kv_bytes=0 if weights is None else weights.kv_bytes,
             kv_held={} if weights is None or weights.handover is None else weights.handover.held,
+            kv_failed={} if weights is None or weights.handover is None else weights.handover.failed,
         )
 
     def _document(self) -> str:

@@ -67,8 +67,7 @@ class Submission(Message, frozen=True, kw_only=True):
     """The engine's request: SGLang's ``TokenizedGenerateReqInput`` in SGLang's own MessagePack coding. Opaque to all
     but the front door and the engine worker (``prism.engine.sglang_codec``)."""
     hops: int = 0
-    """How often a scheduler moved the request to another queue; bounds a tour between devices that keep losing the
-    model."""
+    """How often a scheduler moved the request to another queue; bounds a tour of devices that keep losing the model."""
     suspicions: int = 0
     """Engines that died by themselves in a step of this request (:mod:`prism.node.suspects`)."""
     died_of: str = ""
@@ -90,8 +89,7 @@ class TokenItem(msgspec.Struct, frozen=True, array_like=True):
     """SGLang's finish reason (``{"type": "stop", ...}``), None while the request runs."""
     cached_tokens: int
     engine_time_s: float
-    """Unix time at which the engine produced these tokens (TTFT and TPOT of the request are judged at the client's
-    side; this is for the log)."""
+    """Unix time at which the engine produced these tokens, for the log: TTFT and TPOT are judged at the client."""
     extra: bytes
     """Log-probabilities and the like, for ``prism.engine.sglang_codec``; empty for plain requests."""
 
@@ -346,8 +344,9 @@ class AgentReport(Message, frozen=True, kw_only=True):
     kv_bytes: int = 0
     """Host memory that KV may take there; 0: none is kept."""
     kv_held: dict[str, int] = {}
-    """Of a node that leaves and runs nothing any more: bytes of KV by fingerprint of the weights. It stays until others
-    have it, for a bounded time."""
+    """Of a node that leaves and runs nothing any more: bytes of KV for others, by fingerprint of the weights."""
+    kv_failed: dict[str, list[str]] = {}
+    """Nodes that it has given up as takers of it (:class:`KvTakers`), by the same."""
 
 
 class CommandResult(Message, frozen=True, kw_only=True):

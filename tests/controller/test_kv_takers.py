@@ -38,8 +38,10 @@ class Bench:
         packs: tuple[str, ...] = (),
         leaving: bool = False,
         left: bool = False,
+        failed: dict[str, list[str]] | None = None,
     ) -> AgentReport:
         return AgentReport(
+            kv_failed=failed or {},
             node=node,
             incarnation=f"{node} one",
             mailbox=f"tcp://{node}:1",
@@ -59,9 +61,11 @@ class Bench:
         self.placement.ordered(Activate(key, parts, because(ReasonCode.OPERATOR)), 0.0)
         self.placement.note(ActivationFinished(key, 1.0), 0.0)
 
-    def leaves(self, held: dict[str, int]) -> tuple[dict[tuple[str, str], BringKv], dict[str, str]]:
+    def leaves(
+        self, held: dict[str, int], failed: dict[str, list[str]] | None = None
+    ) -> tuple[dict[tuple[str, str], BringKv], dict[str, str]]:
         """Who is told what (by mailbox and fingerprint), and what "a" hears."""
-        sent = list(self.book.on_report(self.made("a", held, leaving=True), MODELS))
+        sent = list(self.book.on_report(self.made("a", held, leaving=True, failed=failed), MODELS))
         if not sent:
             return {}, {}
         mailbox, answer = sent.pop()
@@ -98,3 +102,12 @@ def test_who_is_gone_or_leaves_is_replaced() -> None:
     assert set(told) == {("tcp://c:1", MARK)} and takers == {MARK: "c"}
     bench.report("c", leaving=True)
     assert bench.leaves({MARK: 300}) == ({}, {MARK: ""}), "nobody keeps KV"
+
+
+def test_whom_the_one_that_leaves_has_given_up_is_replaced() -> None:
+    bench = Bench()
+    assert bench.leaves({MARK: 300, OTHER: 200})[1] == {MARK: "b", OTHER: "c"}
+    told, takers = bench.leaves({MARK: 300, OTHER: 200}, {MARK: ["b"]})
+    assert set(told) == {("tcp://c:1", MARK)} and takers == {MARK: "c", OTHER: "c"}
+    assert bench.leaves({MARK: 300, OTHER: 200}, {MARK: ["b"]}) == ({}, takers)
+    assert bench.leaves({MARK: 300, OTHER: 200}, {MARK: ["b", "c"], OTHER: ["c"]})[1] == {MARK: "", OTHER: "b"}

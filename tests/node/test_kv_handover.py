@@ -10,11 +10,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from prism.kv.exchange import fetch_kv
+from prism.kv.exchange import LEAF_BYTES, fetch_kv
 from prism.kv.host_pool import HostPool
 from prism.kv.keeper import KvKeeper
 from prism.node.kv_handover import KvHandover
-from prism.node.leaving import Leaving
+from prism.node.leaving import LOOK_S, Leaving
 from prism.transfer.errors import SourceLost
 from tests.kv.nodes import KvNode
 from tests.kv.rows import ArrayRows
@@ -22,6 +22,7 @@ from tests.patience import PATIENCE_S, happens
 
 MARK, OTHER, FAST = "fingerprint", "others", 1e9
 BOUND = 1 << 24
+FOR_EVER_S = 1e6
 
 
 class Pair:
@@ -85,17 +86,72 @@ async def test_nobody_is_waited_for_where_nobody_can_take_it(pair: Pair, caplog:
     assert caplog.text.count("no other machine keeps KV") == 2
 
 
-async def test_a_taker_that_fails_is_not_waited_for(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_taker_that_fails_is_given_up_and_another_one_asked_for(
+    pair: Pair, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
     def fail(*_: object) -> None:
         raise SourceLost("in the middle")
 
     task = await begun(pair)
     pair.handover.told({MARK: "taker", OTHER: ""})
-    monkeypatch.setattr("prism.kv.exchange._fetch_batch", fail)
-    with pytest.raises(SourceLost):
-        await asyncio.to_thread(pair.take, MARK)
+    pair.changed.clear()
+    with monkeypatch.context() as broken:
+        broken.setattr("prism.kv.exchange._fetch_batch", fail)
+        with pytest.raises(SourceLost):
+            await asyncio.to_thread(pair.take, MARK)
+    await happens(lambda: pair.handover.failed == {MARK: ["taker"]}, "the report of it")
+    assert pair.changed.is_set() and not task.done()
+    pair.handover.told({MARK: "taker", OTHER: ""})  # the answer to an earlier report
+    pair.handover.told({MARK: "", OTHER: ""})
     await task
-    assert pair.giver.offers.taken == {MARK: ("taker", 0)}
+    assert pair.giver.offers.taking.taken == {}
+    assert f"the weights {MARK}: no other machine keeps KV after taker" in caplog.text
+
+
+async def test_what_a_taker_that_was_given_up_brings_after_all_counts(
+    pair: Pair, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
+    monkeypatch.setattr("prism.node.kv_handover.STALL_S", 0.0)
+    task = await begun(pair)
+    pair.handover.told({MARK: "taker", OTHER: ""})
+    await happens(lambda: pair.handover.failed == {MARK: ["taker"]}, "the report of it")
+    assert not task.done(), "the controller may know another one"
+    await asyncio.to_thread(pair.take, MARK)
+    await task
+    held = pair.handover.held[MARK]
+    assert f"taker has {held} of {held} bytes of KV of the weights {MARK}" in caplog.text
+
+
+async def test_each_leaf_that_goes_out_is_heard_of(pair: Pair) -> None:
+    """So that a slow taker is not taken for one that stands still."""
+    taking = pair.giver.offers.taking
+    heard: list[float] = []
+    taking.heard = lambda *marks: heard.extend(1.0 if mark == MARK else 0.0 for mark in marks)  # type: ignore[method-assign]
+    await asyncio.to_thread(pair.take, MARK)
+    leaves = -(-pair.giver.pool.held_bytes()[MARK] // LEAF_BYTES)
+    assert leaves > 1 and heard == [1.0] * (leaves + 3), "each, the two questions, and that it has everything"
+
+
+async def test_a_controller_that_answers_nothing_is_not_waited_for(
+    pair: Pair, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("prism.node.kv_handover.SILENT_S", 0.0)
+    task = await begun(pair, FOR_EVER_S)
+    async with asyncio.timeout(PATIENCE_S):
+        await task
+    assert caplog.text.count("the controller named nobody to take it") == 2
+
+
+async def test_a_taker_that_was_named_is_waited_for_without_a_controller(
+    pair: Pair, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    task = await begun(pair)
+    pair.handover.told({MARK: "taker", OTHER: ""})
+    monkeypatch.setattr("prism.node.kv_handover.SILENT_S", 0.0)
+    await asyncio.to_thread(pair.take, MARK, 0)
+    await task
+    assert pair.giver.offers.taking.taken == {MARK: ("taker", 0)}
 
 
 async def test_a_taker_without_room_takes_what_it_can(pair: Pair) -> None:
@@ -103,24 +159,40 @@ async def test_a_taker_without_room_takes_what_it_can(pair: Pair) -> None:
     pair.handover.told({MARK: "taker", OTHER: ""})
     came = await asyncio.to_thread(pair.take, MARK, pair.handover.held[MARK] // 2)
     await task
-    assert 0 < came < pair.handover.held[MARK] and pair.giver.offers.taken == {MARK: ("taker", came)}
+    assert 0 < came < pair.handover.held[MARK] and pair.giver.offers.taking.taken == {MARK: ("taker", came)}
 
 
 async def test_models_go_first_then_kv_and_both_within_the_bound(pair: Pair) -> None:
-    busy = True
-    leaving = Leaving(lambda: busy, pair.changed, pair.handover)
+    models = ["a"]
+    leaving = Leaving(lambda: bool(models), lambda: 0, pair.changed, pair.handover)
     task = asyncio.create_task(leaving.run(PATIENCE_S))
     await happens(lambda: leaving.begun, "its beginning")
     assert not pair.handover.held, "its models are here"
-    busy = False
+    models.clear()
     await happens(lambda: pair.handover.held, "the report")
     assert not leaving.done
     pair.handover.told({MARK: "", OTHER: ""})
     await task
     assert leaving.done
-    over = Leaving(lambda: True, pair.changed, KvHandover(pair.giver.offers, pair.changed))
+    over = Leaving(lambda: True, lambda: 1, pair.changed, KvHandover(pair.giver.offers, pair.changed))
     await over.run(0.0)
     assert over.done
+
+
+async def test_without_a_controller_what_runs_is_answered_and_models_are_left(
+    pair: Pair, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("prism.node.leaving.ALONE_S", 0.0)
+    requests = 1
+    leaving = Leaving(lambda: True, lambda: requests, pair.changed, pair.handover)
+    task = asyncio.create_task(leaving.run(FOR_EVER_S))
+    await happens(lambda: leaving.begun, "its beginning")
+    await asyncio.sleep(4 * LOOK_S)
+    assert not task.done(), "who answers is not replaced"
+    requests = 0
+    async with asyncio.timeout(PATIENCE_S):
+        await task
+    assert leaving.done and not pair.handover.held
 
 
 async def test_without_kv_there_is_nothing_to_wait_for(tmp_path: Path) -> None:
