@@ -92,22 +92,21 @@ async def test_layers_that_see_the_last_tokens_only_are_brought_those(
     assert claimed(tiers) == 0
 
 
-@pytest.mark.parametrize(("kind", "tp"), [("fp8_e4m3", 1), ("fp8_e5m2", 2)])
 async def test_kv_in_eight_bits_is_answered_as_by_the_same_engine_with_room_for_it(
-    rig: Rig, tiers: HostPool, wide_model: Path, kind: str, tp: int
+    rig: Rig, tiers: HostPool, wide_model: Path
 ) -> None:
-    spec, where = rig.spec_at(wide_model, tp=tp, kv_cache_dtype=kind), rig.devices[:tp]
-    asked, short = prompt(3, 900), prompt(4, 40)
+    spec, where = rig.spec_at(wide_model, kv_cache_dtype="fp8_e4m3"), rig.devices[:1]
+    asked, short = prompt(3, 600), prompt(4, 40)
     roomy = await rig.activate(spec, where)
     try:
-        assert roomy.device_tokens == 0 or roomy.device_tokens > 1000
+        assert roomy.device_tokens > 700
         wanted = await rig.ask(roomy, tokenized("", asked, 40)), await rig.ask(roomy, tokenized("", short, 12))
     finally:
         await roomy.deactivate()
     limit = PAGES // 2 * rig.pool.memory[rig.devices[0]].page_bytes
     handle = await rig.activate(spec, where, kv_limit_bytes=limit)
     try:
-        assert not handle.no_long and handle.device_tokens < 900
+        assert not handle.no_long and handle.device_tokens < 600
         long = rig.submit(handle, tokenized("", asked, 40))
         beside = rig.submit(handle, tokenized("", short, 12))
         assert (await rig.answer(long), await rig.answer(beside)) == wanted
@@ -116,17 +115,6 @@ async def test_kv_in_eight_bits_is_answered_as_by_the_same_engine_with_room_for_
         await handle.deactivate()
     assert rig.free_bytes(0) == rig.free_bytes(1) == DEVICE_BYTES
     assert claimed(tiers) == 0
-
-
-@pytest.mark.slow
-async def test_kv_in_eight_bits_stays_inside_where_attention_rounds_queries_too(
-    rig: Rig, tiers: HostPool, wide_model: Path
-) -> None:
-    handle = await rig.activate(rig.spec_at(wide_model, kv_cache_dtype="fp8_e4m3", **TRITON), [rig.devices[0]])
-    try:
-        assert "attention by triton" in handle.no_long
-    finally:
-        await handle.deactivate()
 
 
 @pytest.mark.slow

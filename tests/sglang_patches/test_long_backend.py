@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import tempfile
+import warnings
 from collections.abc import Callable, Iterator
+from importlib import import_module
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -17,6 +19,7 @@ from prism.memory.errors import OutOfMemory
 from prism.policy.long_prompts import LongShape, TierVerdict, WindowPlan, plan_window
 from sglang_patches.long_attention import Looks
 from sglang_patches.long_backend import LongAttention
+from sglang_patches.long_run import _why_not_parts
 from sglang_patches.long_window import LongWindow
 from tests.kv.stored import spoil_claims
 from tests.sglang_patches.test_long_attention import whole
@@ -259,3 +262,22 @@ def test_a_window_whose_tails_find_no_room_stays(device: memory.Device, pool: Ho
     store.close()
     window.close()
     owner.close()
+
+
+@pytest.mark.parametrize("by", ["torch_native", "triton"])
+def test_kv_in_eight_bits_goes_outside_where_attention_only_widens_it(by: str) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        pools, _, _ = (
+            import_module(f"sglang.srt.mem_cache.{n}") for n in ("memory_pool", "radix_cache", "swa_memory_pool")
+        )
+    pool = object.__new__(pools.MHATokenToKVPool)
+    pool.dtype, pool.store_dtype = torch.float8_e4m3fn, torch.uint8
+    scheduler = SimpleNamespace(
+        server_args=SimpleNamespace(attention_backend=by, prism_seat=SimpleNamespace(first_pieces=())),
+        spec_algorithm=SimpleNamespace(is_none=lambda: True),
+        is_generation=True,
+        tree_cache=SimpleNamespace(),  # of no kind that is known: what is asked about last
+    )
+    refused = "attention by triton rounds queries" in _why_not_parts(scheduler, pool)
+    assert refused == (by == "triton")
