@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from prism.core.ids import ModelName, RequestId
 from prism.core.specs import LatePolicy
@@ -26,27 +26,24 @@ class Request:
     """Prompt tokens that a prefix cache on this device already covers (0 when unknown)."""
     generated_tokens: int = 0
     """Tokens that earlier attempts have delivered; a resumed request prefills prompt and these."""
+    # These follow from the others. They are kept because a plan asks all waiting requests, many times a second.
+    deadline_s: float = field(init=False, repr=False, compare=False)
+    """When the first token is due."""
+    must_run_s: float = field(init=False, repr=False, compare=False)
+    """When waiting ends whatever it costs others."""
+    prefill_tokens: int = field(init=False, repr=False, compare=False)
+    """Tokens that the engine has to compute before the next token can be made; at least one."""
 
-    @property
-    def deadline_s(self) -> float:
-        """When the first token is due."""
-        return self.arrival_s + self.slo_ttft_s
-
-    @property
-    def must_run_s(self) -> float:
-        """When waiting ends whatever it costs others."""
-        return self.arrival_s + self.max_wait_s
+    def __post_init__(self) -> None:
+        tokens = self.prompt_tokens - self.cached_tokens + self.generated_tokens
+        object.__setattr__(self, "deadline_s", self.arrival_s + self.slo_ttft_s)
+        object.__setattr__(self, "must_run_s", self.arrival_s + self.max_wait_s)
+        object.__setattr__(self, "prefill_tokens", tokens if tokens > 0 else 1)
 
     @property
     def is_resumed(self) -> bool:
         """Its client's stream has begun, so that every second of waiting is a gap between tokens."""
         return self.generated_tokens > 0
-
-    @property
-    def prefill_tokens(self) -> int:
-        """Tokens that the engine has to compute before the next token can be made; at least one."""
-        tokens = self.prompt_tokens - self.cached_tokens + self.generated_tokens
-        return tokens if tokens > 0 else 1
 
     @property
     def kv_tokens(self) -> int:

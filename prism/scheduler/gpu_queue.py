@@ -10,6 +10,7 @@ import math
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass, field
+from operator import attrgetter
 
 from prism.core.ids import ModelName, RequestId
 from prism.core.reasons import ReasonCode
@@ -36,6 +37,7 @@ _NOTHING_S = 1e-9
 PrefillSeconds = Callable[[Request], float]
 _Entry = tuple[int, RequestId, ReasonCode]
 _TOO_LATE = (ReasonCode.LATE, ReasonCode.OVERDUE)
+_arrival = attrgetter("arrival_s")
 
 
 @dataclass(slots=True)
@@ -219,11 +221,14 @@ class WaitingQueue:
         late = [rest[i] for i in schedule.late]
         on_time = [(rest[i], execs_s[i]) for i in schedule.on_time]
         ahead = _late_within_slack(late, on_time, start_s, seconds) if on_time and not overdue else []
-        ranking = [(r, ReasonCode.RESUMED) for r in resumed] + [(r, ReasonCode.LATE) for r in ahead]
-        ranking += self._interleaved([(r, seconds(r)) for r in overdue], on_time)
+        for line in self._lines.values():
+            line.clear()
+        self._next_rank = self._first_rank = 0
+        self._rank(resumed, ReasonCode.RESUMED)
+        self._rank(ahead, ReasonCode.LATE)
+        self._interleave(overdue, on_time, seconds)
         gone_ahead = {r.id for r in ahead}
-        ranking += [(r, ReasonCode.LATE) for r in late if r.id not in gone_ahead]
-        self._rank(ranking)
+        self._rank([r for r in late if r.id not in gone_ahead] if ahead else late, ReasonCode.LATE)
         return [r for r in late if r.late is LatePolicy.REJECT]
 
     def _classes(self, now_s: float) -> tuple[list[Request], list[Request], list[Request]]:
@@ -234,7 +239,7 @@ class WaitingQueue:
         for request in self._requests.values():
             if request.generated_tokens:
                 resumed.append(request)
-            elif now_s >= request.arrival_s + request.max_wait_s:
+            elif now_s >= request.must_run_s:
                 overdue.append(request)
             else:
                 rest.append(request)
@@ -242,27 +247,26 @@ class WaitingQueue:
         overdue.sort(key=_arrival)
         return resumed, overdue, rest
 
-    def _interleaved(
-        self, overdue: list[tuple[Request, float]], on_time: list[tuple[Request, float]]
-    ) -> list[tuple[Request, ReasonCode]]:
-        """Both lists of ``(request, seconds)`` in one order in which the overdue ones get their share of the time."""
-        result: list[tuple[Request, ReasonCode]] = []
+    def _interleave(
+        self, overdue: list[Request], on_time: list[tuple[Request, float]], seconds: PrefillSeconds
+    ) -> None:
+        """Rank both (on-time ones with their seconds) in one order in which the overdue ones get their share of the
+        time."""
         share, lead_s = self._overdue_share, self._overdue_lead_s
         next_overdue = next_on_time = 0
         while next_overdue < len(overdue) and next_on_time < len(on_time):
             if lead_s <= _NOTHING_S:
-                request, exec_s = overdue[next_overdue]
+                request = overdue[next_overdue]
                 next_overdue += 1
-                lead_s += exec_s * (1.0 - share)
-                result.append((request, ReasonCode.OVERDUE))
+                lead_s += seconds(request) * (1.0 - share)
+                self._rank((request,), ReasonCode.OVERDUE)
             else:
                 request, exec_s = on_time[next_on_time]
                 next_on_time += 1
                 lead_s -= exec_s * (1.0 - share) * share
-                result.append((request, ReasonCode.ON_TIME))
-        result += [(r, ReasonCode.OVERDUE) for r, _ in overdue[next_overdue:]]
-        result += [(r, ReasonCode.ON_TIME) for r, _ in on_time[next_on_time:]]
-        return result
+                self._rank((request,), ReasonCode.ON_TIME)
+        self._rank(overdue[next_overdue:], ReasonCode.OVERDUE)
+        self._rank([r for r, _ in on_time[next_on_time:]], ReasonCode.ON_TIME)
 
     def dispatched(self, code: ReasonCode, exec_s: float) -> None:
         """A request of this class went to its engine: overdue ones use up the lead that on-time ones give them."""
@@ -286,16 +290,15 @@ class WaitingQueue:
         self._next_rank, self._first_rank = 1, 0
         return [request] if code is ReasonCode.LATE and request.late is LatePolicy.REJECT else []
 
-    def _rank(self, ranking: list[tuple[Request, ReasonCode]]) -> None:
-        for line in self._lines.values():
-            line.clear()
-        for rank, (request, code) in enumerate(ranking, 1):
-            self._lines[request.model].put((rank, request.id, code))
-        self._next_rank, self._first_rank = len(ranking), 0
-
-
-def _arrival(request: Request) -> float:
-    return request.arrival_s
+    def _rank(self, requests: Iterable[Request], code: ReasonCode) -> None:
+        """They stand behind all that are ranked already. An overloaded device ranks hundreds of times a second all that
+        wait there: nothing is called for one."""
+        lines, rank, too_late = self._lines, self._next_rank, code in _TOO_LATE
+        for request in requests:
+            rank += 1
+            line = lines[request.model]
+            (line.late if too_late else line.ranked).append((rank, request.id, code))
+        self._next_rank = rank
 
 
 def _late_within_slack(
