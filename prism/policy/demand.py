@@ -93,6 +93,9 @@ class ExpectedRates:
 _SHORTEST_S = 0.05
 _BINS = 48
 """Bin ``i`` holds intervals of ``_SHORTEST_S * 2 ** (i / 2)`` seconds: up to about eleven days."""
+_LONGEST_S = _SHORTEST_S * math.pow(2.0, _BINS / 2)
+_THRESHOLDS_S = tuple(dict.fromkeys(max(IDLE_GAP_S, _SHORTEST_S * math.pow(2.0, i / 2)) for i in range(_BINS)))
+"""Where bins begin, those of gaps aside: idle times that are looked at as thresholds."""
 _DECAY = 0.995
 """What one further interval takes from the weight of all earlier ones."""
 _SCALE_LIMIT = 1e6
@@ -170,11 +173,21 @@ def expected_remaining_s(idle_s: float, own: IdleIntervals, pool: IdleIntervals,
 def idle_threshold_s(activation_s: float, own: IdleIntervals, pool: IdleIntervals) -> float:
     """The shortest idle time after which the expected remaining one exceeds twice the activation time; none that is
     shorter than :data:`IDLE_GAP_S`, since a model that has a request several times a second is idle between any two."""
-    for i in range(_BINS):
-        idle_s = max(IDLE_GAP_S, _SHORTEST_S * math.pow(2.0, i / 2))
+    for idle_s in _THRESHOLDS_S:
         if expected_remaining_s(idle_s, own, pool) > 2.0 * activation_s:
             return idle_s
-    return _SHORTEST_S * math.pow(2.0, _BINS / 2)
+    return _LONGEST_S
+
+
+def is_idle_for_long(idle_s: float, activation_s: float, own: IdleIntervals, pool: IdleIntervals) -> bool:
+    """Whether ``idle_s`` has reached :func:`idle_threshold_s`, which is not looked for beyond it: an eviction asks this
+    of every idle model on its devices, most of which have rested for a moment."""
+    for threshold_s in _THRESHOLDS_S:
+        if threshold_s > idle_s:
+            return False
+        if expected_remaining_s(threshold_s, own, pool) > 2.0 * activation_s:
+            return True
+    return idle_s >= _LONGEST_S
 
 
 def _bin(interval_s: float) -> int:

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from prism.core.instances import InstanceKey
 from prism.core.settings import EvictionOrder
 
 
-@dataclass(frozen=True, slots=True)
-class EvictionCandidate:
+class EvictionCandidate(NamedTuple):
     """An instance that may leave. Pinned ones and ones that have not served never become one."""
 
     key: InstanceKey

@@ -16,8 +16,7 @@ from __future__ import annotations
 import math
 import operator
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
-from typing import Final
+from typing import Final, NamedTuple
 
 from prism.core.ids import DeviceId, ModelName
 
@@ -27,8 +26,7 @@ _KV_FULL, _KV_UNSURE = 0.9, 0.15
 """Mean KV of such a share of the memory is too much half of the time; and by how much that is uncertain."""
 
 
-@dataclass(frozen=True, slots=True)
-class SharingModel:
+class SharingModel(NamedTuple):
     """A model's shard on a device, as it is expected to be for some time."""
 
     model: ModelName
@@ -46,8 +44,7 @@ class SharingModel:
     """In whole pages, its engine included."""
 
 
-@dataclass(frozen=True, slots=True)
-class Site:
+class Site(NamedTuple):
     """A device with those who share it."""
 
     id: DeviceId

@@ -87,6 +87,7 @@ class Prewarming:
 
     def on_time(self, now_s: float) -> Iterator[StartInstance]:
         """Load those whose time has come, as far as there is place for them."""
+        survey = Survey()  # what one finds holds for the next, until something starts
         for _ in range(_LOOKS):
             if self.next_s > now_s:
                 return
@@ -94,10 +95,11 @@ class Prewarming:
             model = self._books.models.get(name)
             if model is None or not self._may_come(model, now_s):
                 continue
-            start = self._start(model, max(told, self._chance(model, now_s)), told > 0.0, now_s)
+            start = self._start(model, max(told, self._chance(model, now_s)), told > 0.0, survey, now_s)
             if start is not None:
                 yield start
                 self._note_start(model)
+                survey = Survey()
             elif now_s + _AGAIN_S < until_s:
                 heapq.heappush(self._looks, (now_s + _AGAIN_S, name, told, until_s))
             elif not told:  # whose company was asked is still looked at by its own rhythm
@@ -129,7 +131,9 @@ class Prewarming:
         within_s = within_s or window_s(self._books.activation_s(model))
         return chance_of_return(now_s - since_s, within_s, model.idle, self._books.rates.pool_idle)
 
-    def _start(self, model: ModelRecord, chance: float, told: bool, now_s: float) -> StartInstance | None:
+    def _start(
+        self, model: ModelRecord, chance: float, told: bool, survey: Survey, now_s: float
+    ) -> StartInstance | None:
         """Where the model is loaded ahead, if there is a place for it.
 
         1. In free memory, beside what those that are there needed lately, where nothing is loaded and nobody had to
@@ -144,7 +148,7 @@ class Prewarming:
             return StartInstance(model, Room.on(free, (), self._cap_bytes(model, free, now_s)), reason)
         if chance <= CHANCE_TO_EVICT:
             return None
-        evictions = self._evictions.find_cheapest(model, Pressing.CAN_WAIT, now_s, Survey())
+        evictions = self._evictions.find_cheapest(model, Pressing.CAN_WAIT, now_s, survey)
         if evictions is None or not all(self._may_leave(e, model, chance, now_s) for e in evictions):
             return None
         devices = tuple(e.device for e in evictions)  # 2

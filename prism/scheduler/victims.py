@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from enum import IntEnum
+from typing import NamedTuple
 
 from prism.core.ids import DeviceId
 from prism.core.reasons import ReasonCode
 from prism.core.settings import Overload
 from prism.core.views import InstanceState
-from prism.policy.demand import idle_threshold_s
+from prism.policy.demand import is_idle_for_long
 from prism.policy.eviction import EvictionCandidate, ranked, recovered_trust
 from prism.scheduler.books import Books
 from prism.scheduler.records import InstanceRecord, ModelRecord
@@ -32,8 +32,7 @@ class Pressing(IntEnum):
     """Models in use leave too; their requests are carried over."""
 
 
-@dataclass(frozen=True, slots=True)
-class Leavers:
+class Leavers(NamedTuple):
     """Everybody who may leave one device, as things stand."""
 
     candidates: tuple[EvictionCandidate, ...]
@@ -98,7 +97,7 @@ class Victims:
         if idle_s > 0.0 and not spare and model.idle_since_s is not None:
             idle_s = now_s - min(model.idle_since_s, now_s - idle_s)  # it may have come when its model was idle already
         can_wait = pressing is Pressing.CAN_WAIT and not leaving and not spare
-        if can_wait and idle_s < self._threshold_s(model):  # 4
+        if can_wait and not self._is_idle_for_long(model, idle_s):  # 4
             return None
         remaining_s = _SPARE_LASTS_S if spare else self._remaining_s(model, idle_s, now_s)
         return EvictionCandidate(
@@ -136,7 +135,7 @@ class Victims:
             return False
         return not in_use or now_s - instance.since_s >= self._books.settings.min_residency_s
 
-    def _threshold_s(self, model: ModelRecord) -> float:
-        if self._books.settings.idle_threshold_s is not None:
-            return self._books.settings.idle_threshold_s
-        return idle_threshold_s(self._books.activation_s(model), model.idle, self._books.rates.pool_idle)
+    def _is_idle_for_long(self, model: ModelRecord, idle_s: float) -> bool:
+        if (threshold_s := self._books.settings.idle_threshold_s) is not None:
+            return idle_s >= threshold_s
+        return is_idle_for_long(idle_s, self._books.activation_s(model), model.idle, self._books.rates.pool_idle)

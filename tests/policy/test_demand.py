@@ -13,6 +13,7 @@ from prism.policy.demand import (
     SlidingRate,
     expected_remaining_s,
     idle_threshold_s,
+    is_idle_for_long,
 )
 
 
@@ -91,6 +92,21 @@ def test_the_threshold_is_where_waiting_on_is_worth_two_activations() -> None:
     threshold_s = idle_threshold_s(5.0, mostly_short, IdleIntervals())
     assert 0.5 < threshold_s < 2.0, "after the usual second is over, a long pause has begun"
     assert expected_remaining_s(threshold_s, mostly_short, IdleIntervals()) > 10.0
+
+
+@given(
+    st.floats(0.0, 1e6),
+    st.sampled_from([0.05, 0.5, 5.0, 1e4, 1e7]),
+    st.lists(st.floats(0.06, 5000.0), max_size=12),
+    st.lists(st.floats(0.06, 5000.0), max_size=12),
+)
+def test_who_has_reached_the_threshold_is_told_without_looking_beyond(
+    idle_s: float, activation_s: float, own: list[float], pool: list[float]
+) -> None:
+    threshold_s = idle_threshold_s(activation_s, _filled(*own), _filled(*pool))
+    for asked_s in (idle_s, threshold_s):
+        long = is_idle_for_long(asked_s, activation_s, _filled(*own), _filled(*pool))
+        assert long == (asked_s >= threshold_s)
 
 
 def test_old_habits_are_forgotten_and_the_sums_stay_finite() -> None:

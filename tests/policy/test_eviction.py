@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from itertools import combinations
 
 from hypothesis import given
@@ -54,13 +53,13 @@ def test_papers_order_is_larger_objective_then_longer_idle() -> None:
 
 
 def test_models_in_use_leave_last() -> None:
-    idle, used = _candidate(0, 10, left=0.1), replace(_candidate(1, 10, left=1e6), in_use=True)
+    idle, used = _candidate(0, 10, left=0.1), _candidate(1, 10, left=1e6)._replace(in_use=True)
     for order in EvictionOrder:
         assert choose_evictions([used, idle], 10, order) == (idle,)
 
 
 def test_what_leaves_anyway_is_counted_on_first_and_costs_nothing() -> None:
-    leaving, idle = replace(_candidate(0, 10, left=0.1), leaving=True, in_use=True), _candidate(1, 10, left=1e6)
+    leaving, idle = _candidate(0, 10, left=0.1)._replace(leaving=True, in_use=True), _candidate(1, 10, left=1e6)
     assert leaving.regret == 0.0
     for order in EvictionOrder:
         assert choose_evictions([idle, leaving], 10, order) == (leaving,)
@@ -69,8 +68,8 @@ def test_what_leaves_anyway_is_counted_on_first_and_costs_nothing() -> None:
 def test_spare_instances_without_requests_leave_before_any_model_does() -> None:
     """However soon they would be of use; one that serves is weighed like the others."""
     model = _candidate(0, 10, left=1e9)
-    idle_spare = replace(_candidate(1, 10, left=0.1), spare=True)
-    busy_spare = replace(_candidate(2, 10, left=60.0), spare=True, requests=9)
+    idle_spare = _candidate(1, 10, left=0.1)._replace(spare=True)
+    busy_spare = _candidate(2, 10, left=60.0)._replace(spare=True, requests=9)
     for order in EvictionOrder:
         assert choose_evictions([model, busy_spare, idle_spare], 10, order) == (idle_spare,)
     assert choose_evictions([model, busy_spare], 10, EvictionOrder.EXPECTED_IDLE) == (model,)
