@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from typing import Final
 
@@ -27,6 +27,10 @@ class Fleet:
         self.devices: dict[DeviceId, DeviceRecord] = {}
         self.idle: dict[InstanceKey, InstanceRecord] = {}
         """Active instances without requests, in the order in which they were found to be idle."""
+        self._idle_turns = 0
+        self._kept_free_s: dict[DeviceId, float] = {}
+        """When a model in use last had to leave for its neighbours' KV, the latest last: of the few devices where that
+        has happened, so that a look for a place does not ask them all."""
         self.version = 0
         """Another one whenever devices come, go, change or drain."""
         self._rebuild()
@@ -60,6 +64,7 @@ class Fleet:
         """New devices, or known ones with new properties (they are empty then)."""
         for spec in specs:
             self.devices[spec.id] = DeviceRecord(spec)
+            self._kept_free_s.pop(spec.id, None)
         self._rebuild()
 
     def remove_devices(self, devices: Iterable[DeviceId]) -> list[InstanceRecord]:
@@ -67,6 +72,7 @@ class Fleet:
         lost: dict[InstanceKey, InstanceRecord] = {}
         for id in devices:
             device = self.devices.pop(id, None)
+            self._kept_free_s.pop(id, None)
             if device is not None:
                 lost.update(device.instances)
         self._rebuild()
@@ -107,9 +113,23 @@ class Fleet:
                     known = self.board.rate
                     known[index] = max(0.0, known.item(index) + rate - old.weighted_rate)
 
+    def keep_free(self, device: DeviceId, now_s: float) -> None:
+        """A model in use leaves it for its neighbours' KV."""
+        self._kept_free_s.pop(device, None)
+        self._kept_free_s[device] = now_s
+
+    def kept_free(self, for_s: float, now_s: float) -> Iterator[DeviceId]:
+        """Devices with :meth:`keep_free` in the last ``for_s`` seconds."""
+        for id, at_s in reversed(self._kept_free_s.items()):
+            if now_s - at_s >= for_s:
+                return
+            yield id
+
     def mark_idle(self, instance: InstanceRecord, idle_s: float, now_s: float) -> None:
         if instance.idle_since_s is None:
             self.idle[instance.key] = instance
+            self._idle_turns += 1
+            instance.idle_turn = self._idle_turns
         instance.idle_s, instance.idle_since_s = idle_s, now_s - idle_s
 
     def mark_busy(self, instance: InstanceRecord) -> None:

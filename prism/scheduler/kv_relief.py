@@ -91,7 +91,7 @@ class KvRelief:
             return
         victim = books.loaded[found.key]
         for id in victim.shards:
-            books.fleet.devices[id].kept_free_s = now_s
+            books.fleet.keep_free(id, now_s)
         reason = because(
             ReasonCode.KV_PRESSURE, for_model=found.to.model, requests=victim.running + victim.waiting, more=found.more
         )

@@ -58,9 +58,9 @@ class Places:
         return mask
 
     def _kept_free(self, now_s: float) -> list[DeviceId]:
-        devices = self._books.fleet.devices
-        lately = (id for id, device in devices.items() if now_s - device.kept_free_s < _KEPT_FREE_S)
-        return [id for id in lately if devices[id].busy_kv_bytes]  # when nothing runs there, nobody needs it
+        fleet = self._books.fleet
+        # When nothing runs there, nobody needs it.
+        return [id for id in fleet.kept_free(_KEPT_FREE_S, now_s) if fleet.devices[id].busy_kv_bytes]
 
     def open_to(self, model: ModelRecord) -> Mask:
         """The same, failures aside."""
@@ -103,13 +103,17 @@ class Places:
     ) -> tuple[tuple[DeviceId, ...], float] | None:
         """The feasible devices that bear the model best, none of them among ``without``, and their KV pressure."""
         fleet, shard = self._books.fleet, self.shard_of(model, now_s, sharers)
-        allowed = fleet.fits_now(shard) & self.allowed(model, now_s)
+        if not (fits := fleet.fits_now(shard)).any():
+            return None  # as on most looks at a full fleet
+        allowed = fits & self.allowed(model, now_s)
         for device in model.short_bytes:
             if (index := fleet.index.get(device)) is not None:
                 allowed[index] &= self.need_bytes(model, device, shard) <= fleet.room_on(index)
         for instance in model.instances:  # a second instance (migration) goes elsewhere
             self._close(allowed, instance.shards)
         self._close(allowed, without)
+        if not allowed.any():
+            return None
         best = self._home(model, shard, allowed) or self._best(model, shard, allowed)
         if best is None:
             return None
@@ -170,11 +174,13 @@ class Places:
         with ``kv_bytes`` for each shard beside what their own requests may need again, where nothing is being loaded
         and memory has not been contested for ``settled_s``."""
         fleet, shard = self._books.fleet, self._with_kv(model, kv_bytes, now_s)
-        allowed = fleet.fits_now(shard) & self.allowed(model, now_s)
+        if not (fits := fleet.fits_now(shard)).any():
+            return  # as on most looks at a full fleet
+        allowed = fits & self.allowed(model, now_s)
         for other in model.instances:
             self._close(allowed, other.shards)
         loads = fleet.loads(now_s)
-        while (best := fleet.board.best_by(loads, model.spec.tp, allowed)) is not None:
+        while allowed.any() and (best := fleet.board.best_by(loads, model.spec.tp, allowed)) is not None:
             ids = tuple(fleet.board.specs[i].id for i in best)
             unfit = [i for i in ids if not self._is_settled(i, shard, now_s - settled_s)]
             self._close(allowed, unfit or ids)
@@ -199,8 +205,7 @@ class Places:
         with those that leave."""
         fleet, models, shard = self._books.fleet, self._books.models, self._with_kv(model, kv_bytes, now_s)
         spares: dict[DeviceId, list[InstanceRecord]] = {}
-        several = self._books.several - {model.name}
-        for instance in [i for i in fleet.idle.values() if i.model in several] if several else ():
+        for instance in self._books.idle_of_several(model.name):
             stood = now_s - instance.since_s >= _SPARE_STAYS_S
             alone = stood and instance.state is InstanceState.READY and len(instance.shards) == 1
             if alone and models[instance.model].is_spare(instance):

@@ -36,6 +36,8 @@ class InstanceRecord:
     idle_s: float = 0.0
     """How long it had been idle in the last report that showed it so."""
     idle_since_s: float | None = None
+    idle_turn: int = 0
+    """Idle instances in the order in which they were found to be so (:attr:`prism.scheduler.fleet.Fleet.idle`)."""
     served: bool = False
     first_tokens: int = 0
     """Requests that got their first token from it, as of its last report."""
@@ -154,8 +156,11 @@ class ModelRecord:
         which leaves as that of any other model does."""
         if len(self.instances) < 2:
             return False
-        serving = self.in_state(InstanceState.READY)
-        return len(serving) > 1 and min([i.key.generation for i in serving]) < instance.key.generation
+        serving, generation, has_older = 0, instance.key.generation, False
+        for other in self.instances:
+            if other.state is InstanceState.READY:
+                serving, has_older = serving + 1, has_older or other.key.generation < generation
+        return serving > 1 and has_older
 
     @property
     def resting_since_s(self) -> float | None:
@@ -221,8 +226,6 @@ class DeviceRecord:
     """Highest ``busy_kv_bytes`` of the last minute or so, fading."""
     contested_s: float = float("-inf")
     """When somebody last had to leave for another's memory here, or requests waited for memory."""
-    kept_free_s: float = float("-inf")
-    """When a model in use last had to leave for its neighbours' KV."""
     instances: dict[InstanceKey, InstanceRecord] = field(default_factory=dict)
     """By key: two generations of one model may stand here for a moment."""
     busy_kv: dict[InstanceKey, int] = field(default_factory=dict)

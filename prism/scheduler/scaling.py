@@ -247,7 +247,9 @@ class Scaling:
         there = [times.crowd_with(d, busiest, now_s) for d in devices]
         bearable = all(s <= times.bearable_slowdown(d) for s, d in zip(there, devices, strict=True))
         pressed = any(is_pressed(fleet, d, kv_share) for d in devices)
-        return Place(devices, max(there), bearable, pressed, self._pays(devices, busiest, wanted, now_s), evict)
+        # No instance comes to a pressed place, so that what it would bring there, the dearest question, is not asked.
+        pays = not pressed and self._pays(devices, busiest, wanted, now_s)
+        return Place(devices, max(there), bearable, pressed, pays, evict)
 
     def _pays(self, devices: tuple[DeviceId, ...], busiest: InstanceRecord, wanted: int, now_s: float) -> bool:
         """Whether an instance there would have more requests in time than its neighbours lose by it."""

@@ -275,6 +275,11 @@ class World:
             assert instance.state == known.state
         models = self.scheduler.books.models.values()
         assert self.scheduler.books.several == {m.name for m in models if len(m.instances) > 1}
+        books = self.scheduler.books
+        idle = list(books.fleet.idle.values())
+        resting = [i for i in books.loaded.values() if i.idle_since_s is not None]
+        assert idle == sorted(resting, key=lambda i: i.idle_turn)
+        assert books.idle_of_several() == [i for i in idle if i.model in books.several]
         in_flight = sum(len(i.running) for i in self.live.values())
         waiting = sum(len(w) for w in self.inactive.values())
         assert self.arrived == self.finished + self.refused + in_flight + waiting, "a request was lost"
