@@ -62,11 +62,15 @@ class Victims:
     def on(self, device: DeviceId, pressing: Pressing, now_s: float) -> list[EvictionCandidate]:
         """Everybody on the device who may leave it now."""
         found: list[EvictionCandidate] = []
-        for instance in self._books.fleet.devices[device].instances.values():
-            in_use = instance.idle_since_s is None and instance.state is not InstanceState.DRAINING
-            away = instance.model in self._books.turned_away
-            alone = len(self._books.models[instance.model].instances) < 2
-            if in_use and not away and pressing is not Pressing.STARVING and alone:
+        books, stays_in_use = self._books, pressing is not Pressing.STARVING
+        for instance in books.fleet.devices[device].instances.values():
+            if (
+                stays_in_use
+                and instance.idle_since_s is None
+                and instance.state is not InstanceState.DRAINING
+                and instance.model not in books.several
+                and instance.model not in books.turned_away
+            ):
                 continue  # as most are: no need to look closer
             candidate = self.candidate(device, instance, pressing, now_s)
             if candidate is not None:
