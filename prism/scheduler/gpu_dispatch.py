@@ -42,7 +42,8 @@ class Dispatcher:
         if not ready and not self._queue.wants_plan_for_refusals:
             return
         self.wake_s = self._queue.plan_held_until_s(now_s)
-        for request in self._queue.plan(now_s, self._engines.accepted_s(), self._engines.prefill_s):
+        engines = self._engines
+        for request in self._queue.plan(now_s, engines.accepted_s(), engines.prefill_s, engines.speeds_version):
             self._refuse_late(request, now_s, effects)
         for request in self._hand_out(ready, now_s, effects):
             self._wake_by(request.must_run_s, now_s)

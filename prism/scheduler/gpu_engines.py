@@ -31,6 +31,8 @@ class DeviceEngines:
         self._orphans: dict[RequestId, Request] = {}
         """Dispatched requests whose engine is gone and whose delivered tokens are not known yet."""
         self._clock = SharedClock()
+        self.speeds_version = 0
+        """Another one whenever :meth:`prefill_s` may say something else."""
 
     # --- questions ---
 
@@ -67,6 +69,7 @@ class DeviceEngines:
             self._orphan(previous, now_s)
         engine = EngineState(up, PrefillSpeed(up.prefill_tokens_per_s), self._reserve_tokens)
         self._engines[up.key] = self._serving[up.key.model] = engine
+        self.speeds_version += 1
 
     def went_down(self, key: InstanceKey, now_s: float) -> bool:
         """It is gone; False: it was not here. :meth:`choose_serving` is to follow."""
@@ -83,6 +86,7 @@ class DeviceEngines:
     def choose_serving(self, model: ModelName) -> bool:
         """An instance of the model drains or is gone: another one gets its requests. False: there is none."""
         left = [e for e in self._engines.values() if e.up.key.model == model and not e.draining]
+        self.speeds_version += 1
         if left:
             self._serving[model] = left[-1]
         else:
@@ -107,6 +111,7 @@ class DeviceEngines:
         """Its prefill is done."""
         engine = self._engine_of.get(id)
         if engine is not None:
+            self.speeds_version += 1
             if engine.first_token(id, self._clock.advance(now_s), self.promises.clock_s(now_s), now_s):
                 self.promises.answered()
             self._count_sharer(engine, now_s)

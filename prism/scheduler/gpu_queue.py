@@ -79,6 +79,8 @@ class WaitingQueue:
         self._rejectable = 0
         self._changed = False
         self._planned_at_s = float("-inf")
+        self._planned_for: tuple[float, ...] | None = None
+        """What the standing plan was made for beside the requests; None: these are others by now."""
 
     def __len__(self) -> int:
         return len(self._requests)
@@ -125,6 +127,7 @@ class WaitingQueue:
     def add(self, request: Request, now_s: float) -> None:
         """The request waits; until the next plan it stands behind the others (a resumed one before them)."""
         self._requests[request.id] = request
+        self._planned_for = None
         line = self._lines.get(request.model)
         if line is None:
             line = self._lines[request.model] = _ModelLine(now_s, request.slo_ttft_s)
@@ -141,6 +144,7 @@ class WaitingQueue:
 
     def remove(self, id: RequestId) -> Request:
         request = self._requests.pop(id)
+        self._planned_for = None
         line = self._lines[request.model]
         line.count -= 1
         line.tokens -= request.prefill_tokens
@@ -203,14 +207,18 @@ class WaitingQueue:
         wanted = self._changed and self._admission is Admission.MOORE_HODGSON
         return self._plan_due_s() if wanted and now_s < self._plan_due_s() else None
 
-    def plan(self, now_s: float, busy_s: float, seconds: PrefillSeconds) -> list[Request]:
+    def plan(self, now_s: float, busy_s: float, seconds: PrefillSeconds, speeds: int) -> list[Request]:
         """Rank all requests anew if that is due; ``busy_s`` is the prefill work that engines have already accepted.
+        ``speeds``: another number whenever ``seconds`` says something else.
 
         Returns the late requests of models with ``late: reject``; they stay in the queue until :meth:`remove`.
         """
         if self._admission is not Admission.MOORE_HODGSON or now_s < self._plan_due_s():
             return []
-        self._planned_at_s, self._changed = now_s, False
+        planned_for = now_s, busy_s, self._overdue_lead_s, speeds
+        if planned_for == self._planned_for:
+            return []  # engines report one after the other, and few of these reports change what is planned
+        self._planned_at_s, self._planned_for, self._changed = now_s, planned_for, False
         if len(self._requests) == 1:
             return self._plan_one(next(iter(self._requests.values())), now_s, busy_s, seconds)
         resumed, overdue, rest = self._classes(now_s)

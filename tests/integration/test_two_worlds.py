@@ -108,7 +108,8 @@ def _comparable(value: Any, name: str = "") -> object:
     if name in MEASURED:
         return type(value).__name__ if isinstance(value, str) or 0 <= value < float("inf") else value
     if is_dataclass(value) and not isinstance(value, type | ModelSpec):
-        return type(value).__name__, {f.name: _comparable(getattr(value, f.name), f.name) for f in fields(value)}
+        own = [f.name for f in fields(value) if f.compare]  # the others follow from these
+        return type(value).__name__, {field: _comparable(getattr(value, field), field) for field in own}
     if hasattr(value, "_asdict"):
         return type(value).__name__, {name: _comparable(item, name) for name, item in value._asdict().items()}
     if isinstance(value, tuple):

@@ -7,6 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from prism.core.ids import ModelName, RequestId
+from prism.core.reasons import ReasonCode
 from prism.core.request import Request
 from prism.core.settings import Admission
 from prism.policy.admission import moore_hodgson
@@ -41,7 +42,7 @@ def ranked(sizes: list[tuple[str, int, float, float]], busy_s: float) -> list[Re
         id = RequestId(f"r{i:02}")
         requests[id] = Request(id, ModelName(model), NOW_S - age_s, tokens, slo_s, MAX_WAIT_S)
         queue.add(requests[id], NOW_S)
-    queue.plan(NOW_S, busy_s, seconds)
+    queue.plan(NOW_S, busy_s, seconds, 0)
     return [requests[id] for id in queue.ranking()]
 
 
@@ -91,3 +92,49 @@ def test_overdue_requests_take_their_share_and_no_more(
 def test_overdue_requests_run_in_the_order_of_their_arrival(sizes: list[tuple[str, int, float, float]]) -> None:
     arrivals = [r.arrival_s for r in ranked(sizes, 0.0) if overdue(r)]
     assert arrivals == sorted(arrivals)
+
+
+changes = st.lists(
+    st.tuples(
+        st.sampled_from(["add", "remove", "dispatch", "speed", "busy", "wait", "nothing"]),
+        st.sampled_from(["a", "b"]),
+        st.integers(1, 60),
+        st.sampled_from([0.15, 5.0, 20.0]),
+        st.floats(0.0, 60.0),
+    ),
+    max_size=40,
+)
+
+
+@given(changes)
+def test_a_plan_that_stands_is_the_one_that_would_be_made(
+    happened: list[tuple[str, str, int, float, float]],
+) -> None:
+    queue, anew = (WaitingQueue(Admission.MOORE_HODGSON, SHARE) for _ in range(2))
+    now_s, busy_s, speed = NOW_S, 0.0, 1
+    waiting: dict[RequestId, Request] = {}
+    for i, (what, model, tokens, slo_s, number) in enumerate(happened):
+        if what == "add" or not waiting:
+            request = Request(RequestId(f"r{i:02}"), ModelName(model), now_s - number, tokens, slo_s, MAX_WAIT_S)
+            waiting[request.id] = request
+            queue.add(request, now_s)
+            anew.add(request, now_s)
+        elif what == "remove":
+            id = list(waiting)[int(number) % len(waiting)]
+            assert queue.remove(id) is anew.remove(id) is waiting.pop(id)
+        elif what == "dispatch":
+            queue.dispatched(ReasonCode.OVERDUE, number / 10.0)
+            anew.dispatched(ReasonCode.OVERDUE, number / 10.0)
+        elif what == "speed":
+            speed += 1
+        elif what == "busy":
+            busy_s = number / 10.0
+        elif what == "wait":
+            now_s += number
+
+        def takes_s(request: Request, speed: int = speed) -> float:
+            return seconds(request) / speed
+
+        queue.plan(now_s, busy_s, takes_s, speed)
+        anew.plan(now_s, busy_s, takes_s, -i)  # as if speeds were others every time
+        assert queue.ranking() == anew.ranking()
