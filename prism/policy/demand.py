@@ -135,9 +135,12 @@ class IdleIntervals:
         """Weight (the newest interval has about 1) and summed length of the intervals longer than ``idle_s``.
 
         The bin of ``idle_s`` itself counts when its mean is longer."""
+        return self.longer_in(_bin(idle_s), idle_s)
+
+    def longer_in(self, first: int, idle_s: float) -> tuple[float, float]:
+        """:meth:`longer_than`, for callers that know the bin of ``idle_s``: most ask several histograms."""
         if self._weights is None or self._sums_s is None:
             return 0.0, 0.0
-        first = _bin(idle_s)
         beyond = self._beyond.get(first)
         if beyond is None:
             beyond = self._beyond[first] = sum(self._weights[first + 1 :]), sum(self._sums_s[first + 1 :])
@@ -161,8 +164,9 @@ def expected_remaining_s(idle_s: float, own: IdleIntervals, pool: IdleIntervals,
     Mean residual life of the model's own intervals, mixed with those of all models as if ``pool_weight`` of them had
     been its own. Beyond everything ever seen: as long again as it has lasted (the scale-free guess).
     """
-    weight, total_s = own.longer_than(idle_s)
-    all_weight, all_total_s = pool.longer_than(idle_s)
+    first = _bin(idle_s)
+    weight, total_s = own.longer_in(first, idle_s)
+    all_weight, all_total_s = pool.longer_in(first, idle_s)
     if all_weight > 0.0:
         weight, total_s = weight + pool_weight, total_s + pool_weight * all_total_s / all_weight
     if weight <= 0.0:

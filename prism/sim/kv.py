@@ -171,6 +171,8 @@ class KvMemory:
     # --- for the account ---
 
     def ahead_pages(self) -> int:
+        if self.mapped_pages == self._least_pages:
+            return 0  # as most engines of a device are, which run nothing
         return self.mapped_pages - self._needed_pages()
 
     def kept_pages(self) -> int:
