@@ -3,6 +3,7 @@ turn it is to begin all the same."""
 
 from __future__ import annotations
 
+import math
 from typing import Final
 
 from prism.core.ids import ModelName, RequestId
@@ -10,6 +11,7 @@ from prism.core.reasons import ReasonCode
 from prism.core.request import Request
 from prism.core.settings import Admission, GpuSettings
 from prism.core.specs import Prefer
+from prism.policy.prefill_turns import patient_until_s
 from prism.scheduler.gpu_engine import EngineState
 from prism.scheduler.gpu_engines import DeviceEngines
 from prism.scheduler.gpu_queue import WaitingQueue
@@ -44,7 +46,8 @@ class PromiseGate:
         """Whether the request, the first of its line, may go to its engine.
 
         1. Its stream has begun, or its engine's requests take turns: it may.
-        2. Answers of its engine have stood still for prompts and are to go on first: it waits.
+        2. Answers of its engine have stood still for prompts and are to go on first, or it can wait and they would: it
+           waits.
         3. It is too late: while nobody in time is held, where it harms nobody; when it is overdue, in its turn.
         4. Else if it breaks no promise, or when it cannot wait any longer and more requests are in time with it.
         """
@@ -95,7 +98,15 @@ class PromiseGate:
         if not engine.answering:
             return 0.0
         engine.turns.expect(self._engines.promises.step_s(engine), engine.pace.answer_s)
-        return engine.turns.due_s(engine.speed.seconds(engine.backlog_tokens + request.prefill_tokens), now_s)
+        prompts_s = engine.speed.seconds(engine.backlog_tokens + request.prefill_tokens)
+        return engine.turns.due_s(prompts_s, self._patient_until_s(engine, request), now_s)
+
+    def _patient_until_s(self, engine: EngineState, request: Request) -> float:
+        """Until when the request waits for answers of its engine that it could stop."""
+        if engine.up.prefer is Prefer.TPOT:
+            return math.inf
+        before_s = self._engines.accepted_s() + engine.speed.seconds(request.prefill_tokens)
+        return patient_until_s(request.arrival_s, request.slo_ttft_s, before_s)
 
     def begun(self, request: Request) -> None:
         """The request went to its engine."""

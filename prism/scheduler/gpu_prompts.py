@@ -15,7 +15,7 @@ class PromptTurns:
         """``objective_s``: for the time per token; infinite where nobody minds."""
         self._objective_s = objective_s
         self._steps = TokenTime()
-        self._credit = PromptCredit()
+        self._credit, self._strict = PromptCredit(), PromptCredit(kept=0.0)
         self._stalled = False
         self._at_s = self._stood_s = 0.0
         self._step_s = self._answer_s = 1.0
@@ -37,25 +37,34 @@ class PromptTurns:
         """An answer of ``tokens`` (>= 1) took ``seconds`` beside the time for which it stood still."""
         self._steps.observe(tokens, max(0.0, seconds), now_s)
 
-    def due_s(self, prompts_s: float, now_s: float) -> float:
+    def due_s(self, prompts_s: float, patient_until_s: float, now_s: float) -> float:
         """From when on a prompt may begin: now or before, later, or (infinite) not before those are computed that it is
-        behind. ``prompts_s``: what they and it still take."""
-        credit_s = self._pass_time(now_s)
-        if self._stalled:
-            return now_s if prompts_s <= credit_s else math.inf
-        return self._credit.due_s(self._expected_s(now_s), self._objective_s) if credit_s < 0.0 else now_s
+        behind. ``prompts_s``: what they and it still take. Until ``patient_until_s`` it spends nothing that is kept for
+        those in a hurry."""
+        self._pass_time(now_s)
+        due_s = self._due_s(self._credit, prompts_s, now_s)
+        if now_s >= patient_until_s:
+            return due_s
+        return max(due_s, min(patient_until_s, self._due_s(self._strict, prompts_s, now_s)))
 
-    def _pass_time(self, now_s: float) -> float:
+    def _due_s(self, credit: PromptCredit, prompts_s: float, now_s: float) -> float:
+        if self._stalled:
+            return now_s if prompts_s <= credit.left_s else math.inf
+        return credit.due_s(self._expected_s(now_s), self._objective_s) if credit.left_s < 0.0 else now_s
+
+    def _pass_time(self, now_s: float) -> None:
         if self._stalled:
             self._stood_s += now_s - self._at_s
         self._at_s = now_s
-        return self._credit.pass_time(
-            now_s,
-            stalled=self._stalled,
-            step_s=self._expected_s(now_s),
-            objective_s=self._objective_s,
-            answer_s=self._answer_s,
-        )
+        step_s = self._expected_s(now_s)
+        for credit in (self._credit, self._strict):
+            credit.pass_time(
+                now_s,
+                stalled=self._stalled,
+                step_s=step_s,
+                objective_s=self._objective_s,
+                answer_s=self._answer_s,
+            )
 
     def _expected_s(self, now_s: float) -> float:
         return self._steps.mean_s(now_s) or self._step_s

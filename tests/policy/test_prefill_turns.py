@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from prism.policy.prefill_turns import PromptCredit, left_by_step_s
+from prism.policy.prefill_turns import PromptCredit, left_by_step_s, patient_until_s
 
 STEP_S, OBJECTIVE_S = 0.02, 0.1
 
@@ -43,6 +43,15 @@ def test_credit_is_kept_for_a_part_of_an_answer_and_no_longer() -> None:
     assert passed(credit, 100.0, stalled=False, answer_s=4.0) == pytest.approx(2.0)
     assert passed(credit, 100.5, stalled=True, answer_s=4.0) == pytest.approx(1.5)
     assert passed(credit, 200.0, stalled=False) == pytest.approx(left_by_step_s(STEP_S, OBJECTIVE_S))
+
+
+def test_nothing_is_kept_for_those_who_can_wait() -> None:
+    credit = PromptCredit(kept=0.0)
+    assert passed(credit, 100.0, stalled=False, answer_s=4.0) == credit.left_s == left_by_step_s(STEP_S, OBJECTIVE_S)
+
+
+def test_a_prompt_can_wait_for_a_third_of_its_objective_less_what_is_computed_before_its_token() -> None:
+    assert patient_until_s(arrival_s=10.0, slo_ttft_s=4.0, before_s=0.5) == pytest.approx(10.9)
 
 
 @given(st.lists(st.floats(0.001, 0.5), min_size=1, max_size=60))

@@ -29,8 +29,8 @@ def device(admission: Admission = Admission.MOORE_HODGSON, prefer: Prefer = Pref
     return s
 
 
-def arrive(s: GpuScheduler, id: str, at_s: float, tokens: int = 2_000) -> list[str]:
-    return begun(s.on_event(RequestArrived(Request(RequestId(id), A, at_s, tokens, 5.0, 60.0)), at_s))
+def arrive(s: GpuScheduler, id: str, at_s: float, tokens: int = 2_000, slo_ttft_s: float = 5.0) -> list[str]:
+    return begun(s.on_event(RequestArrived(Request(RequestId(id), A, at_s, tokens, slo_ttft_s, 60.0)), at_s))
 
 
 def begun(effects: list[GpuEffect]) -> list[str]:
@@ -64,9 +64,47 @@ def test_prompts_that_waited_begin_together_as_far_as_answers_bear_them() -> Non
     stalled(s)
     for i in range(4):
         assert arrive(s, f"short{i}", 2.2, 10) == []
-    assert s.wake_s is not None
-    together = begun(s.on_event(Tick(), s.wake_s + 1.0))
-    assert "short0" in together and len(together) > 1
+    assert begun(s.on_event(Tick(), 5.0)) == ["behind", *(f"short{i}" for i in range(4))]
+
+
+def test_a_prompt_that_can_wait_spends_nothing_that_is_kept_for_those_in_a_hurry() -> None:
+    s = device()
+    assert arrive(s, "first", 0.0) == ["first"]
+    answered(s, "first", 0.4)
+    assert arrive(s, "second", 1.0) == ["second"]
+    assert arrive(s, "patient", 1.0) == []
+    answered(s, "second", 1.4)
+    due_s = s.wake_s
+    assert due_s is not None and 1.4 < due_s < 1.0 + 0.35 * 5.0 - 0.4
+    assert begun(s.on_event(Tick(), due_s - 0.01)) == []
+    assert begun(s.on_event(Tick(), due_s)) == ["patient"]
+
+
+def test_a_prompt_waits_for_a_third_of_its_objective_at_most() -> None:
+    s = device()
+    assert arrive(s, "first", 0.0) == ["first"]
+    answered(s, "first", 0.4)
+    assert arrive(s, "second", 1.0) == ["second"]
+    assert arrive(s, "patient", 1.0, 1_000, slo_ttft_s=2.0) == []
+    due_s = s.wake_s
+    assert due_s is not None and due_s == pytest.approx(1.0 + 0.35 * 2.0 - 0.4 - 0.2)
+    assert begun(s.on_event(Tick(), due_s)) == ["patient"]
+
+
+def test_a_prompt_in_a_hurry_spends_what_is_kept() -> None:
+    s = device()
+    assert arrive(s, "first", 0.0) == ["first"]
+    answered(s, "first", 0.4)
+    assert arrive(s, "second", 1.0) == ["second"]
+    assert arrive(s, "hurried", 1.0, 1_000, slo_ttft_s=1.0) == ["hurried"]
+
+
+def test_where_only_the_time_per_token_counts_a_prompt_waits_until_answers_bear_it() -> None:
+    s = device(prefer=Prefer.TPOT)
+    assert arrive(s, "first", 0.0) == ["first"]
+    answered(s, "first", 0.4)
+    assert arrive(s, "second", 1.0) == ["second"]
+    assert arrive(s, "hurried", 1.0, 1_000, slo_ttft_s=1.0) == []
 
 
 @pytest.mark.parametrize(
