@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from prism.wire.messages import Message
+from prism.wire.message import Message
 
 
 @dataclass

@@ -29,7 +29,8 @@ from prism.core.views import InstanceState
 from prism.scheduler import planning
 from prism.store.values import Entry, StoreUnavailable
 from prism.wire import keys
-from prism.wire.messages import AdminCommand, CommandResult, ForgetAdapter
+from prism.wire.commands import AdminCommand, ForgetAdapter
+from prism.wire.messages import CommandResult
 
 if TYPE_CHECKING:
     from prism.controller.controller import Controller

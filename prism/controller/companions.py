@@ -14,12 +14,12 @@ from prism.core.settings import LiveMode
 from prism.core.views import InstanceState
 from prism.policy.live.pipelines import ExecutionPipeline, PipelineSeat
 from prism.scheduler.beginnings import pipelined
-from prism.wire.messages import Companion
+from prism.wire.commands import Companion
 
 
 @dataclass(frozen=True, slots=True)
 class LiveCompany:
-    """Of one instance (see :class:`prism.wire.messages.ActivateCommand`)."""
+    """Of one instance (see :class:`prism.wire.commands.ActivateCommand`)."""
 
     companions: tuple[Companion, ...] = ()
     pipeline: int = 0

@@ -56,8 +56,9 @@ from prism.store.interface import Store, consumer_name
 from prism.store.ledger import Ledger
 from prism.store.values import FRONT_DEAD, StoreUnavailable
 from prism.wire import keys
+from prism.wire.commands import ShareQueue
 from prism.wire.mailbox import Inbox, Outbox
-from prism.wire.messages import AgentReport, Cancel, CommandResult, ShareQueue
+from prism.wire.messages import AgentReport, Cancel, CommandResult
 from prism.wire.refusals import refusal_of
 
 log = logging.getLogger(__name__)

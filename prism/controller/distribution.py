@@ -33,7 +33,7 @@ from prism.transfer.session import NodePlan, node_plans
 from prism.weights.exchange.pack_windows import window_name
 from prism.weights.packs.format import PackKey
 from prism.weights.store.whereabouts import SourceRates, Tier, Whereabouts
-from prism.wire.messages import Distribute
+from prism.wire.commands import Distribute
 from prism.wire.reports import PackReport
 
 LINK_KNOWN_S: Final = 600.0
@@ -44,7 +44,7 @@ RUNS_S: Final = 10.0
 
 @dataclass(frozen=True, slots=True)
 class Supply:
-    """How one machine of an activation gets its weights (see :class:`prism.wire.messages.ActivateCommand`)."""
+    """How one machine of an activation gets its weights (see :class:`prism.wire.commands.ActivateCommand`)."""
 
     mark: str = ""
     plans: tuple[bytes, ...] = ()

@@ -16,7 +16,9 @@ from prism.controller.placement import PlacementBook
 from prism.core.ids import NodeId
 from prism.core.instances import InstanceKey, parts_by_node
 from prism.core.views import InstanceState
-from prism.wire.messages import AgentReport, BringKv, Message
+from prism.wire.commands import BringKv
+from prism.wire.message import Message
+from prism.wire.messages import AgentReport
 
 
 class KvFollow:

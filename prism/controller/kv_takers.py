@@ -10,7 +10,9 @@ from prism.controller.placement import PlacementBook
 from prism.core.ids import ModelName, NodeId
 from prism.core.instances import parts_by_node
 from prism.core.views import InstanceState
-from prism.wire.messages import AgentReport, BringKv, KvTakers, Message
+from prism.wire.commands import BringKv, KvTakers
+from prism.wire.message import Message
+from prism.wire.messages import AgentReport
 
 
 class KvTakerBook:

@@ -15,8 +15,9 @@ from prism.core.events import ActivationError
 from prism.core.ids import NodeId
 from prism.core.instances import InstanceKey, parts_by_node
 from prism.core.specs import ModelSpec
+from prism.wire.commands import ActivateCommand, DeactivateCommand
 from prism.wire.mailbox import Outbox
-from prism.wire.messages import ActivateCommand, CommandResult, DeactivateCommand
+from prism.wire.messages import CommandResult
 
 log = logging.getLogger(__name__)
 

@@ -15,7 +15,7 @@ from prism.core.ids import NodeId
 from prism.obs import names
 from prism.obs.metrics import Metrics
 from prism.policy.live.parameter_pool import ParameterPool
-from prism.wire.messages import CopyOrder, KeepCopies
+from prism.wire.commands import CopyOrder, KeepCopies
 from prism.wire.reports import PackReport
 
 FETCHES: Final = 2

@@ -10,7 +10,8 @@ import logging
 
 from prism.core.ids import NodeId
 from prism.store.values import AgentRecord
-from prism.wire.messages import PROTOCOL_VERSION, AgentReport
+from prism.wire.message import PROTOCOL_VERSION
+from prism.wire.messages import AgentReport
 
 log = logging.getLogger(__name__)
 

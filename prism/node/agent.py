@@ -34,22 +34,19 @@ from prism.obs.metrics import Metrics
 from prism.store.interface import Store, consumer_name
 from prism.store.values import AgentRecord, StoreUnavailable
 from prism.wire import keys
-from prism.wire.mailbox import Inbox, Outbox
-from prism.wire.messages import (
-    PROTOCOL_VERSION,
+from prism.wire.commands import (
     ActivateCommand,
-    AgentReport,
     BringKv,
-    Cancel,
-    CommandResult,
     DeactivateCommand,
     Distribute,
     ForgetAdapter,
     KeepCopies,
     KvTakers,
-    ResumeReply,
     ShareQueue,
 )
+from prism.wire.mailbox import Inbox, Outbox
+from prism.wire.message import PROTOCOL_VERSION
+from prism.wire.messages import AgentReport, Cancel, CommandResult, ResumeReply
 from prism.wire.reports import DeviceStatus
 
 log = logging.getLogger(__name__)

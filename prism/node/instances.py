@@ -35,7 +35,8 @@ from prism.scheduler import keepalive
 from prism.scheduler.instance_life import DRAIN_S, InstanceStep, Steps
 from prism.transfer.errors import TransferError
 from prism.weights.errors import WeightsError
-from prism.wire.messages import ActivateCommand, CommandResult, DeactivateCommand
+from prism.wire.commands import ActivateCommand, DeactivateCommand
+from prism.wire.messages import CommandResult
 from prism.wire.reports import EngineDeath, InstanceReport, Stillborn
 
 log = logging.getLogger(__name__)

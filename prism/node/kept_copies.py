@@ -1,6 +1,6 @@
 """A machine's part of the fleet's parameter pool: what it keeps in host memory for all, and what it lets go.
 
-The controller says what (:class:`~prism.wire.messages.KeepCopies`); how much this machine has room for stands in its
+The controller says what (:class:`~prism.wire.commands.KeepCopies`); how much this machine has room for stands in its
 reports. Files are touched in threads, and the loop of the agent owns the rest.
 """
 
@@ -22,7 +22,7 @@ from prism.weights.packs.format import PackKey
 from prism.weights.store.kept import read_kept, write_kept
 from prism.weights.store.weight_store import WeightStore
 from prism.weights.store.whereabouts import Tier
-from prism.wire.messages import CopyOrder, KeepCopies
+from prism.wire.commands import CopyOrder, KeepCopies
 
 log = logging.getLogger(__name__)
 

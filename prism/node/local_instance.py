@@ -14,7 +14,7 @@ from prism.core.views import InstanceState
 from prism.engine.api import Handle
 from prism.policy.live.routes import Company
 from prism.scheduler.instance_life import InstanceLife
-from prism.wire.messages import ActivateCommand
+from prism.wire.commands import ActivateCommand
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +29,7 @@ class LiveBeginning:
     pipeline: int = 0
     turn: int = 0
     turns: int = 1
-    """See :class:`prism.wire.messages.ActivateCommand`."""
+    """See :class:`prism.wire.commands.ActivateCommand`."""
 
     @classmethod
     def ordered(cls, order: ActivateCommand) -> LiveBeginning:

@@ -38,7 +38,7 @@ from prism.weights.packs.format import PackKey
 from prism.weights.store.disk_rate import read_rate
 from prism.weights.store.weight_store import WeightStore
 from prism.weights.store.whereabouts import Tier
-from prism.wire.messages import ActivateCommand, KeepCopies
+from prism.wire.commands import ActivateCommand, KeepCopies
 from prism.wire.reports import ArrivalReport, LinkReport, PackReport
 
 log = logging.getLogger(__name__)

@@ -12,7 +12,8 @@ from prism.server.errors import ApiError, from_store, unavailable
 from prism.store.interface import Store
 from prism.store.values import StoreError
 from prism.wire import keys
-from prism.wire.messages import AdminCommand, CommandResult, encode
+from prism.wire.commands import AdminCommand
+from prism.wire.messages import CommandResult, encode
 
 ANSWER_S: Final = 2.0
 """The controller gives up so long before the caller does, so that its own words arrive."""

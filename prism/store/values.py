@@ -11,7 +11,8 @@ from prism.core.errors import PrismError
 from prism.core.ids import DeviceId, Generation, ModelName, NodeId
 from prism.core.instances import Parts, devices_of, queue_device
 from prism.core.views import InstanceState
-from prism.wire.messages import AdminCommand, Submission, decode
+from prism.wire.commands import AdminCommand
+from prism.wire.messages import Submission, decode
 
 FRONT_DEAD: Final = 0.0
 """What stands in place of a front door's last announcement once its process was seen to end."""
@@ -118,7 +119,7 @@ class AgentRecord(msgspec.Struct, frozen=True, kw_only=True):
     devices: list[DeviceId]
     seen_s: float
     protocol: int = 1
-    """The agent's :data:`prism.wire.messages.PROTOCOL_VERSION`; agents before the second said nothing."""
+    """The agent's :data:`prism.wire.message.PROTOCOL_VERSION`; agents before the second said nothing."""
     pid: int = 0
     detail: dict[str, object] = {}
     """What the operator's views show: memory per device, engines, running requests."""

@@ -20,7 +20,7 @@ from prism.kv.settings import DeclaredLinks, KvSettings
 from prism.node.main import EngineSettings
 from prism.weights.store.budget import Budget, share_of_memory
 from prism.weights.store.shared_memory import SHARED_MEMORY
-from prism.wire.messages import PROTOCOL_VERSION
+from prism.wire.message import PROTOCOL_VERSION
 
 DOCUMENT: Final = "fleet"
 

@@ -21,7 +21,7 @@ from prism.store.interface import Store
 from prism.store.values import AgentRecord, StoreRefused, StoreUnavailable
 from prism.supervisor.base import CannotStart, Supervisor
 from prism.supervisor.fleet import DOCUMENT, FleetDocument, FleetSettings, decode
-from prism.wire.messages import PROTOCOL_VERSION
+from prism.wire.message import PROTOCOL_VERSION
 from prism.wire.secret import FleetSecret, with_password, without_password
 
 REACH_S: Final = 10.0

@@ -31,7 +31,7 @@ CONTROLLER_FENCE: Final = f"{PREFIX}:controller:fence"
 """Counter: the fence of the latest lease."""
 
 COMMANDS: Final = f"{PREFIX}:queue:commands"
-"""Stream of :class:`prism.wire.messages.AdminCommand` for the controller."""
+"""Stream of :class:`prism.wire.commands.AdminCommand` for the controller."""
 
 REQUESTS: Final = f"{PREFIX}:requests"
 """Hash: request id -> ``queue SP entry-id``, for every request in any queue. Makes adding idempotent and cancelling

@@ -28,7 +28,8 @@ from zmq.utils.monitor import recv_monitor_message
 
 from prism.core.errors import InvalidValue
 from prism.wire.curve import check_keys, guard, secure
-from prism.wire.messages import AnyMessage, Message, decode, encode
+from prism.wire.message import Message
+from prism.wire.messages import AnyMessage, decode, encode
 from prism.wire.secret import MailKeys
 
 log = logging.getLogger(__name__)

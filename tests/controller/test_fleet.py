@@ -31,7 +31,8 @@ from prism.store.connect import open_store
 from prism.store.values import AgentRecord
 from prism.transfer.session import NodePlan
 from prism.wire import keys
-from prism.wire.messages import AgentReport, Distribute, Submission, decode, encode
+from prism.wire.commands import Distribute
+from prism.wire.messages import AgentReport, Submission, decode, encode
 from prism.wire.reports import ArrivalReport, DeviceStatus, InstanceReport, LinkReport, PackReport
 
 READY = InstanceState.READY

@@ -11,7 +11,8 @@ from prism.core.ids import DeviceId, Generation, ModelName
 from prism.core.instances import InstanceKey, whole_model
 from prism.core.reasons import ReasonCode, because
 from prism.store.memory import MemoryStore
-from prism.wire.messages import AgentReport, BringKv
+from prism.wire.commands import BringKv
+from prism.wire.messages import AgentReport
 
 M, MARK = ModelName("m"), "0123abcd"
 REASON = because(ReasonCode.OPERATOR)

@@ -11,7 +11,8 @@ from prism.core.ids import DeviceId, Generation, ModelName
 from prism.core.instances import InstanceKey, whole_model
 from prism.core.reasons import ReasonCode, because
 from prism.store.memory import MemoryStore
-from prism.wire.messages import AgentReport, BringKv, KvTakers
+from prism.wire.commands import BringKv, KvTakers
+from prism.wire.messages import AgentReport
 from prism.wire.reports import PackReport
 
 M, N, MARK, OTHER = ModelName("m"), ModelName("n"), "0123abcd", "4567cdef"

@@ -14,7 +14,9 @@ from prism.core.ids import DeviceId, Generation, ModelName, NodeId
 from prism.core.instances import InstanceKey, LayerRange, Part, Parts, Role, whole_model
 from prism.core.reasons import ReasonCode, because
 from prism.core.specs import ModelShape, ModelSpec
-from prism.wire.messages import ActivateCommand, CommandResult, DeactivateCommand, Message
+from prism.wire.commands import ActivateCommand, DeactivateCommand
+from prism.wire.message import Message
+from prism.wire.messages import CommandResult
 from tests.outbox import NotedOutbox
 
 M = ModelName("m")

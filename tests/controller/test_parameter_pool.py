@@ -18,7 +18,8 @@ from prism.obs import names
 from prism.obs.metrics import Metrics, render
 from prism.weights.folders.fingerprint import fingerprint
 from prism.weights.packs.format import RAW_LAYOUT
-from prism.wire.messages import AgentReport, KeepCopies, decode, encode
+from prism.wire.commands import KeepCopies
+from prism.wire.messages import AgentReport, decode, encode
 from prism.wire.reports import DeviceStatus, PackReport
 
 IMAGE = "sglang/tp1"

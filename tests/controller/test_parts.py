@@ -34,7 +34,8 @@ from prism.store.ledger import Ledger
 from prism.store.memory import MemoryStore
 from prism.store.values import AgentRecord, LeaseLost
 from prism.wire import keys
-from prism.wire.messages import PROTOCOL_VERSION, AgentReport, Failed, Submission, encode
+from prism.wire.message import PROTOCOL_VERSION
+from prism.wire.messages import AgentReport, Failed, Submission, encode
 from prism.wire.reports import DeviceStatus, InstanceReport, Stillborn
 from tests.outbox import NotedOutbox
 

@@ -12,7 +12,8 @@ import pytest
 
 from prism.controller import controller, nodes
 from prism.node import agent
-from prism.wire.messages import AgentReport, CommandResult, Message
+from prism.wire.message import Message
+from prism.wire.messages import AgentReport, CommandResult
 from tests.patience import LOOK_S, PATIENCE_S, happens
 
 from .fake_system import System, ended, fake_system, model, whole

@@ -22,7 +22,8 @@ from prism.node.instances import Instances
 from prism.node.layers_network import HeldElsewhere, HeldPieces, Holders, LayersOffer, LayersWanted
 from prism.node.measures import NodeMeasures
 from prism.obs.metrics import Metrics
-from prism.wire.messages import ActivateCommand, CommandResult, DeactivateCommand
+from prism.wire.commands import ActivateCommand, DeactivateCommand
+from prism.wire.messages import CommandResult
 from tests.integration.fake_system import SHAPE, model
 
 from .conftest import DEVICE, Bench

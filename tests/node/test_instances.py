@@ -18,7 +18,8 @@ from prism.node.instances import Instances
 from prism.node.measures import NodeMeasures
 from prism.obs.metrics import Metrics
 from prism.wire import keys
-from prism.wire.messages import ActivateCommand, CommandResult, DeactivateCommand
+from prism.wire.commands import ActivateCommand, DeactivateCommand
+from prism.wire.messages import CommandResult
 from prism.wire.reports import InstanceReport
 from tests.integration.fake_system import model
 from tests.patience import happens

@@ -19,7 +19,7 @@ from prism.node.layers_network import LayersWanted
 from prism.node.live_helpers import held_pieces
 from prism.policy.live.routes import layer_order
 from prism.remote.handing import PREFIX
-from prism.wire.messages import Companion
+from prism.wire.commands import Companion
 from tests.patience import happens
 
 from .conftest import DEVICE, Bench

@@ -34,7 +34,8 @@ from prism.obs.metrics import Metrics
 from prism.remote.handing import PREFIX
 from prism.transfer.server import TransferServer
 from prism.transfer.windows import WindowSources
-from prism.wire.messages import ActivateCommand, AgentReport, CommandResult, DeactivateCommand
+from prism.wire.commands import ActivateCommand, DeactivateCommand
+from prism.wire.messages import AgentReport, CommandResult
 from prism.wire.reports import DeviceStatus
 from tests.outbox import NotedOutbox
 from tests.patience import happens

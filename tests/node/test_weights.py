@@ -37,7 +37,7 @@ from prism.weights.store.disk_fill import FillLock
 from prism.weights.store.kept import read_kept
 from prism.weights.store.resident import ResidentPack
 from prism.weights.store.weight_store import WeightStore
-from prism.wire.messages import ActivateCommand, CopyOrder, KeepCopies
+from prism.wire.commands import ActivateCommand, CopyOrder, KeepCopies
 from tests.patience import PATIENCE_S, happens
 
 SECRET = b"secret"

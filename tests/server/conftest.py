@@ -13,7 +13,8 @@ import pytest
 from prism.config.catalog import Catalog, load_catalog
 from prism.engine.fake import FakeSpeed
 from prism.wire import keys
-from prism.wire.messages import AdminCommand, CommandResult
+from prism.wire.commands import AdminCommand
+from prism.wire.messages import CommandResult
 from tests.server.live import LiveFront
 from tests.server.tiny import make_model
 

@@ -24,7 +24,7 @@ from prism.server.connections import BoundedProtocol
 from prism.server.front import Front, make_front
 from prism.store.interface import Store
 from prism.wire.mailbox import Inbox
-from prism.wire.messages import Message
+from prism.wire.message import Message
 from tests.patience import PATIENCE_S
 
 T = TypeVar("T")

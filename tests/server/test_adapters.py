@@ -15,7 +15,7 @@ from prism.config.catalog import load_catalog
 from prism.engine.api import Work
 from prism.engine.fake import FakeSpeed
 from prism.wire.adapters import AdapterRef
-from prism.wire.messages import AdminCommand
+from prism.wire.commands import AdminCommand
 from tests.config.test_adapters import write_adapter
 from tests.config.test_model_files import write_safetensors
 from tests.server.conftest import LETTERS

@@ -16,7 +16,7 @@ from prism.core.instances import whole_model
 from prism.core.views import ClusterView, DeviceView, InstanceState, InstanceView, ModelView
 from prism.server.admin import admin_router
 from prism.sim.dry_run import Snapshot
-from prism.wire.messages import AdminCommand
+from prism.wire.commands import AdminCommand
 from tests.server.live import ADMIN_KEY, LiveFront
 
 AUTH = {"authorization": f"Bearer {ADMIN_KEY}"}

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from prism.wire.messages import AdminCommand
+from prism.wire.commands import AdminCommand
 from tests.server.fuzzing import QUIET, fuzz, judge, load
 from tests.server.live import ADMIN_KEY, LiveFront
 
