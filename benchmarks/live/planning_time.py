@@ -23,7 +23,7 @@ from prism.policy.live.pipelines import LiveRequest, plan_live
 from prism.policy.multicast.chains import LinkedDevice, plan_chains
 from prism.policy.multicast.estimate import NodeLink
 from prism.policy.multicast.planner import PlanRequest
-from prism.policy.multicast.topology import Topology
+from prism.policy.multicast.topology import NetworkTopology
 
 REPEATS = 9
 DEVICES, PER_MACHINE, SOURCES, RECEIVERS = 1000, 8, 4, 64
@@ -35,11 +35,11 @@ def rate_of(index: int, mixed: bool) -> float:
     return SLOW if mixed and index % 2 else FAST
 
 
-def wired(names: list[str]) -> Topology:
+def wired(names: list[str]) -> NetworkTopology:
     """Pairs, and switches of sixteen."""
     leaves = {name: f"leaf{i // 16}" for i, name in enumerate(names)}
     uplinks = dict.fromkeys(leaves.values(), 4 * FAST)
-    return Topology({name: f"pair{i // 2}" for i, name in enumerate(names)}, leaves, uplink_bytes_s=uplinks)
+    return NetworkTopology({name: f"pair{i // 2}" for i, name in enumerate(names)}, leaves, uplink_bytes_s=uplinks)
 
 
 def multicast(mixed: bool, switches: bool = False) -> LiveRequest:

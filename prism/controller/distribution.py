@@ -27,7 +27,7 @@ from prism.policy.live.pipelines import ExecutionPipeline, LiveRequest, plan_liv
 from prism.policy.multicast.estimate import NodeLink
 from prism.policy.multicast.links import estimate_links, split_by_topology
 from prism.policy.multicast.planner import LIVE_BLOCKS, TEN_GIGABIT, Plan, PlanRequest, first_blocks, plan
-from prism.policy.multicast.topology import Topology
+from prism.policy.multicast.topology import NetworkTopology
 from prism.scheduler.beginnings import pipelined
 from prism.transfer.session import NodePlan, node_plans
 from prism.weights.exchange.pack_windows import window_name
@@ -69,8 +69,8 @@ class _Running:
 class WeightDistribution:
     """One per controller; reads ``nodes``, sends nothing. ``topology``: what is declared of the fleet's network."""
 
-    def __init__(self, nodes: FleetNodes, topology: Topology | None = None) -> None:
-        self._nodes, self._topology = nodes, topology or Topology()
+    def __init__(self, nodes: FleetNodes, topology: NetworkTopology | None = None) -> None:
+        self._nodes, self._topology = nodes, topology or NetworkTopology()
         self._running: dict[PackKey, _Running] = {}
 
     def running(self) -> list[SentWeights]:

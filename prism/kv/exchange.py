@@ -32,7 +32,7 @@ from prism.kv.host_pool import HostPool
 from prism.kv.naming import PieceName
 from prism.kv.piece_file import PieceBytes
 from prism.kv.pool_directory import SpaceNote
-from prism.kv.taking import KvTaking
+from prism.kv.taking import TakerNews
 from prism.policy.moving import Leg, Way, choose_way
 from prism.transfer.errors import PeerError, SourceLost
 from prism.transfer.incoming import IncomingWindow, PullOptions
@@ -111,7 +111,7 @@ class KvOffers:
         self._guard = threading.Lock()
         self._offered: dict[str, float] = {}
         self._numbers = itertools.count()
-        self.taking = KvTaking()
+        self.taking = TakerNews()
         """Since :meth:`hand_over`."""
 
     def hand_over(self) -> dict[str, int]:

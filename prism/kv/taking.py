@@ -6,7 +6,7 @@ import threading
 import time
 
 
-class KvTaking:
+class TakerNews:
     """Written by the threads that answer and send, read by who waits (:mod:`prism.node.kv_handover`)."""
 
     def __init__(self) -> None:

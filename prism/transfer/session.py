@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import msgspec
 
 from prism.policy.multicast.planner import Plan
-from prism.policy.multicast.topology import Topology
+from prism.policy.multicast.topology import NetworkTopology
 from prism.transfer.windows import LeafCut
 
 
@@ -53,7 +53,7 @@ def node_plans(
     addresses: dict[str, str],
     network: str = "tcp",
     first: Sequence[int] = (),
-    topology: Topology | None = None,
+    topology: NetworkTopology | None = None,
 ) -> dict[str, NodePlan]:
     """Every node's part of ``plan``, which brings the pieces ``first`` first. ``addresses`` has every node of the
     plan, ``topology`` those with links of their own between them."""
@@ -67,7 +67,7 @@ def node_plans(
         receives[names[dst]].append((names[src], block))
         sends[names[src]].append((names[dst], block))
     known = {name: addresses[name] for name in names}
-    near_of = (topology or Topology()).near
+    near_of = (topology or NetworkTopology()).near
     piece_s = plan.expected_s / max(schedule.steps, 1)
     return {
         name: NodePlan(

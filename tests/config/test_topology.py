@@ -6,12 +6,12 @@ import pytest
 
 from prism.config.errors import CatalogError
 from prism.config.load import load_text
-from prism.policy.multicast.topology import Topology
+from prism.policy.multicast.topology import NetworkTopology
 
 MODELS = "models: [{name: m, path: p}]\n"
 
 
-def topology_of(text: str) -> Topology:
+def topology_of(text: str) -> NetworkTopology:
     return load_text((MODELS + text).encode(), "c.yaml", {}).topology.known()
 
 
@@ -23,7 +23,7 @@ def test_switches_and_domains_reach_the_planner() -> None:
     assert found.uplink_bytes_s == {"leaf 0": 5e9}, "the other one carries what it can"
     assert found.near("b") == {"c"} and found.near("a") == frozenset()
     assert found.domain_bytes_s == {"domain 0": 4e10}
-    assert topology_of("") == Topology()
+    assert topology_of("") == NetworkTopology()
 
 
 @pytest.mark.parametrize("kind", ["leaves", "domains"])

@@ -14,7 +14,7 @@ from prism.core.reasons import ReasonCode, because
 from prism.core.settings import LiveMode
 from prism.core.specs import DeviceKind
 from prism.core.views import InstanceState
-from prism.policy.multicast.topology import Topology
+from prism.policy.multicast.topology import NetworkTopology
 from prism.transfer.session import NodePlan
 from prism.weights.packs.format import PackKey
 from prism.wire.messages import AgentReport
@@ -42,7 +42,7 @@ def link(source: str, bytes_s: float) -> LinkReport:
 class Fleet:
     """Machines called by letters, of which ``sources`` have the model."""
 
-    def __init__(self, names: str, sources: str, topology: Topology, **reports: AgentReport) -> None:
+    def __init__(self, names: str, sources: str, topology: NetworkTopology, **reports: AgentReport) -> None:
         nodes = FleetNodes()
         for name in names:
             nodes.report(reports.get(name) or report(name, name in sources), 0.0)
@@ -70,9 +70,9 @@ def links_used(parts: dict[str, NodePlan]) -> set[tuple[str, str]]:
     return {(node, to) for node, part in parts.items() for to, _ in part.sends}
 
 
-def leaves(*switches: str, uplink: float = RATE) -> Topology:
+def leaves(*switches: str, uplink: float = RATE) -> NetworkTopology:
     by_node = {node: switch for switch in switches for node in switch}
-    return Topology(leaves=by_node, uplink_bytes_s=dict.fromkeys(switches, uplink))
+    return NetworkTopology(leaves=by_node, uplink_bytes_s=dict.fromkeys(switches, uplink))
 
 
 def measured(names: str) -> dict[str, AgentReport]:
@@ -102,7 +102,7 @@ def test_operators_see_the_path_and_what_other_ways_would_take() -> None:
 
 
 def test_links_between_groups_of_machines_are_sharded_and_gathered() -> None:
-    domains = Topology(domains={n: d for d in ("ab", "cd") for n in d}, domain_bytes_s={"ab": 1e11, "cd": 1e11})
+    domains = NetworkTopology(domains={n: d for d in ("ab", "cd") for n in d}, domain_bytes_s={"ab": 1e11, "cd": 1e11})
     fleet = Fleet("abcde", "ab", domains)
     parts = fleet.load("cde")
     assert fleet.reason["path"] == "a+b > c+d > e"
@@ -117,19 +117,19 @@ def test_a_source_that_runs_layers_for_another_machine_is_not_disturbed() -> Non
     key, where = InstanceKey(M, Generation(99)), whole_model([DeviceId("a/host:0")])
     remote = RemoteReport(layers=12, held_layers=12, leaders=["z/host:0"])
     leads = InstanceReport(key=key, parts=where, state=InstanceState.READY, remote=remote)
-    fleet = Fleet("abcd", "ab", Topology(), a=report("a", True, instances=[leads]))
+    fleet = Fleet("abcd", "ab", NetworkTopology(), a=report("a", True, instances=[leads]))
     parts = fleet.load("cd")
     assert set(parts) == {"b", "c", "d"} and fleet.reason["sending"] == "a"
     here = RemoteReport(layers=12, held_layers=12, leaders=["a/host:1"])
     beside = msgspec.structs.replace(leads, remote=here)
-    undisturbed = Fleet("abcd", "ab", Topology(), a=report("a", True, instances=[beside]))
+    undisturbed = Fleet("abcd", "ab", NetworkTopology(), a=report("a", True, instances=[beside]))
     assert {"a", "b"} <= set(undisturbed.load("cd")), "what runs for its own machine leaves the link free"
-    alone = Fleet("acd", "a", Topology(), a=report("a", True, instances=[leads]))
+    alone = Fleet("acd", "a", NetworkTopology(), a=report("a", True, instances=[leads]))
     assert "a" in alone.load("cd") and "sending" not in alone.reason
 
 
 def test_what_sends_one_model_is_no_source_of_another_one_while_it_does() -> None:
-    fleet = Fleet("abcd", "ab", Topology())
+    fleet = Fleet("abcd", "ab", NetworkTopology())
     assert set(fleet.load("c")) == {"a", "c"}
     other = PackKey("other weights")
     pack = PackReport(model=other.model, layout=other.layout, nbytes=1 << 30, in_memory=True)
@@ -163,7 +163,9 @@ def test_an_uplink_that_nobody_declared_is_known_from_what_crossed_it() -> None:
         )
         for n in names
     }
-    fleet = Fleet(names, "a", Topology(leaves={n: switch for switch in ("abc", "def") for n in switch}), **reports)
+    fleet = Fleet(
+        names, "a", NetworkTopology(leaves={n: switch for switch in ("abc", "def") for n in switch}), **reports
+    )
     crossed = {(s, d) for s, d in links_used(fleet.load("bcdef")) if (s in "abc") != (d in "abc")}
     assert len(crossed) == 1
 

@@ -21,7 +21,7 @@ from prism.core.instances import InstanceKey, whole_model
 from prism.core.reasons import ReasonCode, because
 from prism.core.settings import LiveMode
 from prism.core.specs import DeviceKind
-from prism.policy.multicast.topology import Topology
+from prism.policy.multicast.topology import NetworkTopology
 from prism.transfer.session import NodePlan
 from prism.weights.packs.format import PackKey
 from prism.wire.messages import AgentReport
@@ -31,14 +31,14 @@ from tests.net.cluster import Cluster
 pytestmark = pytest.mark.net
 NBYTES, LINK_BYTES_S = 24 << 20, 50e6
 M = ModelName("m")
-DOMAINS = Topology(domains={"n0": "A", "n1": "A", "n2": "B", "n3": "B"}, domain_bytes_s={"A": 4e8, "B": 4e8})
-LEAVES = Topology(
+DOMAINS = NetworkTopology(domains={"n0": "A", "n1": "A", "n2": "B", "n3": "B"}, domain_bytes_s={"A": 4e8, "B": 4e8})
+LEAVES = NetworkTopology(
     leaves={"n0": "X", "n1": "X", "n2": "X", "n3": "Y", "n4": "Y"},
     uplink_bytes_s={"X": LINK_BYTES_S, "Y": LINK_BYTES_S},
 )
 
 
-def ordered(cluster: Cluster, sources: int, nbytes: int, topology: Topology) -> tuple[dict[str, NodePlan], str]:
+def ordered(cluster: Cluster, sources: int, nbytes: int, topology: NetworkTopology) -> tuple[dict[str, NodePlan], str]:
     """What the controller sends the machines when instances are to come on all that lack the model, as pairs; and the
     path that it says the weights take."""
     nodes = FleetNodes()

@@ -16,7 +16,7 @@ from prism.policy.multicast.groups import block_orders
 from prism.policy.multicast.links import split_by_topology
 from prism.policy.multicast.planner import ALGORITHMS, CHAIN, Plan, PlanRequest, plan
 from prism.policy.multicast.schedule import Schedule, violations
-from prism.policy.multicast.topology import Topology
+from prism.policy.multicast.topology import NetworkTopology
 
 RATE = 1e8
 LINK = NodeLink(RATE, RATE)
@@ -61,19 +61,19 @@ def test_a_link_of_two_shards_takes_half_the_steps() -> None:
     assert schedule.steps == BLOCKS + 1, "one device takes a block a step: the first comes a step later, by one hop"
 
 
-def domains(*groups: str) -> Topology:
-    return Topology(
+def domains(*groups: str) -> NetworkTopology:
+    return NetworkTopology(
         domains={node: group for group in groups for node in group}, domain_bytes_s=dict.fromkeys(groups, 1e12)
     )
 
 
-def two_leaves(uplink_bytes_s: float) -> Topology:
+def two_leaves(uplink_bytes_s: float) -> NetworkTopology:
     """a, b, c under one switch, d, e, f under another."""
     leaves = {node: leaf for leaf in ("abc", "def") for node in leaf}
-    return Topology(leaves=leaves, uplink_bytes_s=dict.fromkeys(("abc", "def"), uplink_bytes_s))
+    return NetworkTopology(leaves=leaves, uplink_bytes_s=dict.fromkeys(("abc", "def"), uplink_bytes_s))
 
 
-def planned(sources: str, receivers: str, topology: Topology, **more: object) -> Plan:
+def planned(sources: str, receivers: str, topology: NetworkTopology, **more: object) -> Plan:
     request = PlanRequest(
         tuple(sources),
         tuple(receivers),
@@ -103,7 +103,7 @@ def test_a_narrow_uplink_is_crossed_once() -> None:
     assert len(chosen.chains) == 1 and chosen.chains[0][:1] == (("a",),)
     order = [node for group in chosen.chains[0] for node in group]
     assert set(order[:3]) == set("abc")
-    other = planned("a", "bcdef", Topology(), blocks=BLOCKS)
+    other = planned("a", "bcdef", NetworkTopology(), blocks=BLOCKS)
     assert other.schedule.algorithm == "binomial", "which is as good where nothing is narrow"
 
 
@@ -116,9 +116,9 @@ def test_each_leaf_is_served_by_its_own_source() -> None:
 
 
 def test_a_source_that_is_sending_is_left_out_while_there_is_another() -> None:
-    chosen = planned("ab", "cd", Topology(), sending=frozenset("a"))
+    chosen = planned("ab", "cd", NetworkTopology(), sending=frozenset("a"))
     assert chosen.nodes[: chosen.schedule.sources] == ("b",) and chosen.left_out == ("a",)
-    forced = planned("ab", "cd", Topology(), sending=frozenset("ab"))
+    forced = planned("ab", "cd", NetworkTopology(), sending=frozenset("ab"))
     assert set(forced.nodes[: forced.schedule.sources]) == set("ab") and forced.left_out == ()
 
 
@@ -188,7 +188,7 @@ def test_the_choice_is_the_best_candidate_on_any_topology(
     sources: int, receivers: int, places: list[tuple[str, str]], uplink: float, rates: list[float]
 ) -> None:
     names = tuple("abcdefghi"[: sources + receivers])
-    topology = Topology(
+    topology = NetworkTopology(
         domains={n: d for n, (d, _) in zip(names, places, strict=False) if d},
         leaves={n: leaf for n, (_, leaf) in zip(names, places, strict=False)},
         uplink_bytes_s={"X": uplink},
@@ -206,12 +206,12 @@ def test_the_choice_is_the_best_candidate_on_any_topology(
 
 def test_what_transfers_show_of_the_topology() -> None:
     """A domain's rate, and an uplink that nobody declared; what crossed it is not held against the nodes."""
-    known = Topology(domains={"a": "ab", "b": "ab"}, leaves={n: leaf for leaf in ("abc", "de") for n in leaf})
+    known = NetworkTopology(domains={"a": "ab", "b": "ab"}, leaves={n: leaf for leaf in ("abc", "de") for n in leaf})
     rates = {("a", "b"): 9e9, ("a", "c"): 1e9, ("d", "e"): 1e9, ("c", "d"): 2e8, ("a", "e"): 1e8}
     found, own = split_by_topology(known, rates)
     assert found.domain_bytes_s == {"ab": 9e9} and found.uplink_bytes_s == {"abc": 2e8, "de": 2e8}
     assert own == {("a", "c"): 1e9, ("d", "e"): 1e9}
-    declared = Topology(leaves=known.leaves, uplink_bytes_s={"abc": 4e8, "de": 4e8})
+    declared = NetworkTopology(leaves=known.leaves, uplink_bytes_s={"abc": 4e8, "de": 4e8})
     assert split_by_topology(declared, rates)[0].uplink_bytes_s == {"abc": 4e8, "de": 4e8}
     wide = {("a", "b"): 1e9, ("c", "d"): 9e8}
-    assert split_by_topology(Topology(leaves=known.leaves), wide) == (Topology(leaves=known.leaves), wide)
+    assert split_by_topology(NetworkTopology(leaves=known.leaves), wide) == (NetworkTopology(leaves=known.leaves), wide)

@@ -8,7 +8,7 @@ from msgspec import Meta, field
 
 from prism.config.sections.base import Section
 from prism.config.units import Bytes
-from prism.policy.multicast.topology import Topology
+from prism.policy.multicast.topology import NetworkTopology
 
 _Nodes = Annotated[tuple[str, ...], Meta(min_length=1, description="Names of machines, as `prism-node --name` gives.")]
 
@@ -44,11 +44,11 @@ class TopologyConfig(Section, frozen=True, kw_only=True):
     leaves: Annotated[tuple[LeafSwitch, ...], Meta(description="Leaf switches.")] = ()
     domains: Annotated[tuple[FastDomain, ...], Meta(description="Fast domains.")] = ()
 
-    def known(self) -> Topology:
+    def known(self) -> NetworkTopology:
         """As planners read it; switches and domains are called by their numbers."""
         leaves = {f"leaf {i}": leaf for i, leaf in enumerate(self.leaves)}
         domains = {f"domain {i}": domain for i, domain in enumerate(self.domains)}
-        return Topology(
+        return NetworkTopology(
             domains={node: name for name, domain in domains.items() for node in domain.nodes},
             leaves={node: name for name, leaf in leaves.items() for node in leaf.nodes},
             domain_bytes_s={n: float(d.link_bytes_s) for n, d in domains.items() if d.link_bytes_s},

@@ -21,7 +21,7 @@ from statistics import median
 from typing import Final
 
 from prism.policy.multicast.estimate import NodeLink
-from prism.policy.multicast.topology import Topology
+from prism.policy.multicast.topology import NetworkTopology
 
 SAME: Final = 0.6
 """Rates within this factor of each other are taken for one: two nodes that share a busy processor differ by as much."""
@@ -55,7 +55,7 @@ def estimate_links(rates: PairRates) -> KnownLinks:
     return KnownLinks({node: NodeLink(rate_of(out.get(node)), rate_of(inward.get(node))) for node in nodes}, typical)
 
 
-def split_by_topology(declared: Topology, rates: PairRates) -> tuple[Topology, PairRates]:
+def split_by_topology(declared: NetworkTopology, rates: PairRates) -> tuple[NetworkTopology, PairRates]:
     """What transfers showed beside what is declared: the topology with it, and the pairs whose rates say something of
     their nodes' own links.
 
@@ -86,7 +86,7 @@ def split_by_topology(declared: Topology, rates: PairRates) -> tuple[Topology, P
     return replace(declared, domain_bytes_s=both, uplink_bytes_s=uplinks), own
 
 
-def _crosses(topology: Topology, source: str, node: str, uplinks: Mapping[str, float]) -> bool:
+def _crosses(topology: NetworkTopology, source: str, node: str, uplinks: Mapping[str, float]) -> bool:
     ends = {topology.leaves.get(source, ""), topology.leaves.get(node, "")}
     return len(ends) > 1 and any(leaf in uplinks for leaf in ends)
 

@@ -33,7 +33,7 @@ from prism.policy.multicast.simple import (
     one_to_all_steps,
     tree_steps,
 )
-from prism.policy.multicast.topology import Topology, Wiring
+from prism.policy.multicast.topology import NetworkTopology, Wiring
 
 Algorithm = Callable[[int, int], Schedule]
 
@@ -94,7 +94,7 @@ class PlanRequest:
     shift: bool = True
     """Sub-groups get the blocks in orders of their own, so that together they soon have all; else all from the
     beginning on, which is how one that serves alone with another's help uses them."""
-    topology: Topology = field(default_factory=Topology)
+    topology: NetworkTopology = field(default_factory=NetworkTopology)
     sending: frozenset[str] = frozenset()
     """Nodes whose outgoing direction carries other traffic."""
 

@@ -28,7 +28,7 @@ DOMAIN_BYTES_S: Final = 50e9
 
 
 @dataclass(frozen=True, slots=True)
-class Topology:
+class NetworkTopology:
     """Of a fleet. Nodes that are missing here are in no domain, and all hang on one switch."""
 
     domains: Mapping[str, str] = field(default_factory=dict)
