@@ -49,6 +49,7 @@ from prism.core.settings import PolicyName
 from prism.obs import names
 from prism.obs.decisions import DecisionLog
 from prism.obs.metrics import Metrics
+from prism.policy.multicast.topology import Topology
 from prism.scheduler import planning
 from prism.scheduler.cluster import ClusterScheduler
 from prism.scheduler.records import PrewarmCounts
@@ -77,7 +78,8 @@ SETTLE_MAX_S: Final = 1.0
 
 
 class Controller:
-    """Build it, then :meth:`run` until cancelled; it waits for the lease first."""
+    """Build it, then :meth:`run` until cancelled; it waits for the lease first. ``topology``: what the catalog says of
+    the fleet's network."""
 
     def __init__(
         self,
@@ -87,6 +89,7 @@ class Controller:
         inbox: Inbox,
         decisions: DecisionLog,
         metrics: Metrics,
+        topology: Topology | None = None,
     ) -> None:
         self.models, self.scheduler, self.store, self.inbox = models, scheduler, store, inbox
         self.consumer = consumer_name("controller")
@@ -99,7 +102,7 @@ class Controller:
         self.admin = Admin(self)
         self.kv = KvFollow(models, self.placement, self.nodes, self.outbox.send)
         self.rescue = Rescue(store, self.consumer)
-        self.distribution = WeightDistribution(self.nodes, models.catalog.topology.known())
+        self.distribution = WeightDistribution(self.nodes, topology)
         self.dealing = Dealing(self.inactive, self.placement, self.feed)
         self.transfers = Transfers(metrics)
         self.lease = ControllerLease(store, self.consumer, inbox.address)

@@ -55,7 +55,8 @@ async def serve(config: ControllerConfig) -> None:
     loop = asyncio.get_running_loop()
     keys = None if config.secret_file is None else read_secret(Path(config.secret_file)).mail_keys()
     with Inbox(config.mailbox, keys=keys) as inbox:
-        controller = Controller(models, scheduler, store, inbox, decisions, metrics)
+        topology = models.catalog.topology.known()
+        controller = Controller(models, scheduler, store, inbox, decisions, metrics, topology)
         task = loop.create_task(controller.run())
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, task.cancel)

@@ -8,7 +8,6 @@ from types import SimpleNamespace
 import msgspec
 import pytest
 
-from prism.config.sections.topology import TopologyConfig
 from prism.controller.controller import Controller
 from prism.controller.inactive import InactiveQueue, Refusal
 from prism.controller.nodes import LOST_AFTER_S, FleetNodes
@@ -152,8 +151,7 @@ async def test_a_lease_that_ended_unnoticed_is_taken_again_unless_another_had_it
     store = MemoryStore(lambda: 0.0)  # leases end only where the test ends them
     inbox = SimpleNamespace(keys=None, address="ipc:///c")
     nothing = SimpleNamespace(on_event=None)
-    models = SimpleNamespace(catalog=SimpleNamespace(topology=TopologyConfig()), on_event=None)
-    controller = Controller(models, nothing, store, inbox, nothing, nothing)  # type: ignore[arg-type]
+    controller = Controller(nothing, nothing, store, inbox, nothing, nothing)  # type: ignore[arg-type]
     await controller.lease.take()
     publishing = asyncio.create_task(controller.placement.publish(lambda: controller.lease.holder))
     await store.release_lease(controller.lease.holder)  # as if it had run out
