@@ -49,7 +49,7 @@ from prism.core.settings import PolicyName
 from prism.obs import names
 from prism.obs.decisions import DecisionLog
 from prism.obs.metrics import Metrics
-from prism.policy.multicast.topology import Topology
+from prism.policy.multicast.topology import NetworkTopology
 from prism.scheduler import planning
 from prism.scheduler.cluster import ClusterScheduler
 from prism.scheduler.records import PrewarmCounts
@@ -89,7 +89,7 @@ class Controller:
         inbox: Inbox,
         decisions: DecisionLog,
         metrics: Metrics,
-        topology: Topology | None = None,
+        topology: NetworkTopology | None = None,
     ) -> None:
         self.models, self.scheduler, self.store, self.inbox = models, scheduler, store, inbox
         self.consumer = consumer_name("controller")
