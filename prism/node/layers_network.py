@@ -12,13 +12,14 @@ The connection is one of :mod:`prism.transfer`: both sides have proven that they
 from __future__ import annotations
 
 import asyncio
+import inspect
 import logging
 import socket
 import time
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from concurrent.futures import CancelledError, ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final, TypeVar
 
 import msgspec
 
@@ -30,6 +31,8 @@ from prism.transfer.peer_connection import PeerConnection
 from prism.transfer.server import TransferServer
 
 log = logging.getLogger(__name__)
+
+_T = TypeVar("_T")
 
 TOPIC: Final = "layers.held"
 ASK_S: Final = 5.0
@@ -88,7 +91,7 @@ class LayersOffer:
     held: Callable[[LayersWanted], list[HeldPieces]]
     changed: Callable[[float], Awaitable[None]]
     """Returns when what any instance has may have changed, or after so many seconds."""
-    take: Callable[[LayersWanted, socket.socket], Awaitable[DeviceId]]
+    take: Callable[[LayersWanted, socket.socket], Coroutine[Any, Any, DeviceId]]
     """Gives the connection to the engine; where it is. Raises :class:`PrismError` when it cannot be."""
 
 
@@ -116,18 +119,22 @@ class LayersNetwork:
             return found
 
         def answer(body: bytes) -> bytes:
-            answering = held(_decoded(body))
-            try:
-                return msgspec.msgpack.encode(asyncio.run_coroutine_threadsafe(answering, loop).result(ASK_S))
-            except (CancelledError, RuntimeError) as error:  # so the loop ends, and asyncio's own word for that
-                answering.close()
-                raise PeerError(self._server.node, "it stops") from error
+            return msgspec.msgpack.encode(self._in_loop(loop, held(_decoded(body)), ASK_S))
 
         def take(body: bytes, sock: socket.socket) -> bytes:
-            taken: Awaitable[DeviceId] = offer.take(_decoded(body), sock)
-            return asyncio.run_coroutine_threadsafe(_waited(taken), loop).result(ANSWER_S).encode()
+            return self._in_loop(loop, offer.take(_decoded(body), sock), ANSWER_S).encode()
 
         self._server.answer(TOPIC, answer, take)
+
+    def _in_loop(self, loop: asyncio.AbstractEventLoop, work: Coroutine[Any, Any, _T], limit_s: float) -> _T:
+        """What ``work`` returns. Raises :class:`PeerError` when it takes too long, and when the loop ends, which may
+        neither begin it nor say so."""
+        try:
+            return asyncio.run_coroutine_threadsafe(work, loop).result(limit_s)
+        except (CancelledError, RuntimeError, TimeoutError) as error:  # asyncio's own words for a loop that ends, too
+            if inspect.getcoroutinestate(work) == inspect.CORO_CREATED:
+                work.close()
+            raise PeerError(self._server.node, "it has no time, or stops") from error
 
     def holders(self, addresses: Mapping[str, str], wanted: LayersWanted) -> list[HeldElsewhere]:
         """Instances of the model on the machines ``addresses``, which are asked all at once; one that does not answer
@@ -211,10 +218,6 @@ class LayersNetwork:
 def pieces_known(held: Sequence[HeldPieces]) -> str:
     """Who has which pieces, in short."""
     return ";".join(f"{one.key} {','.join(map(str, one.pieces))}" for one in held) or "-"
-
-
-async def _waited(taken: Awaitable[DeviceId]) -> DeviceId:
-    return await taken
 
 
 def _decoded(body: bytes) -> LayersWanted:

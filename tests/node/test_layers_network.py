@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import socket
 from collections.abc import Iterator
+from contextlib import closing
 
 import msgspec
 import pytest
@@ -151,6 +153,27 @@ async def test_who_has_no_engine_or_another_secret_gives_no_connection(
         stranger.network.close()
         stranger.server.close()
     assert not b.taken
+
+
+def test_a_question_that_comes_when_the_loop_has_ended_is_refused_and_leaves_nothing_behind(
+    machines: tuple[Machine, Machine, Machine], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A loop that has stopped takes work and never begins it: the coroutine would be complained about when it is
+    collected."""
+    a, b, _ = machines
+
+    async def offer() -> None:
+        b.network.offer(b.offer())
+
+    with (
+        closing(asyncio.new_event_loop()) as loop,
+        closing(a.network._connection("b", b.server.address)) as connection,
+    ):
+        loop.run_until_complete(offer())
+        monkeypatch.setattr(layers_network, "ASK_S", 0.1)
+        with pytest.raises(PeerError, match="stops"):
+            connection.ask(layers_network.TOPIC, msgspec.msgpack.encode(WANTED), 30.0)
+    gc.collect()
 
 
 async def test_a_machine_that_does_not_answer_is_left_alone_for_a_while(
