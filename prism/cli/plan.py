@@ -14,7 +14,8 @@ from prism.cli.client import AdminClient, server_options
 @output.json_option
 @server_options
 def command(client: AdminClient, everything: bool, snapshot: bool, as_json: bool) -> None:
-    """Show what the cluster scheduler would do if it ran now, and why. Changes nothing."""
+    """Show what the cluster scheduler would do if it ran now, and why; and which weights are on their way to which
+    machines. Changes nothing."""
     if snapshot:
         output.print_json(client.get("snapshot"))
         return
