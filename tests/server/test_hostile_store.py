@@ -17,6 +17,7 @@ from prism.engine.fake import FakeSpeed
 from prism.server import broker
 from prism.store.connect import open_store
 from prism.store.embedded import EmbeddedServer
+from prism.wire import keys
 from tests.patience import PATIENCE_S, until
 from tests.server.conftest import CATALOG, LETTERS
 from tests.server.live import LiveFront
@@ -55,6 +56,12 @@ def answering(live: LiveFront) -> int:
     return sum(stream.last_token_s is not None for stream in list(live.front.broker.streams.values()))
 
 
+def unserved(live: LiveFront) -> int:
+    """Entries in the queue of models without an engine: who is written there only after the store was emptied waits
+    on, and rightly."""
+    return sum(live.run(live.store.lengths([keys.INACTIVE_QUEUE])))
+
+
 def test_full_is_said_with_503_and_what_runs_ends(served: tuple[LiveFront, redis.Redis]) -> None:
     live, other = served
     assert ask(live).status_code == 200
@@ -90,7 +97,7 @@ def test_emptied_behind_our_back_ends_every_request_one_way_or_the_other(
     with ThreadPoolExecutor(6) as pool:
         answers = [pool.submit(ask, live, 60) for _ in range(4)]
         waiting = [pool.submit(ask, live, 3, "cold") for _ in range(2)]  # nobody serves it
-        until(lambda: len(live.front.broker.streams) == 6, "the requests being sent")
+        until(lambda: len(live.front.broker.streams) == 6 and unserved(live) == 2, "the requests being written")
         other.flushall()
         for answer in answers:
             assert answer.result().status_code in (200, 503)
