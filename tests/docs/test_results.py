@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 DOCS = Path(__file__).resolve().parents[2] / "docs"
-RESULTS = sorted((DOCS / "results").glob("*.md"))
+INDEX = DOCS / "results" / "README.md"
+RESULTS = sorted(set((DOCS / "results").glob("*.md")) - {INDEX})
 _COMMIT = re.compile(r"[Cc]ommits? [0-9a-f]{7}\b")
 
 
@@ -32,6 +33,15 @@ def test_every_question_names_its_command_and_commit(document: Path) -> None:
     assert questions
     assert not [title for title, text in questions.items() if not _COMMIT.search(preface + text)]
     assert not [title for title, text in questions.items() if "`" not in text.partition("\n|")[0]]
+
+
+def test_the_overview_leads_to_every_document_and_says_where_every_aim_stands() -> None:
+    text = INDEX.read_text()
+    assert {document.name for document in RESULTS} <= set(re.findall(r"\]\(([\w-]+\.md)", text))
+    aims = [part for title, part in sections(INDEX)[1].items() if part.lstrip().startswith("| aim | reached |")]
+    assert len(aims) == len(sections(INDEX)[1]) - 1  # all but the list of documents
+    lines = [line for part in aims for line in part.splitlines()[3:] if line.startswith("|")]
+    assert not [line for line in lines if "](" not in line and "the same |" not in line]
 
 
 def test_the_index_of_experiments_names_every_file() -> None:
