@@ -44,7 +44,8 @@ def command(client: AdminClient, model: str, devices: tuple[str, ...], instances
             click.echo(f"  not loaded: {failure}", err=True)
         follow(client, model)
         if detail["instances"] < instances:
-            raise CliError("there is no room for more, or a load failed; see `prism plan --all` and `prism logs`")
+            what = "see `prism logs`" if detail["failed"] else "no device has room for more of it as things are"
+            raise CliError(f"{what}; `prism mem` shows who holds what, `prism unload MODEL` makes room")
         return
     if detail.get("was_ready"):
         click.echo(f"{model} was ready already")

@@ -26,6 +26,7 @@ from prism.controller.parameter_pool import FleetPool
 from prism.controller.placement import PlacementBook
 from prism.controller.pool_keeper import PoolKeeper
 from prism.controller.rescue import Rescue
+from prism.controller.takeover import fleet_heard
 from prism.controller.transfers import Transfers
 from prism.controller.versions import Versions
 from prism.core.effects import Activate, ClusterEffect, Deactivate, RefuseWaiting, Route, ShareWaiting
@@ -37,6 +38,7 @@ from prism.core.events import (
     ClusterEvent,
     DeactivationFinished,
     DeviceReport,
+    FleetKnown,
     InstanceFound,
     InstanceLost,
     NodeJoined,
@@ -123,10 +125,12 @@ class Controller:
             async with asyncio.TaskGroup() as group:
                 group.create_task(self.lease.hold())
                 group.create_task(self._mail())
+                group.create_task(self._clock())
+                await fleet_heard(self.store, self.nodes)
+                self.feed(FleetKnown())
                 group.create_task(self._waiting())
                 group.create_task(self.admin.serve(self.consumer))
                 group.create_task(self.placement.publish(lambda: self.lease.holder))
-                group.create_task(self._clock())
                 group.create_task(self._watch())
                 group.create_task(self._show())
                 group.create_task(self._pinned())
@@ -184,19 +188,33 @@ class Controller:
         for model, count in report.arrivals.items():  # they came before the state that the report shows
             if await self._introduce(ModelName(model)):
                 self.feed(Arrivals(ModelName(model), count))
-        for event in self.nodes.report(report, time.time()):
-            if isinstance(event, NodeLost):
-                self.orders.node_lost(event.node, time.time())
-            if isinstance(event, NodeJoined):
-                self.outbox.broken(report.mailbox)  # watched from now on
-            if isinstance(event, InstanceFound) and not await self._introduce(event.key.model):
-                continue
-            if isinstance(event, InstanceFound | InstanceLost) and self.placement.expects(event):
-                continue  # its command's answer is on the way and says the same
-            if isinstance(event, DeviceReport):
-                self.inactive.loads.measured(event.device, sum(m.running + m.waiting for m in event.instances))
-            self.feed(event)
+        served = {model for model in sorted(self.nodes.fresh_in(report)) if await self._introduce(model)}
+        for event in self.nodes.report(report, time.time()):  # no pause: nothing is decided on half of a report
+            self._take_reported(event, report.mailbox, served)
         self.kv.reported(report)
+
+    def _take_reported(self, event: ClusterEvent, mailbox: str, served: set[ModelName]) -> None:
+        """One event of a report from ``mailbox``; ``served``: of the models of its fresh instances those that the
+        catalog has."""
+
+        def is_news(found: InstanceFound) -> bool:
+            return found.key.model in served and not self.placement.expects(found)
+
+        match event:
+            case NodeLost(node):
+                self.orders.node_lost(node, time.time())
+            case NodeJoined():
+                self.outbox.broken(mailbox)  # watched from now on
+                event = replace(event, found=tuple(f for f in event.found if is_news(f)))
+            case InstanceFound() if not is_news(event):
+                return
+            case InstanceLost() if self.placement.expects(event):
+                return  # its command's answer is on the way and says the same
+            case DeviceReport():
+                self.inactive.loads.measured(event.device, sum(m.running + m.waiting for m in event.instances))
+            case _:
+                pass
+        self.feed(event)
 
     def _answered(self, event: ClusterEvent) -> None:
         match event:

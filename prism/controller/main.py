@@ -48,7 +48,7 @@ async def serve(config: ControllerConfig) -> None:
     models = KnownModels(load_catalog(Path(config.catalog)), Path(config.profiles) if config.profiles else None)
     live = models.catalog.live_scaling
     settings = replace(models.catalog.policy.settings().cluster, live=live.mode, live_hop_s=float(live.hop_s))
-    scheduler = cluster_scheduler(settings, [], first_generation=int(time.time()))
+    scheduler = cluster_scheduler(settings, [], first_generation=int(time.time()), takes_over=True)
     metrics = Metrics()
     decisions = DecisionLog(Path(config.decision_log), metrics)
     store = open_store(config.redis_url)

@@ -16,7 +16,7 @@ from prism.core.events import (
     NodeLost,
     OperatorDrain,
 )
-from prism.core.ids import DeviceId, NodeId
+from prism.core.ids import DeviceId, ModelName, NodeId
 from prism.core.instances import InstanceKey, Parts, devices_of, parts_by_node, queue_device
 from prism.core.specs import DeviceKind, DeviceSpec
 from prism.core.views import InstanceState
@@ -86,10 +86,17 @@ class FleetNodes:
         known = self._nodes.get(node)
         return None if known is None else known.mailbox
 
+    def fresh_in(self, report: AgentReport) -> set[ModelName]:
+        """Models of instances that serve by ``report`` and did not before."""
+        node = self._nodes.get(NodeId(report.node))
+        known = self._serving if node is not None and node.incarnation == report.incarnation else set()
+        return {i.key.model for i in report.instances if i.state is InstanceState.READY and i.key not in known}
+
     def report(self, report: AgentReport, now_s: float) -> list[ClusterEvent]:
         """Takes a report in. Instances that served and are missing from it were lost; ones that serve, on all their
         machines, and were not known are found (this controller, or the agent's knowledge of it, is new)."""
         events: list[ClusterEvent] = []
+        joins = False
         node = self._nodes.get(NodeId(report.node))
         if report.left:
             return [] if node is None else [self._drop(node)]
@@ -97,14 +104,18 @@ class FleetNodes:
             events.append(self._drop(node))
             node = None
         if node is None:
-            node = self._join(report, now_s)
-            events.append(NodeJoined(node.id, node.devices))
+            node, joins = self._join(report, now_s), True
         node.seen_s = now_s
         node.weights, node.packs, node.arriving = report.weights, report.packs, report.arriving
         node.deaths, node.host_bytes = report.deaths, report.host_bytes
         node.kv_bytes = report.kv_bytes
         node.disk_bytes_s, node.link_bytes_s, node.links = report.disk_bytes_s, report.link_bytes_s, report.links
-        events += self._instances(node, report)
+        instances = self._instances(node, report)
+        if joins:
+            found = tuple(event for event in instances if isinstance(event, InstanceFound))
+            events.append(NodeJoined(node.id, node.devices, found))
+        else:
+            events += instances
         events += [_device_report(report, spec) for spec in node.devices]
         if report.leaving and not node.leaving:
             node.leaving = True
@@ -121,8 +132,9 @@ class FleetNodes:
             events.append(OperatorDrain(tuple(mended), on=False))
         return events
 
-    def _instances(self, node: Node, report: AgentReport) -> list[ClusterEvent]:
-        events: list[ClusterEvent] = []
+    def _instances(self, node: Node, report: AgentReport) -> list[InstanceLost | InstanceFound]:
+        """None is lost when the node has just joined."""
+        events: list[InstanceLost | InstanceFound] = []
         words = {engine.key: engine.reason for engine in report.stillborn}
         now = {i.key: i for i in report.instances}
         serving = {key for key, instance in now.items() if instance.state is InstanceState.READY}

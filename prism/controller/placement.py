@@ -17,6 +17,7 @@ from prism.core.events import (
     DeactivationFinished,
     InstanceFound,
     InstanceLost,
+    NodeJoined,
     NodeLost,
 )
 from prism.core.ids import DeviceId, Generation, ModelName, node_of
@@ -68,6 +69,9 @@ class PlacementBook:
         match event:
             case ActivationFinished((model, generation)):
                 self._set_state(model, generation, InstanceState.READY, now_s)
+            case NodeJoined(_, _, found):
+                for instance in found:
+                    self.note(instance, now_s)
             case InstanceFound((model, generation), parts):
                 self._replicas.setdefault(model, {})[generation] = Replica(
                     parts=parts, state=InstanceState.READY, generation=generation, reason="found", since_s=now_s

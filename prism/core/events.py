@@ -158,6 +158,14 @@ class InstanceFound:
 class NodeJoined:
     node: NodeId
     devices: tuple[DeviceSpec, ...]
+    found: tuple[InstanceFound, ...] = ()
+    """Instances that serve with it already: they are in the books before anything is decided about its devices."""
+
+
+@dataclass(frozen=True, slots=True)
+class FleetKnown:
+    """A scheduler that takes over has heard all machines that are up, or has waited for them long enough: from now on
+    it decides."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -232,6 +240,7 @@ ClusterEvent = (
     | InstanceLost
     | InstanceFound
     | NodeJoined
+    | FleetKnown
     | NodeLost
     | DeviceLost
     | CatalogChanged

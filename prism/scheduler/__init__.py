@@ -16,12 +16,12 @@ from prism.scheduler.serverless import ServerlessPolicy
 
 
 def cluster_scheduler(
-    settings: ClusterSettings, catalog: Iterable[ModelSpec], first_generation: int = 1
+    settings: ClusterSettings, catalog: Iterable[ModelSpec], first_generation: int = 1, takes_over: bool = False
 ) -> ClusterScheduler:
     """The global scheduler with the policy named in ``settings``.
 
     ``first_generation`` must be larger than any that an earlier scheduler of the same fleet has given out (the shell
-    keeps count, or derives it from the clock)."""
+    keeps count, or derives it from the clock). ``takes_over``: see :class:`ClusterScheduler`."""
     makers: dict[PolicyName, Callable[[Books], ClusterPolicy]] = {
         PolicyName.PRISM: PrismPolicy,
         PolicyName.STATIC: StaticPolicy,
@@ -29,4 +29,4 @@ def cluster_scheduler(
         PolicyName.QLM: QlmPolicy,
         PolicyName.SERVERLESSLLM: ServerlessPolicy,
     }
-    return ClusterScheduler(settings, catalog, makers[settings.policy], first_generation)
+    return ClusterScheduler(settings, catalog, makers[settings.policy], first_generation, takes_over)

@@ -27,6 +27,8 @@ class Books:
     def __init__(self, settings: ClusterSettings) -> None:
         self.settings = settings
         self.fleet = Fleet()
+        self.fleet_known = True
+        """Machines that are up, and what serves there, are in these books: False only while a scheduler takes over."""
         self.rates = DemandRates(settings, self.fleet)
         self.models: dict[ModelName, ModelRecord] = {}
         self.catalog_version = 0

@@ -26,6 +26,7 @@ from prism.core.events import (
     DeactivationFinished,
     DeviceLost,
     DeviceReport,
+    FleetKnown,
     InstanceFound,
     InstanceLost,
     NodeJoined,
@@ -66,10 +67,14 @@ class ClusterScheduler:
         catalog: Iterable[ModelSpec],
         make_policy: Callable[[Books], ClusterPolicy],
         first_generation: int = 1,
+        takes_over: bool = False,
     ) -> None:
-        """``first_generation`` must be larger than any that an earlier scheduler of this fleet has given out."""
+        """``first_generation`` must be larger than any that an earlier scheduler of this fleet has given out.
+        ``takes_over``: there may be instances that it does not know yet; nothing is started or moved before
+        :class:`FleetKnown`."""
         self.settings = settings
         self.books = books = Books(settings)
+        books.fleet_known = not takes_over
         self.policy = policy = make_policy(books)
         self._outbox = EffectOutbox()
         self._lifecycle = lifecycle = Lifecycle(books, self._outbox, first_generation)
@@ -109,6 +114,8 @@ class ClusterScheduler:
         4. The policy does what is due.
         """
         self._take_in(event, now_s)  # 1
+        if not self.books.fleet_known:
+            return self._outbox.take_all()
         if self._lifecycle.freed:
             self.policy.on_gone(self._lifecycle.freed, now_s)
             self._wanting.retry_freed(now_s)  # 2
@@ -146,6 +153,9 @@ class ClusterScheduler:
                 self._catalog.on_pin_changed(model, pinned)
             case NodeJoined() | NodeLost() | DeviceLost():
                 self._on_devices(event, now_s)
+            case FleetKnown():
+                self.books.fleet_known = True
+                self._wanting.retry_wanted(now_s)
             case Tick():
                 pass
             case _:
@@ -177,8 +187,10 @@ class ClusterScheduler:
     def _on_devices(self, event: NodeJoined | NodeLost | DeviceLost, now_s: float) -> None:
         fleet = self.books.fleet
         match event:
-            case NodeJoined(_, devices):
+            case NodeJoined(_, devices, found):
                 fleet.add_devices([d for d in devices if d.id not in fleet.devices])
+                for instance in found:
+                    self._losses.on_instance_found(instance, now_s)
                 self._wanting.retry_wanted(now_s)
             case NodeLost(node):
                 self._losses.on_devices_lost(self._devices_on(node), now_s)

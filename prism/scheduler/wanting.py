@@ -140,7 +140,7 @@ class Wanting:
 
     def _try(self, model: ModelRecord, survey: Survey, now_s: float) -> bool:
         """Whether an instance was started: what ``survey`` has found does not hold any more then."""
-        if now_s < model.retry_at_s or awaits_answer(model, now_s):
+        if not self._books.fleet_known or now_s < model.retry_at_s or awaits_answer(model, now_s):
             return False
         if model.coming_or_here:
             self.unwant_model(model)

@@ -83,10 +83,20 @@ def kinds(events: list) -> list[type]:
 
 def test_a_new_node_joins_with_what_it_serves() -> None:
     events = FleetNodes().report(report(instance(InstanceState.READY), instance(InstanceState.LOADING, 2)), 0.0)
-    assert kinds(events) == [NodeJoined, InstanceFound, DeviceReport]
+    assert kinds(events) == [NodeJoined, DeviceReport]
+    assert events[0].found == (InstanceFound(key(1), whole_model([D])),), "with it, not after it"
     loads = events[-1].instances
     assert [(x.key.generation, x.running) for x in loads] == [(1, 2), (2, 2)]
     assert (events[-1].free_bytes, events[-1].memory_short_s) == (600, 0.3)
+
+
+def test_only_fresh_instances_are_named_before_a_report_is_taken() -> None:
+    nodes, serving = FleetNodes(), report(instance(InstanceState.READY), instance(InstanceState.LOADING, 2))
+    assert nodes.fresh_in(serving) == {M}
+    nodes.report(serving, 0.0)
+    assert nodes.fresh_in(serving) == set()
+    again = msgspec.structs.replace(serving, incarnation="two")
+    assert nodes.fresh_in(again) == {M}, "a restarted agent joins anew with all it has"
 
 
 def test_an_instance_that_vanishes_from_the_reports_is_lost_once() -> None:
@@ -178,7 +188,7 @@ def test_an_instance_on_two_machines_is_found_when_both_have_shown_it(first: str
     other = "n2" if first == "n1" else "n1"
     assert kinds(nodes.report(report(stage(1), node=first), 0.0)) == [NodeJoined, DeviceReport]
     found = nodes.report(report(stage(1), node=other), 1.0)
-    assert kinds(found) == [NodeJoined, InstanceFound, DeviceReport] and found[1] == InstanceFound(key(1), STAGES)
+    assert kinds(found) == [NodeJoined, DeviceReport] and found[0].found == (InstanceFound(key(1), STAGES),)
     assert kinds(nodes.report(report(stage(1), node=first), 2.0)) == [DeviceReport]
 
 

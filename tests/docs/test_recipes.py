@@ -23,6 +23,7 @@ ONE_WORLD = {
     "CatalogChanged": "a simulated catalog is given at the start",
     "OperatorUnload": "no simulated operator unloads",
     "ActivationStarted": "the live world says it with the answer",
+    "FleetKnown": "a simulated scheduler takes over from nobody",
     "DeviceLost": "no agent tells a failed GPU from engines that died there one by one",
 }
 """Events and effects that one world has no occasion for."""

@@ -55,6 +55,23 @@ async def test_after_zygote_and_agent_were_killed_the_standby_takes_over(server:
     assert again != [standby]
 
 
+def test_a_new_controller_starts_nothing_beside_what_serves(server: Server) -> None:
+    """Orders that come at once wait until it has heard what serves."""
+    warm(server)
+    until(lambda: any(server.replicas(model) for model in DEMOS), "what serves being shown")
+    there = [model for model in DEMOS if server.replicas(model)]  # not all of them have room
+    before = {model: places(server, model) for model in there}
+    for _ in range(2):
+        server.kill(server.named("controller"))
+        for model in there:
+            assert server.admin(f"models/{model}/load", {})["detail"].get("was_ready")
+        assert {model: places(server, model) for model in there} == before
+
+
+def places(server: Server, model: str) -> list[tuple[list[str], int]]:
+    return [(replica["devices"], replica["generation"]) for replica in server.replicas(model)]
+
+
 async def test_one_of_two_front_doors_dies_and_the_other_goes_on(server: Server, demo_models: Path) -> None:
     """Streams through the dead worker break (its sockets are gone); all others are right, and new ones are served."""
     await asyncio.to_thread(warm, server)

@@ -9,6 +9,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import SimpleNamespace
 
 import msgspec
 
@@ -147,7 +148,7 @@ class Catalog:
 
     def __init__(self, specs: list[ModelSpec], file: Path) -> None:
         self.specs = {s.name: s for s in specs}
-        self.models: list[object] = []
+        self.models: list[object] = [SimpleNamespace(name=s.name, path=s.path, pinned=True) for s in specs if s.pinned]
         self.entries: list[object] = []
         self.file = file
         self.weights = WeightConfig()
@@ -171,6 +172,25 @@ async def some_tokens(answers: list[Answer]) -> None:
 
 def whole(answer: Answer) -> bool:
     return answer.failed is None and answer.tokens == answer.expected
+
+
+def start_controller(
+    folder: Path,
+    specs: list[ModelSpec],
+    store: Store,
+    inbox: Inbox,
+    decisions: DecisionLog,
+    *,
+    first_generation: int = 1,
+    **settings: object,
+) -> Controller:
+    """With a ``first_generation`` above 1 it takes over from another."""
+    models = KnownModels(Catalog(specs, folder / "catalog.yaml"))  # type: ignore[arg-type]
+    takes_over, known = first_generation > 1, ClusterSettings(**settings)  # type: ignore[arg-type]
+    scheduler = cluster_scheduler(known, [], first_generation, takes_over)
+    controller = Controller(models, scheduler, store, inbox, decisions, Metrics())
+    controller.admin.view = lambda: {}  # type: ignore[method-assign]
+    return controller
 
 
 @dataclass
@@ -245,15 +265,12 @@ async def fake_system(
     pool = FakePool(SPEED, keys=mail_keys)
     agent = start_agent(store, folder, pool, "agent", 0, keys=mail_keys)
     (folder / "catalog.yaml").touch()
-    models = KnownModels(Catalog(specs, folder / "catalog.yaml"))  # type: ignore[arg-type]
-    cluster = cluster_scheduler(ClusterSettings(**settings), [])  # type: ignore[arg-type]
     with (
         Inbox(address(folder, "front", mail_keys), keys=mail_keys) as front_inbox,
         Inbox(address(folder, "controller", mail_keys), keys=mail_keys) as inbox,
     ):
         decisions = DecisionLog(folder / "decisions.jsonl", Metrics())
-        controller = Controller(models, cluster, store, inbox, decisions, Metrics())
-        controller.admin.view = lambda: {}  # type: ignore[method-assign]
+        controller = start_controller(folder, specs, store, inbox, decisions, **settings)
         front = Front(store, front_inbox)
         system = System(store, front, [pool], [agent], controller, {})
         for name, main in (("front", front.run()), ("controller", controller.run()), ("agent", agent.run())):

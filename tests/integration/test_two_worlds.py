@@ -24,6 +24,7 @@ from prism.core.events import (
     CatalogChanged,
     DeactivationFinished,
     DeviceReport,
+    FleetKnown,
     InstanceLost,
     NodeJoined,
     OperatorUnload,
@@ -44,8 +45,9 @@ from .fake_system import SPEED, ended, fake_system, model, some_tokens
 A = ModelName("a")
 LONG_TOKENS = 2000
 REPORTS = (DeviceReport, EngineLoad, MemoryReport)
-RHYTHM = (Arrivals, WaitingRequests, CatalogChanged, Tick)
-"""Told when the controller looks, so that several may become one; or not at all, since simulated catalogs stay."""
+RHYTHM = (Arrivals, WaitingRequests, CatalogChanged, Tick, FleetKnown)
+"""Told when the controller looks, so that several may become one; or not at all, since simulated catalogs stay and
+nobody takes over there."""
 CLUSTER, DEVICES = "the cluster's scheduler", "the devices' schedulers"
 MEASURED = {
     "arrival_s",

@@ -11,8 +11,10 @@ from prism.core.effects import Activate, Deactivate, RefuseWaiting, Route
 from prism.core.events import (
     ActivationError,
     CatalogChanged,
+    FleetKnown,
     InstanceFound,
     InstanceLost,
+    NodeJoined,
     OperatorLoad,
     OperatorUnload,
     PinChanged,
@@ -22,6 +24,7 @@ from prism.core.ids import DeviceId, Generation, ModelName, NodeId
 from prism.core.instances import InstanceKey, whole_model
 from prism.core.reasons import ReasonCode
 from prism.core.settings import ClusterSettings, Placement
+from prism.scheduler import cluster_scheduler
 from tests.scheduler.cluster_world import model_spec
 from tests.scheduler.exchange import node_devices
 from tests.scheduler.small_world import GB0, GB1, QUIET, A, B, C, on, reasons, serve, world
@@ -301,6 +304,28 @@ def test_a_new_scheduler_takes_over_what_runs_and_sends_away_what_nobody_knows()
     assert [e.reason.code for e in effects if isinstance(e, Deactivate)] == [ReasonCode.STALE]
     effects = w.scheduler.on_event(WaitingRequests(A, 1, 1.0), 1.0)
     assert effects == [Route(A, (GB0,))]
+
+
+def test_what_a_machine_brings_is_known_before_anything_is_decided_about_it() -> None:
+    """A pinned model waits for a machine; the one that comes has it."""
+    scheduler = cluster_scheduler(QUIET, [replace(model_spec("a", 300), pinned=True)])
+    devices = node_devices("g", 2)
+    there = InstanceFound(InstanceKey(A, Generation(7)), whole_model([devices[0].id]))
+    effects = scheduler.on_event(NodeJoined(NodeId("g"), devices, (there,)), 1.0)
+    assert effects == [Route(A, (devices[0].id,))]
+
+
+def test_who_takes_over_decides_nothing_before_it_has_heard_the_fleet() -> None:
+    spec = replace(model_spec("a", 300), pinned=True)
+    scheduler = cluster_scheduler(QUIET, [spec, model_spec("b", 300)], takes_over=True)
+    first, second = node_devices("g", 1), node_devices("h", 1)
+    assert scheduler.on_event(NodeJoined(NodeId("g"), first), 0.0) == []
+    assert scheduler.on_event(WaitingRequests(B, 1, 0.0), 0.1) == []
+    there = InstanceFound(InstanceKey(A, Generation(7)), whole_model([second[0].id]))
+    effects = scheduler.on_event(NodeJoined(NodeId("h"), second, (there,)), 0.2)
+    assert effects == [Route(A, (second[0].id,))], "the pinned model is where it was, and nowhere else"
+    started = [e for e in scheduler.on_event(FleetKnown(), 0.3) if isinstance(e, Activate)]
+    assert [e.model for e in started] == [B], "whoever waited meanwhile"
 
 
 def test_too_many_waiting_requests_are_refused_from_the_young_end() -> None:

@@ -1,0 +1,39 @@
+"""A controller that has just got the lease hears the fleet before it decides anything.
+
+What serves where is known by the machines, which report once a second. Until all of them have, an instance on one that
+has not been heard yet would be started again beside itself: for a pinned model, for a request that comes, for an
+operator's order.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from typing import Final
+
+from prism.controller.nodes import FleetNodes
+from prism.core.ids import NodeId
+from prism.store.interface import State
+from prism.store.values import StoreUnavailable
+
+log = logging.getLogger(__name__)
+
+HEARD_WITHIN_S: Final = 3.0
+"""Machines that the store names and that have not reported by then are taken for gone: reports come every second."""
+LOOK_S: Final = 0.05
+
+
+async def fleet_heard(store: State, nodes: FleetNodes) -> None:
+    """Returns when every machine that the store names has reported to this controller, at once where there is none;
+    after :data:`HEARD_WITHIN_S` in any case."""
+    missing: set[NodeId] = set()
+    for _ in range(round(HEARD_WITHIN_S / LOOK_S)):
+        try:
+            missing = {record.node for record in await store.agents()} - {node.id for node in nodes.all()}
+        except StoreUnavailable as error:
+            log.warning("cannot read which machines there are: %s", error)
+            missing = {NodeId("(unknown)")}
+        if not missing:
+            return
+        await asyncio.sleep(LOOK_S)
+    log.warning("machines that have not reported are taken for gone: %s", ", ".join(sorted(missing)))
