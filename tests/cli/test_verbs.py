@@ -145,7 +145,7 @@ def test_load_to_many_says_what_came_from_where(server: FakeServer, prism: Run) 
     assert "weights: multicast (way=chain, path=a > b+c, blocks=16, expected_s=0.5)" in shown.output
     assert shown.exit_code == 1
     assert ("POST /admin/models/m/load", {"instances": 3}) in server.calls
-    for part in ("m is on 2 of 3", "d: no memory", "no room for more"):
+    for part in ("m is on 2 of 3", "d: no memory", "see `prism logs`", "`prism unload MODEL` makes room"):
         assert part in shown.output
     assert prism("load", "m", "--to", "2", "--device", "d").exit_code == 2
 
