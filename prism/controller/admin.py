@@ -102,16 +102,21 @@ class Admin:
                 return await self._unload(OperatorUnload(model, devices, command.carry), command.deadline_s)
             case "pin" | "unpin":
                 await self._introduced(model)
-                return _decided(self._c.feed(PinChanged(model, command.verb == "pin")))
+                return await self._wish(PinChanged(model, command.verb == "pin"))
             case "drain" | "undrain":
-                on = command.verb == "drain"
-                return _decided(self._c.feed(OperatorDrain(devices, on, command.carry)))
+                return await self._wish(OperatorDrain(devices, command.verb == "drain", command.carry))
             case "reload":
                 return await self.reload()
             case "plan":
                 return self.plan()
             case _:
                 raise CommandRefused(f"unknown command {command.verb!r}")
+
+    async def _wish(self, wish: PinChanged | OperatorDrain) -> dict[str, Any]:
+        """Carried out, and known to the next controller as well."""
+        decided = _decided(self._c.feed(wish))
+        await self._c.wishes.hold(wish)
+        return decided
 
     def _devices(self, named: list[str]) -> tuple[DeviceId, ...]:
         """The devices as the scheduler calls them; the machine may be left out where one name means one device."""
@@ -161,6 +166,7 @@ class Admin:
 
     async def _unload(self, event: OperatorUnload, deadline_s: float) -> dict[str, Any]:
         effects = self._c.feed(event)
+        await self._c.wishes.hold(event)
         try:
             async with asyncio.timeout(max(0.0, deadline_s - time.time())):
                 await self._until_left(event.model)
@@ -187,15 +193,18 @@ class Admin:
     async def _load_many(self, model: ModelName, instances: int, deadline_s: float) -> dict[str, Any]:
         """As many as there is room for; those that failed are named, none at all is a refusal."""
         await self._introduced(model)
-        effects = self._c.feed(OperatorLoad(model, (), instances))
+        wish = OperatorLoad(model, (), instances)
+        effects = self._c.feed(wish)
         sends = self._sends(model)
         if not any(isinstance(e, Activate) for e in effects) and not self._c.placement.route_of(model):
+            await self._c.wishes.hold(wish)
             return await self._load(model, (), deadline_s)  # room for the first must be made
         orders = [e for e in effects if isinstance(e, Activate) and e.model == model]
         loop = asyncio.get_running_loop()
         outcomes = {e.key: loop.create_future() for e in orders}
         self._awaited.update(outcomes)
         try:
+            await self._c.wishes.hold(wish)
             async with asyncio.timeout(max(0.0, deadline_s - time.time())):
                 results = await asyncio.gather(*outcomes.values())
         except TimeoutError as error:
@@ -241,9 +250,10 @@ class Admin:
         self._c.health.changed()
         self._c.count_reload("unchanged" if difference.empty else "applied")
         effects = self._c.feed(event) if event is not None else []
-        for change in difference.changed:
-            if isinstance(change.new, ModelConfig) and "pinned" in change.keys:
-                self._c.feed(PinChanged(ModelName(change.new.name), change.new.pinned))
+        repinned = [c.new for c in difference.changed if isinstance(c.new, ModelConfig) and "pinned" in c.keys]
+        for config in repinned:
+            self._c.feed(PinChanged(ModelName(config.name), config.pinned))
+        await self._c.wishes.forget(ModelName(config.name) for config in repinned)
         await self._c.store.bump_catalog_generation()
         if not difference.empty:
             self._applied = {"summary": difference.summary(), "at_s": time.time()}

@@ -29,6 +29,7 @@ from prism.controller.rescue import Rescue
 from prism.controller.takeover import fleet_heard
 from prism.controller.transfers import Transfers
 from prism.controller.versions import Versions
+from prism.controller.wishes import OperatorWishes
 from prism.core.effects import Activate, ClusterEffect, Deactivate, RefuseWaiting, Route, ShareWaiting
 from prism.core.errors import PrismError
 from prism.core.events import (
@@ -43,6 +44,7 @@ from prism.core.events import (
     InstanceLost,
     NodeJoined,
     NodeLost,
+    OperatorDrain,
     PinChanged,
     Tick,
 )
@@ -108,6 +110,7 @@ class Controller:
         self.dealing = Dealing(self.inactive, self.placement, self.feed)
         self.transfers = Transfers(metrics)
         self.lease = ControllerLease(store, self.consumer, inbox.address)
+        self.wishes = OperatorWishes(store)
         self.pool = PoolKeeper(models, FleetPool(self.nodes, metrics), store, self.outbox)
         self.health = CatalogHealth()
         self.versions = Versions()
@@ -126,6 +129,7 @@ class Controller:
                 group.create_task(self.lease.hold())
                 group.create_task(self._mail())
                 group.create_task(self._clock())
+                await self.wishes.read()
                 await fleet_heard(self.store, self.nodes)
                 self.feed(FleetKnown())
                 group.create_task(self._waiting())
@@ -133,7 +137,7 @@ class Controller:
                 group.create_task(self.placement.publish(lambda: self.lease.holder))
                 group.create_task(self._watch())
                 group.create_task(self._show())
-                group.create_task(self._pinned())
+                group.create_task(self._wished())
                 group.create_task(self.health.watch(lambda: self.models.catalog))
         finally:
             self.outbox.close()
@@ -205,9 +209,13 @@ class Controller:
                 self.orders.node_lost(node, time.time())
             case NodeJoined():
                 self.outbox.broken(mailbox)  # watched from now on
-                event = replace(event, found=tuple(f for f in event.found if is_news(f)))
+                drains = self.wishes.drains(spec.id for spec in event.devices)
+                event = replace(event, found=tuple(f for f in event.found if is_news(f)), drains=tuple(drains))
             case InstanceFound() if not is_news(event):
                 return
+            case OperatorDrain(devices, on=False):  # mended; an operator wants some of them empty all the same
+                held = {d for drain in self.wishes.drains(devices) for d in drain.devices}
+                event = replace(event, devices=tuple(d for d in devices if d not in held))
             case InstanceLost() if self.placement.expects(event):
                 return  # its command's answer is on the way and says the same
             case DeviceReport():
@@ -284,12 +292,16 @@ class Controller:
             self.feed(event)
         return True
 
-    async def _pinned(self) -> None:
-        """Pinned models are loaded at the start."""
-        for config in self.models.catalog.models:
-            name = ModelName(config.name)
-            if config.pinned and await self._introduce(name):
-                self.feed(PinChanged(name, True))
+    async def _wished(self) -> None:
+        """Pinned models are loaded at the start, and as many instances as operators asked an earlier controller for."""
+        catalog = self.models.catalog
+        pins = self.wishes.pins(ModelName(config.name) for config in catalog.models if config.pinned)
+        for name, pinned in pins.items():
+            if name in catalog.by_name and await self._introduce(name):
+                self.feed(PinChanged(name, pinned))
+        for load in self.wishes.loads():
+            if load.model in catalog.by_name and await self._introduce(load.model):
+                self.feed(load)
 
     async def _introduce_all(self) -> None:
         """Policies with one fixed map over the catalog must know all of it before the first device."""

@@ -69,8 +69,8 @@ class PlacementBook:
         match event:
             case ActivationFinished((model, generation)):
                 self._set_state(model, generation, InstanceState.READY, now_s)
-            case NodeJoined(_, _, found):
-                for instance in found:
+            case NodeJoined():
+                for instance in event.found:
                     self.note(instance, now_s)
             case InstanceFound((model, generation), parts):
                 self._replicas.setdefault(model, {})[generation] = Replica(

@@ -160,6 +160,8 @@ class NodeJoined:
     devices: tuple[DeviceSpec, ...]
     found: tuple[InstanceFound, ...] = ()
     """Instances that serve with it already: they are in the books before anything is decided about its devices."""
+    drains: tuple[OperatorDrain, ...] = ()
+    """What operators want empty of its devices."""
 
 
 @dataclass(frozen=True, slots=True)

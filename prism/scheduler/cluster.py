@@ -187,10 +187,12 @@ class ClusterScheduler:
     def _on_devices(self, event: NodeJoined | NodeLost | DeviceLost, now_s: float) -> None:
         fleet = self.books.fleet
         match event:
-            case NodeJoined(_, devices, found):
+            case NodeJoined(_, devices, found, drains):
                 fleet.add_devices([d for d in devices if d.id not in fleet.devices])
                 for instance in found:
                     self._losses.on_instance_found(instance, now_s)
+                for drain in drains:
+                    self._drains.on_operator_drain(drain, now_s)
                 self._wanting.retry_wanted(now_s)
             case NodeLost(node):
                 self._losses.on_devices_lost(self._devices_on(node), now_s)

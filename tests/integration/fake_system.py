@@ -147,7 +147,7 @@ class Catalog:
     """The part of a catalog that the controller uses, without files."""
 
     def __init__(self, specs: list[ModelSpec], file: Path) -> None:
-        self.specs = {s.name: s for s in specs}
+        self.specs = self.by_name = {s.name: s for s in specs}
         self.models: list[object] = [SimpleNamespace(name=s.name, path=s.path, pinned=True) for s in specs if s.pinned]
         self.entries: list[object] = []
         self.file = file
