@@ -152,7 +152,11 @@ class Admin:
             refusals = [e for e in effects if isinstance(e, RefuseWaiting)]
             if refusals:
                 raise CommandRefused(f"{model} cannot be loaded: {refusals[0].reason} {refusals[0].detail}".strip())
-            if self._c.placement.route_of(model) and not any(isinstance(e, Activate) for e in effects):
+            comes, route = self._comes(model), self._c.placement.route_of(model)
+            if devices and route and not comes and devices[0] not in route:
+                where = f"{', '.join(devices)} has no room for it as things are"
+                raise CommandRefused(f"{model} stays on {', '.join(route)}: {where}; `prism mem` shows who holds what")
+            if route and not (comes and devices) and not any(isinstance(e, Activate) for e in effects):
                 return {"state": "ready", "was_ready": True, **_decided(effects)}
             async with asyncio.timeout(max(0.0, deadline_s - time.time())):
                 ok, detail = await outcome
@@ -218,6 +222,11 @@ class Admin:
             raise CommandRefused(f"{model} could not be loaded: {'; '.join(failed)}")
         counted = {"instances": here, "wanted": instances, "failed": failed}
         return {"state": "ready", **counted, "sends": sends, **_decided(effects)}
+
+    def _comes(self, model: ModelName) -> bool:
+        """An instance of it loads, or waits until others have left its place."""
+        coming = (InstanceState.WAITING, InstanceState.LOADING)
+        return any(i.state in coming for i in self._c.scheduler.books.models[model].instances)
 
     def _sends(self, model: ModelName) -> list[dict[str, Any]]:
         """How its weights are sent to machines that lack them."""

@@ -24,7 +24,8 @@ class Operators:
         self._ways = LiveWays(books)
 
     def on_load(self, event: OperatorLoad, now_s: float) -> None:
-        """Load the model, on the named devices if there are any; move it there if it serves elsewhere."""
+        """Load the model, on the named devices if there are any; move it there if it serves elsewhere and there is
+        room."""
         model = self._books.models.get(event.model)
         if model is None or model.removed:
             return
@@ -38,10 +39,12 @@ class Operators:
         active = model.in_state(InstanceState.READY)
         if active and (not event.devices or active[0].devices == event.devices):
             model.want, model.wanted_devices = None, ()
-        elif active and isinstance(room := self._policy.find_room(model, now_s, Survey()), Room):
-            self._lifecycle.start_instance(StartInstance(model, room, reason, active[0].key), now_s)
-        else:
+        elif not active:
             self._wanting.want_model(model, now_s)
+        elif isinstance(room := self._policy.find_room(model, now_s, Survey()), Room):
+            self._lifecycle.start_instance(StartInstance(model, room, reason, active[0].key), now_s)
+        else:  # it stays, and whoever asked is told
+            model.want, model.wanted_devices = None, ()
 
     def _load_instances(self, model: ModelRecord, instances: int, now_s: float) -> None:
         """As many as there is room for, all ordered at once, so that their weights can be sent together."""

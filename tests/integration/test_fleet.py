@@ -9,8 +9,9 @@ from pathlib import Path
 
 import pytest
 
+from prism.controller.admin import CommandRefused
 from prism.core.events import OperatorLoad
-from prism.core.ids import ModelName, NodeId
+from prism.core.ids import DeviceId, ModelName, NodeId
 from prism.engine.fake import FakePool
 from prism.node.agent import NodeAgent
 from prism.wire.secret import FleetSecret
@@ -147,6 +148,27 @@ async def test_so_many_instances_as_asked_for_and_there_is_room(tmp_path: Path) 
         await all_report(system)  # what was asked for stays
         await all_report(system)
         assert len(system.engines("a")) == 6
+
+
+async def test_a_move_that_others_make_room_for_is_waited_for(tmp_path: Path) -> None:
+    async with fake_system(tmp_path, [model("a", 60 * MIB), model("b", 60 * MIB)], KEYS) as system:
+        await joined(system, 1)
+        admin, first, second = system.controller.admin, DeviceId("local/host:0"), DeviceId("local/host:1")
+        await admin._load(A, (first,), deadline_s=1e12)
+        await admin._load(ModelName("b"), (second,), deadline_s=1e12)
+        refused = 0
+        while True:
+            try:
+                moved = await admin._load(A, (second,), deadline_s=1e12)
+                break
+            except CommandRefused as error:  # the other one has only just come
+                assert "stays on local/host:0: local/host:1 has no room" in str(error)
+                assert system.controller.placement.route_of(A) == (first,)
+                refused += 1
+                await asyncio.sleep(0.1)
+        assert refused and "was_ready" not in moved
+        assert second in system.controller.placement.route_of(A)
+        assert (await admin._load(A, (second,), deadline_s=1e12))["was_ready"]
 
 
 async def test_a_late_joiner_serves(tmp_path: Path) -> None:
