@@ -225,3 +225,25 @@ async def test_ranks_bring_back_what_all_of_them_have(rig: Rig, kept: HostPool) 
         _, hits = await turn(rig, handle, following)
         assert hits == 128
     assert rig.free_bytes(0) == rig.free_bytes(1) == DEVICE_BYTES
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("tp", [1, 2])
+async def test_kv_in_eight_bits_moves_and_is_no_other_format_s(rig: Rig, kept: HostPool, tp: int) -> None:
+    """What an engine answers from its cache another one of the same format answers from what that left, and none of
+    another format finds it."""
+    asked = prompt(1, 300)
+    for kv_cache_dtype in ("fp8_e4m3", "fp8_e5m2"):
+        spec, said, answers = rig.spec_at(rig.models / NAME, tp=tp, kv_cache_dtype=kv_cache_dtype), [*asked], []
+        for engine in range(2):
+            handle = await rig.activate(spec, rig.devices[:tp] if tp > 1 else [rig.devices[engine]])
+            for number in range(2):
+                rid = rig.submit(handle, tokenized("", said, NEW))
+                answers.append(await rig.answer(rid))
+                assert cached(rig, rid) >= 300 if engine or number else cached(rig, rid) == 0
+                said = [*said, *answers[-1], 9] if not engine and not number else said
+            await handle.deactivate()
+        first, *following = answers
+        assert first and following == [following[0]] * 3
+    assert rig.free_bytes(0) == rig.free_bytes(1) == DEVICE_BYTES
+    assert kept.use().booked_bytes == kept.use().file_bytes
