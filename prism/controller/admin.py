@@ -228,9 +228,9 @@ class Admin:
         coming = (InstanceState.WAITING, InstanceState.LOADING)
         return any(i.state in coming for i in self._c.scheduler.books.models[model].instances)
 
-    def _sends(self, model: ModelName) -> list[dict[str, Any]]:
+    def _sends(self, model: ModelName) -> list[dict[str, object]]:
         """How its weights are sent to machines that lack them."""
-        return [sent.as_decision() for sent in self._c.distribution.running() if sent.model == model]
+        return [sent.as_decision().as_dict() for sent in self._c.distribution.running() if sent.model == model]
 
     def concluded(self, event: ActivationFinished | ActivationFailed | DeactivationFinished) -> None:
         """An instance came up, failed or left: whoever waits for its model hears of it."""
@@ -279,18 +279,10 @@ class Admin:
     def plan(self) -> dict[str, Any]:
         """What the scheduler would do now, and why; and which weights are being sent, and how."""
         now_s = time.time()
-        decisions: list[dict[str, Any]] = [
-            {
-                "model": d.model,
-                "action": d.action,
-                "current": list(d.current),
-                "target": list(d.target),
-                "reason": d.reason.as_dict(),
-            }
-            for d in planning.plan(self._c.scheduler, now_s)
-        ]
+        decisions = planning.plan(self._c.scheduler, now_s)
         decisions += [sent.as_decision() for sent in self._c.distribution.running()]
-        return {"at_s": now_s, "policy": self._c.scheduler.settings.policy.value, "decisions": decisions}
+        lines = [decision.as_dict() for decision in decisions]
+        return {"at_s": now_s, "policy": self._c.scheduler.settings.policy.value, "decisions": lines}
 
     async def publish(self) -> None:
         """Writes the view to the store, where front doors read it. Raises :class:`StoreUnavailable`."""

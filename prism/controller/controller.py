@@ -166,7 +166,7 @@ class Controller:
         supplies, sends = self.distribution.supply(orders, images, now_s)
         for sent in self.distribution.running():
             if sent.session not in before:
-                log.info("weights of %s are sent", sent.model, extra={"decision": sent.as_decision()})
+                log.info("weights of %s are sent", sent.model, extra={"decision": sent.as_decision().as_dict()})
         for mailbox, message in sends:
             self.outbox.send(mailbox, message)
         return supplies

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from prism.core.ids import ModelName
 from prism.core.reasons import Number, Reason, ReasonCode, because
+from prism.core.views import PlannedDecision
 from prism.policy.multicast.planner import Plan
 
 
@@ -20,10 +21,9 @@ class SentWeights:
     reason: Reason
     """Who sends to whom, and what the planner expected of this and of the other ways."""
 
-    def as_decision(self) -> dict[str, object]:
-        """A line of ``prism plan``."""
-        ends = {"current": list(self.sources), "target": list(self.receivers)}
-        return {"model": self.model, "action": "send", **ends, "reason": self.reason.as_dict()}
+    def as_decision(self) -> PlannedDecision:
+        """The line of ``prism plan``."""
+        return PlannedDecision(self.model, "send", self.sources, self.receivers, self.reason)
 
 
 def sent_weights(model: ModelName, session: str, chosen: Plan) -> SentWeights:

@@ -112,7 +112,14 @@ class PlannedDecision:
 
     model: ModelName
     action: str
-    """``stay``, ``move``, ``activate``, ``evict``, ``wait`` or ``refuse``."""
-    current: tuple[DeviceId, ...]
-    target: tuple[DeviceId, ...]
+    """``stay``, ``move``, ``activate``, ``evict``, ``wait`` or ``refuse``; ``send``: weights on their way."""
+    current: tuple[str, ...]
+    """Devices; of ``send`` the machines that have the weights."""
+    target: tuple[str, ...]
+    """Devices; of ``send`` the machines that get them."""
     reason: Reason
+
+    def as_dict(self) -> dict[str, object]:
+        """For operators, as JSON can have it."""
+        ends = {"current": list(self.current), "target": list(self.target)}
+        return {"model": self.model, "action": self.action, **ends, "reason": self.reason.as_dict()}

@@ -4,31 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from prism.core.ids import ModelName
 from prism.core.views import InstanceState
 from prism.server.placements import Placements
+from prism.server.stream import Progress, RequestStream
 from prism.store.interface import Queues
 from prism.store.values import StoreError
 from prism.wire import keys
 
-if TYPE_CHECKING:
-    from prism.server.stream import RequestStream
-
 LOOK_S: Final = 0.5
-
-
-@dataclass(frozen=True, slots=True)
-class Progress:
-    """``state``: ``waiting_for_model``, ``loading`` (its model), or ``queued`` (on a device that has its model)."""
-
-    state: str
-    position: int | None
-    """Requests before it in its queue, those that run included (:meth:`prism.store.interface.Queues.position`)."""
-    note: str = ""
-    """While the model is loading: where, and why."""
 
 
 async def progress_of(request_id: str, model: ModelName, store: Queues, placements: Placements) -> Progress | None:

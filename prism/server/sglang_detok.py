@@ -9,17 +9,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import msgspec
 from sglang.srt.managers.detokenizer_manager import DetokenizerManager, LimitedCapacityDict
+from sglang.srt.managers.tokenizer_manager import TokenizerManager
 
 from prism.engine.sglang_codec import Extra
 from prism.server.stream import RequestStream
 from prism.server.token_log import Fresh
-
-if TYPE_CHECKING:
-    from prism.server.sglang_manager import FrontManager
 
 MAX_STATES: Final = 1 << 20
 
@@ -53,7 +51,7 @@ class _Batch:
 class Detokenizer(DetokenizerManager):  # type: ignore[misc]
     """The :class:`prism.server.stream.Sink` of one model."""
 
-    def __init__(self, manager: FrontManager) -> None:
+    def __init__(self, manager: TokenizerManager) -> None:
         args = manager.server_args
         self._manager = manager
         self.tokenizer = manager.tokenizer

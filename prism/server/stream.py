@@ -10,7 +10,6 @@ from typing import Any, Final, Protocol
 
 from prism.core.ids import ModelName
 from prism.server.errors import ApiError
-from prism.server.following import Progress
 from prism.server.token_log import Fresh, TokenLog
 from prism.wire import keys
 from prism.wire.messages import Submission
@@ -26,6 +25,18 @@ class Sink(Protocol):
 
     def forget(self, stream: RequestStream) -> None:
         """The stream ended early; drop what is kept for it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """Where a request stands that has no token yet. ``state``: ``waiting_for_model``, ``loading`` (its model), or
+    ``queued`` (on a device that has its model)."""
+
+    state: str
+    position: int | None
+    """Requests before it in its queue, those that run included (:meth:`prism.store.interface.Queues.position`)."""
+    note: str = ""
+    """While the model is loading: where, and why."""
 
 
 @dataclass(slots=True, eq=False)
@@ -57,7 +68,7 @@ class RequestStream:
     """Something changed since the reader last looked."""
     error: ApiError | None = None
     progress: Progress | None = None
-    """Looked up for clients that want to know."""
+    """Looked up for clients that want to know (:mod:`prism.server.following`)."""
     vector: bytes = b""
     """The answer of a model that generates nothing (:func:`prism.engine.sglang_codec.pack_vector`)."""
     logprobs: Any = None

@@ -94,7 +94,7 @@ def test_a_leaf_switch_is_left_once() -> None:
 def test_operators_see_the_path_and_what_other_ways_would_take() -> None:
     fleet = Fleet("abcd", "a", leaves("ab", "cd"))
     fleet.load("bcd")
-    shown = fleet.distribution.running()[-1].as_decision()
+    shown = fleet.distribution.running()[-1].as_decision().as_dict()
     assert (shown["model"], shown["action"], shown["current"]) == ("m", "send", ["a"])
     assert set(shown["target"]) == set("bcd")  # type: ignore[call-overload]
     assert {"code", "way", "path", "blocks", "expected_s"} < set(fleet.reason)
