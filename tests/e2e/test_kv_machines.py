@@ -175,6 +175,59 @@ def test_a_machine_that_is_told_twice_leaves_at_once(fleet: Fleet, demo_models: 
     assert cached < PIECES * 64, "what it had is computed"
 
 
+def controller_of(fleet: Fleet) -> psutil.Process | None:
+    for process in fleet.family("local"):
+        with suppress(psutil.NoSuchProcess, psutil.ZombieProcess):
+            if "prism.controller.main" in process.cmdline():
+                return process
+    return None
+
+
+def end_without_its_controller(fleet: Fleet, machine: str, family: list[psutil.Process]) -> str:
+    """kill -9 of the controller while ``machine`` leaves: that ends all the same, and another one takes over. What the
+    machine's agent logged."""
+    controller = controller_of(fleet)
+    assert controller is not None
+    controller.kill()
+    assert fleet.processes.pop(machine).wait(PATIENCE_S) == 0
+    assert not psutil.wait_procs(family, timeout=PATIENCE_S)[1]
+    until(lambda: (now := controller_of(fleet)) and now.pid != controller.pid, "another controller")
+    until(lambda: shown(fleet) == ["local/host:0"], "the fleet without what left")
+    return (fleet.folder / machine / "logs" / f"agent-{machine}.jsonl").read_text()
+
+
+def shown(fleet: Fleet) -> list[str]:
+    """Devices of the fleet; none while the controller that would say it is on its way."""
+    told = fleet.prism("top", "--once", "--json", ok=False)
+    return [device["id"] for device in json.loads(told.stdout)["devices"]] if told.returncode == 0 else []
+
+
+def says_that_all_was_taken(fleet: Fleet, log: str) -> bool:
+    """Else it must say that it gave up; which of the two, with nobody to name a taker, depends on how long a controller
+    takes to start."""
+    taken = "local has" in log
+    assert taken != ("gave up" in log)
+    return taken
+
+
+@pytest.mark.engine
+@pytest.mark.slow
+def test_a_machine_that_leaves_ends_although_the_controller_is_killed_before_it_names_a_taker(
+    fleet: Fleet, demo_models: Path
+) -> None:
+    fleet.prism("load", MODEL, "--device", "b/host:0")
+    first, _ = said(fleet, demo_models, SAID)
+    fleet.prism("unload", MODEL)
+    controller = controller_of(fleet)
+    assert controller is not None
+    controller.suspend()
+    log = end_without_its_controller(fleet, "b", begin_leaving(fleet, "b"))
+    _, cached = said(fleet, demo_models, f"{SAID}{first} and then")
+    assert cached >= PIECES * 64 if says_that_all_was_taken(fleet, log) else cached < PIECES * 64
+    fleet.prism("unload", MODEL)
+    until(lambda: books_are_exact(fleet), "exact books")
+
+
 def received(hosts: Hosts, host: int) -> int:
     """Bytes that came to it so far."""
     read = subprocess.run(hosts.command(host, ["cat", "/proc/net/dev"]), capture_output=True, text=True, check=True)
@@ -217,6 +270,25 @@ def test_what_a_killed_agent_has_not_sent_is_computed(hosts: Hosts, apart: Fleet
     # Nothing was lost for good: what the dead agent had stored is with the next one.
     apart.prism("load", MODEL, "--device", "local/host:0")
     _, cached = said(apart, demo_models, f"{following}{second} and so on")
+    assert cached >= PIECES * 64
+    apart.prism("unload", MODEL)
+    until(lambda: books_are_exact(apart), "exact books")
+
+
+@pytest.mark.engine
+@pytest.mark.net
+def test_what_is_taken_while_the_controller_is_killed_is_found(hosts: Hosts, apart: Fleet, demo_models: Path) -> None:
+    """The taker is named, and has some of it: nobody needs a controller for the rest."""
+    apart.prism("load", MODEL, "--device", "b/host:0")
+    first, _ = said(apart, demo_models, SAID)
+    apart.prism("unload", MODEL)
+    kept, before = pool_of(apart, "b").use(), received(hosts, 0)
+    hosts.set_rate(1, SLOW_MBIT)
+    family = begin_leaving(apart, "b")
+    until(lambda: received(hosts, 0) - before > kept.file_bytes // 3, "its KV being on the way")
+    log = end_without_its_controller(apart, "b", family)
+    assert "local has" in log and "gave up" not in log
+    _, cached = said(apart, demo_models, f"{SAID}{first} and then")
     assert cached >= PIECES * 64
     apart.prism("unload", MODEL)
     until(lambda: books_are_exact(apart), "exact books")
