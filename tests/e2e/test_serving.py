@@ -49,7 +49,8 @@ def test_on_another_device_it_answers_the_same(server: Server, demo_models: Path
 def test_tensor_parallel_over_both_devices_equals_the_reference(server: Server, demo_models: Path) -> None:
     prompt, path = prompts(5)[4], str(demo_models / DEMOS[0])
     assert complete(server.client, "demo-tp2", prompt, 16) == greedy(path, prompt, 16)
-    assert len(server.replicas("demo-tp2")[0]["devices"]) == 2
+    [replica] = until(lambda: server.replicas("demo-tp2"), "its being shown")
+    assert len(replica["devices"]) == 2
     server.admin("models/demo-tp2/unload", {})
     server.wait_unloaded("demo-tp2")
 

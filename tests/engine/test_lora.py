@@ -3,7 +3,6 @@ else the engine runs, wherever they run, and whoever was in their slot before.""
 
 from __future__ import annotations
 
-import asyncio
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -18,6 +17,7 @@ from prism.wire.adapters import AdapterRef
 from scripts.make_demo_adapter import make_adapter
 from tests.engine.adapters import merged
 from tests.engine.rig import DEVICE_BYTES, Rig, prompt, reference, tokenized
+from tests.patience import happens
 
 pytestmark = pytest.mark.engine
 BASE = "demo-llama"
@@ -74,9 +74,8 @@ async def test_adapters_beside_each_other_again_and_elsewhere(rig: Rig, adapters
     # More adapters than slots, with one prompt: neither weights nor cached prefixes of one are used for another.
     await check(rig, first, adapters, ["", *SHAPES, "all", ""], 1)
     await check(rig, first, adapters, ["stable", "", "all"], 1)
-    async with asyncio.timeout(10):
-        while first.load is None or first.load.running or not first.load.adapters:
-            await asyncio.sleep(0.02)
+    await happens(lambda: first.load and not first.load.running and first.load.adapters, "what is resident being told")
+    assert first.load is not None
     assert len(first.load.adapters) <= ROOM.slots + 1
     assert first.info.weight_bytes >= pool_of(rig)
     first.forget_adapter("all")

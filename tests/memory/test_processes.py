@@ -16,6 +16,7 @@ import pytest
 
 from prism import memory
 from prism.memory import errors
+from tests.patience import PATIENCE_S
 
 PAGE = 16384
 CAPACITY = 256 * PAGE
@@ -193,7 +194,7 @@ def test_children_of_a_fork(tmp_path: Path) -> None:
     k[slots, 0, 0] = slots
     child = SPAWN.Process(target=use_after_fork, args=(tmp_path, device, owner, pool))
     child.start()
-    child.join(30)
+    child.join(PATIENCE_S)
     assert child.exitcode == 7
     assert (k[slots, 0, 0] == slots).all() and [o.name for o in device.audit().books.owners] == ["parent"]
 
@@ -220,7 +221,7 @@ def test_weights_are_shared_between_processes(tmp_path: Path) -> None:
     done = tmp_path / "done"
     child = SPAWN.Process(target=import_and_answer, args=(tmp_path, pages, str(done)))
     child.start()
-    child.join(30)
+    child.join(PATIENCE_S)
     for descriptor, _, _ in pages:
         os.close(descriptor)
     assert child.exitcode == 0 and done.read_bytes() == b"shared" and bytes(content[:6]) == b"Shared"

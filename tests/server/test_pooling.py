@@ -16,6 +16,7 @@ from prism.wire.messages import Finish, ResumeQuery, TokenItem, Tokens, encode
 from tests.patience import until
 from tests.server.live import LiveFront
 from tests.server.test_resume import Agent, agent  # noqa: F401
+from tests.server.test_streams import cancelled
 from tests.server.tiny import CONTEXT, VOCAB
 
 EMBEDDINGS = "/v1/embeddings"
@@ -160,8 +161,10 @@ def test_scores_need_tokens_of_a_model_that_generates(live: LiveFront) -> None:
 
 
 def test_a_client_that_leaves_cancels_its_inputs(live: LiveFront) -> None:
+    before = cancelled(live, "slow-vectors")
     with live.connect(timeout=0.5) as impatient, pytest.raises(Exception, match="timed out"):
         impatient.post(EMBEDDINGS, json={"model": "slow-vectors", "input": ["a", "b", "c"]})
+    until(lambda: cancelled(live, "slow-vectors") > before, "its end being noted")
     until(lambda: not live.front.broker.streams and not live.node.handles["slow-vectors"]._runs, "they were cancelled")
 
 

@@ -43,9 +43,23 @@ def place(live: LiveFront, model: str, replicas: list[Replica]) -> None:
     live.run(live.store.set_placement(ModelName(model), replicas, holder))
 
 
-def open_id(live: LiveFront) -> str:
-    until(lambda: bool(live.front.broker.streams), "a request is open")
-    return next(iter(live.front.broker.streams))
+def open_id(live: LiveFront, model: str) -> str:
+    def found() -> str | None:
+        return next((s.id for s in list(live.front.broker.streams.values()) if s.model == model), None)
+
+    return until(found, f"a request for {model} being open") or ""
+
+
+def gone(request_id: str) -> Failed:
+    return Failed(id=request_id, status=503, type="server_error", code="engine_lost", message="gone")
+
+
+def cancelled(live: LiveFront, model: str) -> float:
+    """Requests for it whose client went away, so far. One that leaves may be gone before its request was looked at,
+    and then nothing of it is there yet."""
+    rows = [row for row in live.http.get("/metrics").text.splitlines() if row.startswith("prism_requests_total{")]
+    mine = [row for row in rows if f'model="{model}"' in row and 'outcome="cancelled"' in row]
+    return sum(float(row.rpartition(" ")[2]) for row in mine)
 
 
 @pytest.fixture
@@ -97,7 +111,7 @@ def test_progress_on_request(live: LiveFront, cold: Callable[[], None]) -> None:
 def test_a_failure_before_the_first_byte_is_an_http_error(live: LiveFront, cold: Callable[[], None]) -> None:
     def fail() -> None:
         failed = Failed(
-            id=open_id(live), status=429, type="overloaded_error", code="late", message="m", retry_after_s=3
+            id=open_id(live, "cold"), status=429, type="overloaded_error", code="late", message="m", retry_after_s=3
         )
         live.tell(failed)
 
@@ -113,8 +127,7 @@ def test_a_failure_after_the_first_byte_is_an_event_and_never_done(live: LiveFro
     with live.http.stream("POST", CHAT, json=body("endless", max_tokens=400)) as answer:
         lines = answer.iter_lines()
         assert next(lines).startswith("data: ")
-        failed = Failed(id=open_id(live), status=503, type="server_error", code="engine_lost", message="gone")
-        live.tell(failed)
+        live.tell(gone(open_id(live, "endless")))
         rest = [line for line in lines if line]
     assert json.loads(rest[-1].removeprefix("data: "))["error"]["code"] == "engine_lost"
     assert "data: [DONE]" not in rest
@@ -126,8 +139,7 @@ def test_a_text_stream_fails_the_same_way(live: LiveFront) -> None:
     with live.http.stream("POST", "/v1/completions", json=request) as answer:
         lines = answer.iter_lines()
         next(lines)
-        failed = Failed(id=open_id(live), status=503, type="server_error", code="engine_lost", message="gone")
-        live.tell(failed)
+        live.tell(gone(open_id(live, "endless")))
         rest = [line for line in lines if line]
     assert json.loads(rest[-1].removeprefix("data: "))["error"]["code"] == "engine_lost"
     until(lambda: nothing_left(live), "the request was cancelled everywhere")
@@ -136,6 +148,7 @@ def test_a_text_stream_fails_the_same_way(live: LiveFront) -> None:
 @pytest.mark.parametrize("stream", [True, False])
 @pytest.mark.parametrize("model", ["endless", "cold"])
 def test_a_client_that_leaves_cancels_everywhere(live: LiveFront, model: str, stream: bool) -> None:
+    before = cancelled(live, model)
     with (
         live.connect(LEAVES) as client,
         pytest.raises(httpx.ReadTimeout),
@@ -143,6 +156,7 @@ def test_a_client_that_leaves_cancels_everywhere(live: LiveFront, model: str, st
     ):
         next(s.iter_lines())
         raise httpx.ReadTimeout("enough was read")
+    until(lambda: cancelled(live, model) > before, "its end being noted")
     until(lambda: nothing_left(live), "nothing of the request is left")
 
 

@@ -22,6 +22,7 @@ from prism.store.memory import MemoryStore
 from prism.store.values import Replica
 from prism.wire import keys
 from prism.wire.messages import Finish, ResumeReply, TokenItem, Tokens, encode
+from tests.patience import PATIENCE_S
 
 
 def item(attempt: int, start: int, ids: list[int], finish: bool = False) -> TokenItem:
@@ -143,7 +144,7 @@ async def test_an_end_waits_while_the_mailbox_holds_unread_messages(monkeypatch:
     assert not kept.sent
     kept.log.take(item(1, 0, [10, 20]))
     unread.clear()
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(PATIENCE_S):
         while not kept.sent:
             await asyncio.sleep(0.01)
     assert kept.sent[0].complete and kept.log.tokens == [10, 20, 30]

@@ -31,6 +31,7 @@ from prism.weights.store.disk_fill import FillLock
 from prism.weights.store.host_copy import HostCopy, open_copy
 from prism.weights.store.resident import ResidentPack
 from prism.weights.store.weight_store import WeightStore
+from tests.patience import PATIENCE_S
 from tests.weights.conftest import KEY, contents_of, write_pack
 
 SECRET = b"secret"
@@ -333,7 +334,7 @@ def test_a_client_that_lies_about_the_secret_is_refused(fleet: Fleet) -> None:
 def test_nonsense_ends_the_connection_and_nothing_else(fleet: Fleet, nonsense: bytes) -> None:
     servers = fleet(2)
     with socket.create_connection(_address(servers[0])) as sock:
-        sock.settimeout(5)
+        sock.settimeout(PATIENCE_S)
         with contextlib.suppress(OSError):  # closed before everything was read
             sock.sendall(nonsense)
             sock.shutdown(socket.SHUT_WR)

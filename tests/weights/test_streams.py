@@ -17,6 +17,7 @@ from prism.transfer.peer_connection import PeerConnection, PullTerms
 from prism.weights.exchange.pack_windows import window_name
 from prism.weights.store.resident import ResidentPack
 from prism.weights.store.weight_store import WeightStore
+from tests.patience import PATIENCE_S
 from tests.weights.conftest import KEY, contents_of, write_pack
 
 SECRET = b"secret"
@@ -38,7 +39,7 @@ def test_any_range_is_sent_as_it_is(packed: ResidentPack) -> None:
     first, end = 12_345, packed.header.data_bytes - 77
     ours, theirs = socket.socketpair()
     with ours, theirs:
-        ours.settimeout(5.0)
+        ours.settimeout(PATIENCE_S)
         sender = threading.Thread(target=packed.send, args=(ours, first, end))
         sender.start()
         assert recv_exactly(theirs, end - first) == bytes(packed.data[first:end])
@@ -119,9 +120,9 @@ def test_a_pull_that_still_waits_ends_when_it_is_asked_for_again(packed: Residen
             time.sleep(0.001)
         successor = threading.Thread(target=first)
         successor.start()
-        waiter.join(5.0)
+        waiter.join(PATIENCE_S)
         assert not waiter.is_alive()
-    successor.join(5.0)
+    successor.join(PATIENCE_S)
     assert not successor.is_alive()
     assert len(ended) == 1
     assert outgoing.waiting == 0
