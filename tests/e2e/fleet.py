@@ -7,14 +7,15 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import psutil
 
+from tests.net.netns import Hosts
 from tests.patience import PATIENCE_S, START_S, free_port, until
 
 from .server import REPO
@@ -163,3 +164,26 @@ class Fleet:
     def _leader(self, name: str) -> int:
         """The program behind ``ip netns exec`` or ``unshare``, which replace themselves: the process itself."""
         return self.processes[name].pid
+
+
+@contextmanager
+def serving(
+    folder: Path, hosts: Sequence[Host], config: dict[str, Any], machines: Sequence[str], memory: str
+) -> Iterator[Fleet]:
+    """The server on the first host and ``machines`` on those behind it, ready; nothing is left of them afterwards."""
+    fleet = Fleet(folder, hosts)
+    try:
+        fleet.begin_serving(config)
+        for host, name in enumerate(machines, 1):
+            fleet.begin_joining(name, host, memory=memory)
+        fleet.ready("local", *machines)
+        yield fleet
+        fleet.stop()
+    finally:
+        for name in list(fleet.processes):
+            fleet.kill(name)
+
+
+def on_hosts(links: Hosts) -> list[Host]:
+    """Processes on hosts of their own."""
+    return [Host(tuple(links.command(i, [])), links.ip(i)) for i in range(links.count)]
