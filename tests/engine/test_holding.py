@@ -13,6 +13,8 @@ from tests.patience import PATIENCE_S
 
 pytestmark = pytest.mark.engine
 NEW = 300
+FOR_LONG_S = 2 * PATIENCE_S
+"""Until a test ends it. It begins before the answer does, which could be whole at any later time."""
 
 
 async def stands(rig: Rig, rid: str) -> int:
@@ -28,9 +30,9 @@ async def stands(rig: Rig, rid: str) -> int:
 async def test_an_answer_that_was_held_is_the_same_and_prompts_come_in_meanwhile(rig: Rig) -> None:
     async with rig.engine("demo-llama") as handle:
         whole = rig.reference("demo-llama", prompt(3), NEW)
+        handle.hold(FOR_LONG_S)
         rid = rig.submit(handle, tokenized("held", prompt(3), NEW))
-        await rig.wait_tokens(rid, 5)
-        handle.hold(60.0)
+        await rig.wait_tokens(rid, 1)
         assert await stands(rig, rid) < NEW and rid not in rig.finish
         other = rig.submit(handle, tokenized("other", prompt(4), 40))
         await rig.wait_tokens(other, 1)
@@ -45,19 +47,18 @@ async def test_an_answer_that_was_held_is_the_same_and_prompts_come_in_meanwhile
 
 async def test_a_pause_ends_by_itself(rig: Rig) -> None:
     async with rig.engine("demo-llama") as handle:
-        rid = rig.submit(handle, tokenized("short", prompt(5), 60))
-        await rig.wait_tokens(rid, 3)
         began_s = time.monotonic()
-        handle.hold(0.5)
+        handle.hold(0.5)  # before it is asked, or the answer may have been whole by then
+        rid = rig.submit(handle, tokenized("short", prompt(5), 60))
         assert await rig.answer(rid) == rig.reference("demo-llama", prompt(5), 60)
         assert time.monotonic() - began_s >= 0.45
 
 
 async def test_who_is_held_can_be_aborted_and_leave(rig: Rig) -> None:
     async with rig.engine("demo-llama") as handle:
+        handle.hold(FOR_LONG_S)
         rid = rig.submit(handle, tokenized("gone", prompt(6), NEW))
-        await rig.wait_tokens(rid, 3)
-        handle.hold(60.0)
+        await rig.wait_tokens(rid, 1)
         handle.abort(rid)
         await asyncio.sleep(0.2)
         handle.hold(0.0)

@@ -26,6 +26,7 @@ from prism.kv.settings import DeclaredLinks, KvSettings, write_kv_settings
 from prism.memory.rows import Packed, RowNumbers
 from tests.kv.rows import ArrayRows
 from tests.kv.stored import stored
+from tests.patience import PATIENCE_S
 
 PAGE, PAGES = 64 << 10, 32
 TOKENS = np.random.default_rng(9).integers(0, 1000, 640)
@@ -186,7 +187,7 @@ def test_a_lender_that_reclaims_while_a_page_in_is_half_done_gets_all_and_the_pa
     def slow(column: int, where: RowNumbers, packed: Packed) -> None:
         if next(count) == 7:  # of two columns each
             half.set()
-            assert on.wait(60)
+            assert on.wait(PATIENCE_S)
         scatter(column, where, packed)
 
     for data in rows.data:
@@ -194,12 +195,12 @@ def test_a_lender_that_reclaims_while_a_page_in_is_half_done_gets_all_and_the_pa
     rows.scatter = slow  # type: ignore[method-assign, assignment]
     with ThreadPoolExecutor(1) as thread:
         come = thread.submit(kept.fetch, TOKENS, "", 0, 640, ROWS)
-        assert half.wait(60)
+        assert half.wait(PATIENCE_S)
         lender.offer(None)
         kept.step()
         assert 0 < lent(lender) <= 4 * PAGE, "the piece that is being read"
         on.set()
-        assert come.result(60) == 640
+        assert come.result(PATIENCE_S) == 640
     assert rows.at(ROWS) == before and kept.corrupt_pieces == 0
     kept.step()
     assert lent(lender) == 0

@@ -17,6 +17,7 @@ from prism.kv.long_store import LongStore, LongTiers, TiersFull
 from prism.kv.piece_file import BadPiece
 from prism.memory.rows import Packed
 from prism.policy.long_prompts import LongShape, TierVerdict, plan_window
+from tests.patience import PATIENCE_S
 
 PAGE = 64 << 10
 SHAPE = LongShape(2, 1024)
@@ -140,7 +141,7 @@ def test_what_a_killed_process_has_claimed_is_free_again(tmp_path: Path) -> None
     ready = context.Event()
     process = context.Process(target=claim_and_wait, args=(tmp_path, ready))
     process.start()
-    assert ready.wait(60)
+    assert ready.wait(PATIENCE_S)
     pool = HostPool(tmp_path / "pool", 8 * UNIT)
     assert pool.claimable_bytes() == 2 * UNIT
     assert pool.claim(3 * UNIT) is None

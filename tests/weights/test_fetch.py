@@ -15,11 +15,13 @@ import pytest
 
 from prism.policy.multicast.planner import Plan, PlanRequest, plan
 from prism.policy.multicast.simple import chain
+from prism.transfer import patience
 from prism.transfer.auth import admit_client, prove_to_server
 from prism.transfer.errors import PeerError, SourceLost
 from prism.transfer.frames import Data, Frame, Get, GetArrival, Queued, recv_frame, send_frame
 from prism.transfer.incoming import PullOptions
 from prism.transfer.peer_connection import PeerConnection
+from prism.transfer.pull_lanes import DEAD_S
 from prism.transfer.reception import Reception
 from prism.transfer.server import TransferServer
 from prism.transfer.session import NodePlan, cut_pieces, node_plans, piece_bytes
@@ -31,7 +33,7 @@ from prism.weights.store.disk_fill import FillLock
 from prism.weights.store.host_copy import HostCopy, open_copy
 from prism.weights.store.resident import ResidentPack
 from prism.weights.store.weight_store import WeightStore
-from tests.patience import PATIENCE_S
+from tests.patience import PATIENCE_S, until
 from tests.weights.conftest import KEY, contents_of, write_pack
 
 SECRET = b"secret"
@@ -46,8 +48,16 @@ class Machine(TransferServer):
         self.store = store
 
 
-def begin(machine: Machine, plan: NodePlan, hold: bool = False) -> PackFetch:
-    return PackFetch(machine.store, machine, plan, PullOptions(hold=hold))
+def begin(machine: Machine, plan: NodePlan, hold: bool = False, dead_s: float = DEAD_S) -> PackFetch:
+    return PackFetch(machine.store, machine, plan, PullOptions(hold=hold, dead_s=dead_s))
+
+
+@pytest.fixture
+def unhurried(monkeypatch: pytest.MonkeyPatch) -> float:
+    """Nobody is late or slow, however long all stand still: they share a processor. What counts as silence."""
+    for name in ("MIN_SLIP_S", "MIN_SLOW_S", "UNKNOWN_S"):
+        monkeypatch.setattr(patience, name, PATIENCE_S)
+    return PATIENCE_S
 
 
 def fetch(machine: Machine, plan: NodePlan) -> ResidentPack:
@@ -89,11 +99,11 @@ def whole(server: Machine) -> bytes:
         return bytes(packed.data)
 
 
-def test_five_machines(fleet: Fleet) -> None:
+def test_five_machines(fleet: Fleet, unhurried: float) -> None:
     servers = fleet(5)
     parts = plans(servers)
     servers[0].join_session(parts["n0"])
-    fetches = [begin(s, parts[s.node]) for s in servers[1:]]
+    fetches = [begin(s, parts[s.node], dead_s=unhurried) for s in servers[1:]]
     blocks: list[int] = []
     for running in fetches:
         packed = running.wait(lambda index, block: blocks.append(index))
@@ -192,7 +202,7 @@ def test_a_dead_source_that_nobody_replaces_is_said_once(
     assert sum(r.levelname == "WARNING" for r in caplog.records if "routes around n0" in r.getMessage()) == 1
 
 
-def test_corrupt_memory_at_a_peer_is_fetched_elsewhere(fleet: Fleet) -> None:
+def test_corrupt_memory_at_a_peer_is_fetched_elsewhere(fleet: Fleet, unhurried: float) -> None:
     servers = fleet(3)
     addresses = {s.node: s.address for s in servers}
     fetch(
@@ -206,7 +216,7 @@ def test_corrupt_memory_at_a_peer_is_fetched_elsewhere(fleet: Fleet) -> None:
     part = NodePlan(
         session="b", window=WINDOW, node="n2", addresses=addresses, sources=("n0",), pieces=4, receives=receives
     )
-    running = begin(servers[2], part)
+    running = begin(servers[2], part, dead_s=unhurried)
     assert bytes(running.wait().data) == whole(servers[0])
     assert [(r.piece, r.source, r.reason) for r in running.progress.reroutes] == [(0, "n1", "corrupt")]
     copy.close()
@@ -225,18 +235,16 @@ def without_its_end(server: Machine, part: NodePlan, data: bytes) -> tuple[PackF
     return held, copy
 
 
-def test_a_piece_is_passed_on_while_its_end_still_comes(fleet: Fleet) -> None:
+def test_a_piece_is_passed_on_while_its_end_still_comes(fleet: Fleet, unhurried: float) -> None:
     """n1 holds all but the last leaf of the only piece; n2 pulls from it, gets that, and the rest when it is here."""
     servers = fleet(3)
     parts, data = plans(servers, pieces=1), whole(servers[0])
     held, copy = without_its_end(servers[1], parts["n1"], data)
     receives = (("n1", 0),)
-    running = begin(servers[2], msgspec.structs.replace(parts["n2"], receives=receives))
+    running = begin(servers[2], msgspec.structs.replace(parts["n2"], receives=receives), dead_s=unhurried)
     last = copy.header.leaves - 1
     first, end = copy.header.leaf_range(last)
-    while running.progress.bytes_done < first:
-        threading.Event().wait(0.01)
-    assert running.resident.has(range(last)), "what came before the end is usable at once"
+    until(lambda: running.resident.has(range(last)), "what came before the end being usable at once")
     copy.write(first, memoryview(data)[first:end])
     assert copy.accept(last)
     servers[1].on_arrived("session")

@@ -56,7 +56,7 @@ def test_a_receiver_that_takes_nothing_is_given_up(packed: ResidentPack) -> None
 
 def test_a_slow_link_is_not_taken_for_a_dead_peer() -> None:
     """Fewer bytes come within ``dead_s`` than the reader wants to be woken for, but some do."""
-    dead_s, content = 0.2, bytes(range(250)) * 800
+    dead_s, content = 1.0, bytes(range(250)) * 800
     listener = socket.create_server(("127.0.0.1", 0))
 
     def serve() -> None:
