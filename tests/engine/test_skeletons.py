@@ -63,7 +63,9 @@ async def test_what_was_running_is_forgotten_and_goes_on_elsewhere(rig: Rig) -> 
     rids = [rig.submit(handle, tokenized(f"left-{i}", p, 300)) for i in range(3)]
     grammar = rig.submit(handle, tokenized("left-regex", p, 200, regex="[a-z ]{80,90}"))
     await rig.wait_tokens(rids[2], 5)
-    assert sorted(await handle.deactivate()) == sorted([*rids, grammar])
+    left = await handle.deactivate()
+    assert sorted({*left} - {grammar}) == sorted(rids)
+    assert grammar in left or await rig.answer(grammar), "it may end before the others"
     async with rig.engine(name) as again:
         assert "wake" in again.phases
         for rid in rids:
