@@ -71,12 +71,15 @@ class Operators:
         if (model := self._books.models.get(event.model)) is None:
             return
         leaving = [i for i in model.instances if not event.devices or not i.shards.keys().isdisjoint(event.devices)]
-        if len(leaving) == len(model.instances):
+        everywhere = len(leaving) == len(model.instances)
+        if everywhere:
             model.pinned, model.want, model.least_instances = False, None, 1
             if not model.waiting:
                 self._wanting.unwant_model(model)
         for instance in leaving:
             self._lifecycle.stop_instance(instance, because(ReasonCode.OPERATOR), now_s, event.carry)
+        if everywhere:
+            model.made_room = False  # also one that made room before: nobody loads it ahead
 
 
 def _holds(model: ModelRecord, room: Room) -> bool:

@@ -116,6 +116,14 @@ def test_what_an_operator_has_unloaded_stays_away() -> None:
     assert not ahead(w)
 
 
+def test_what_an_operator_unloads_when_it_has_made_room_stays_away_too() -> None:
+    w = world(model_spec("a", 300), model_spec("b", 800))
+    driven_out(w)
+    w.send(OperatorUnload(A))
+    rest(w, 300.0)
+    assert not ahead(w)
+
+
 def test_what_left_by_its_keep_alive_stays_away() -> None:
     w = world(model_spec("a", 300, keep_alive_s=5.0))
     minutes(w, 6, A)
