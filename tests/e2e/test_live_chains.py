@@ -27,22 +27,15 @@ GROUPS = [{"local"}, {"b"}, {"c", "d"}]
 """The other switch is entered once, and what one of its two machines gets the other one gets from there."""
 
 
-def remote(fleet: Fleet, machine: str) -> dict[str, Any]:
-    """What operators see of an instance's layers."""
-    found: dict[str, Any] = instances(fleet).get(machine, {}).get("remote") or {}
-    return found
+def leads(shown: dict[str, Any]) -> bool:
+    """Whether an instance, as operators see it, serves with some of the layers."""
+    remote = shown.get("remote") or {}
+    return shown.get("state") == "ready" and bool(remote.get("peers")) and 0 < remote["held_layers"] < LAYERS
 
 
-def leads(fleet: Fleet, machine: str) -> bool:
-    """Whether it serves with some of the layers."""
-    shown = remote(fleet, machine)
-    serves = instances(fleet).get(machine, {}).get("state") == "ready"
-    return serves and bool(shown.get("peers")) and 0 < shown["held_layers"] < LAYERS
-
-
-def has_all(fleet: Fleet, machine: str) -> bool:
+def has_all(shown: dict[str, Any]) -> bool:
     """Whether it serves alone."""
-    return instances(fleet).get(machine, {}).get("state") == "ready" and not remote(fleet, machine).get("peers")
+    return shown.get("state") == "ready" and not (shown.get("remote") or {}).get("peers")
 
 
 def sent(fleet: Fleet) -> dict[str, Any]:
@@ -52,10 +45,18 @@ def sent(fleet: Fleet) -> dict[str, Any]:
     return found
 
 
-def senders(fleet: Fleet, machine: str) -> set[str]:
-    """The machines from which weights on their way to it came so far."""
-    shown = instances(fleet).get(machine, {}).get("arriving") or {}
-    return set(shown.get("sources", ()))
+def last_two(fleet: Fleet) -> list[dict[str, Any]]:
+    shown = instances(fleet)
+    return [shown.get(machine, {}) for machine in ("c", "d")]
+
+
+def senders(shown: dict[str, Any]) -> set[str]:
+    """The machines from which weights on their way to an instance came so far."""
+    return set((shown.get("arriving") or {}).get("sources", ()))
+
+
+def served(fleet: Fleet) -> dict[str, int]:
+    return {machine: shown["served"] for machine, shown in instances(fleet).items()}
 
 
 def ask_all(fleet: Fleet, reference: dict[str, str]) -> None:
@@ -84,20 +85,22 @@ def test_engines_lead_while_their_weights_come_over_a_planned_chain(demo_models:
             reason = until(lambda: sent(fleet), "a multicast")
             assert reason["way"] == "chain"
             assert [{*group.split("+")} for group in reason["path"].split(" > ")] == GROUPS
-            until(lambda: any(leads(fleet, m) for m in ("c", "d")), "one of the last two leading")
-            until(lambda: "b" in senders(fleet, "c") | senders(fleet, "d"), "weights that b passed on")
+            until(lambda: any(map(leads, last_two(fleet))), "one of the last two leading")
+            until(lambda: "b" in set().union(*map(senders, last_two(fleet))), "weights that b passed on")
             ask_all(fleet, reference)
             loaded.result()
         set_rates(links, FAST_MBIT, *MACHINES)
-        for machine in MACHINES:
-            until(lambda m=machine: has_all(fleet, m), f"{machine} needing nobody")  # type: ignore[misc]
+        until(
+            lambda: {m for m, shown in instances(fleet).items() if has_all(shown)} >= {*MACHINES},
+            "nobody needing anybody",
+        )
         fleet.prism("drain", "local/host:0")
         until(lambda: sorted(instances(fleet)) == [*MACHINES], "the source being empty")
-        served = lambda m: instances(fleet)[m]["served"]  # noqa: E731
-        before = {machine: served(machine) for machine in MACHINES}
+        before = served(fleet)
 
         def each_answered() -> bool:
             ask_all(fleet, reference)
-            return all(served(machine) > before[machine] for machine in MACHINES)
+            now = served(fleet)
+            return all(now[machine] > before[machine] for machine in MACHINES)
 
         until(each_answered, "answers of each machine that got the model")
