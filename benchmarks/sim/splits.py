@@ -19,7 +19,7 @@ class Split(StrEnum):
 
 _FIRST: Final = {Split.TUNING: 1, Split.JUDGING: 101}
 _LAST: Final = {Split.TUNING: 99, Split.JUDGING: 999}
-SPENT: Final = frozenset((*range(101, 258), *range(261, 266)))
+SPENT: Final = frozenset((*range(101, 270), 278, 279, 283, 290, 293))
 """Draws for judging that somebody has looked into; they are tuning draws from then on. 101 to 103: how first maps are
 judged was changed after figures 7 and 12 had been seen on them. 104 to 111: admission by promises was made because of
 what their figures showed. 112 to 115: that promises are kept with a chance, because of theirs.
@@ -36,6 +36,7 @@ looked into, and first places of models of which nothing is known were chosen by
 205 to 212 (figure 7) and 213 to 230 (figure 10): what to look into next was chosen by what they showed.
 231 to 248 (figure 10): judged moves where memory is ample, and that instances which stand ready cost there was seen.
 249 to 257 (figure 12): judged prompts that wait for answers.
+258 to 260, 266 to 269, 278, 279, 283, 290, 293 (figure 12): judged fewer instances for bursts that can wait.
 261 to 265 (``live_scaling.mode``): decisions were looked into."""
 RECORDED: Final = {
     Split.TUNING: ("arena_prism_e2e_8m.parquet", "arena_vtc_27m.parquet", "hyperbolic_fig_7m_digitised.parquet"),
