@@ -155,6 +155,13 @@ class PressureBoard:
         best = self._best(np.where(allowed, load, np.inf), tp, allowed)
         return None if best is None else best[0]
 
+    def in_order(self, load: Floats, allowed: Mask) -> list[int]:
+        """The allowed devices, each as :meth:`best_by` would name it for one shard once those before it were not
+        allowed any more."""
+        found = allowed.nonzero()[0]
+        order: list[int] = found[np.lexsort((-self.shared[found], load[found]))].tolist()
+        return order
+
     def _best(self, pressure: Floats, tp: int, allowed: Mask) -> tuple[list[int], float] | None:
         if tp == 1:
             index = self._least(pressure)

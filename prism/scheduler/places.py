@@ -172,17 +172,21 @@ class Places:
     ) -> Iterator[tuple[DeviceId, ...]]:
         """Devices for further instances of ``model``, each on devices of its own, the least loaded first: in free room,
         with ``kv_bytes`` for each shard beside what their own requests may need again, where nothing is being loaded
-        and memory has not been contested for ``settled_s``."""
+        and memory has not been contested for ``settled_s``. As all is when the first is asked for."""
         fleet, shard = self._books.fleet, self._with_kv(model, kv_bytes, now_s)
         if not (fits := fleet.fits_now(shard)).any():
             return  # as on most looks at a full fleet
         allowed = fits & self.allowed(model, now_s)
         for other in model.instances:
             self._close(allowed, other.shards)
-        loads = fleet.loads(now_s)
+        loads, since_s, specs = fleet.loads(now_s), now_s - settled_s, fleet.board.specs
+        if model.spec.tp == 1:  # of a full fleet most devices are looked at: their order is found once
+            alone = (specs[i].id for i in fleet.board.in_order(loads, allowed))
+            yield from ((id,) for id in alone if self._is_settled(id, shard, since_s))
+            return
         while allowed.any() and (best := fleet.board.best_by(loads, model.spec.tp, allowed)) is not None:
-            ids = tuple(fleet.board.specs[i].id for i in best)
-            unfit = [i for i in ids if not self._is_settled(i, shard, now_s - settled_s)]
+            ids = tuple(specs[i].id for i in best)
+            unfit = [i for i in ids if not self._is_settled(i, shard, since_s)]
             self._close(allowed, unfit or ids)
             if not unfit:
                 yield ids
@@ -194,9 +198,9 @@ class Places:
     def _is_settled(self, id: DeviceId, shard: Shard, since_s: float) -> bool:
         fleet = self._books.fleet
         device = fleet.devices[id]
-        loads = any(i.state in _COMING for i in device.instances.values())
-        need_bytes = fleet.board.need_on(fleet.index[id], shard)
-        return not loads and device.contested_s < since_s and fleet.headroom_bytes(id) >= need_bytes
+        if device.contested_s >= since_s or fleet.headroom_bytes(id) < fleet.board.need_on(fleet.index[id], shard):
+            return False
+        return all(i.state not in _COMING for i in device.instances.values())
 
     def instead_of_spares(
         self, model: ModelRecord, kv_bytes: int, now_s: float

@@ -195,7 +195,8 @@ class Scaling:
             slowdown=max(slowdown(self._books.fleet.load_of(d, now_s)) for i in active for d in i.shards),
             hot=self._load.is_hot(model.name),
         )
-        places = decide_scaling(view, self._further_places(model, busiest, wanted, code, now_s)).add
+        crowded_from = view.slowdown if view.hot else 0.0
+        places = decide_scaling(view, self._further_places(model, busiest, wanted, code, crowded_from, now_s)).add
         begun = self._begun(model, places, wanted, code, now_s)
         counts = {"instances": len(active), "wanted": wanted, "waiting": sum(i.waiting for i in active)}
         for place, live in zip(places, begun.modes, strict=True):
@@ -220,35 +221,47 @@ class Scaling:
         return StartInstance(model, room, reason, live=live)
 
     def _further_places(
-        self, model: ModelRecord, busiest: InstanceRecord, wanted: int, code: ReasonCode, now_s: float
+        self,
+        model: ModelRecord,
+        busiest: InstanceRecord,
+        wanted: int,
+        code: ReasonCode,
+        crowded_from: float,
+        now_s: float,
     ) -> Iterator[Place]:
-        """Free room first, then, for requests that wait, that of spare instances which do nothing."""
+        """Free room first, then, for requests that wait, that of spare instances which do nothing. ``crowded_from``: as
+        :meth:`_place` has it."""
         urgent = code is ReasonCode.SCALE_OUT
         kv_bytes = int((_URGENT_KV if urgent else 1.0) * self._kv_share_bytes(model, wanted))
         settled_s = _URGENT_SETTLED_S if urgent else _STANDING_SETTLED_S
         taken: set[DeviceId] = set()
         for devices in self._places.quiet(model, kv_bytes, settled_s, now_s):
             taken.update(devices)
-            yield self._place(devices, busiest, wanted, now_s)
+            yield self._place(devices, busiest, wanted, crowded_from, now_s)
         if urgent and model.spec.tp == 1:
             for device, spares in self._places.instead_of_spares(model, kv_bytes, now_s):
                 if device not in taken:
-                    yield self._place((device,), busiest, wanted, now_s, tuple(i.key for i in spares))
+                    leave = tuple(i.key for i in spares)
+                    yield self._place((device,), busiest, wanted, crowded_from, now_s, leave)
 
     def _place(
         self,
         devices: tuple[DeviceId, ...],
         busiest: InstanceRecord,
         wanted: int,
+        crowded_from: float,
         now_s: float,
         evict: tuple[InstanceKey, ...] = (),
     ) -> Place:
+        """One of ``devices``, which are not looked at closely where nobody's tokens stay within their objectives and
+        steps take ``crowded_from`` times as long as alone, or longer: no instance comes there."""
         fleet, times, kv_share = self._books.fleet, self._books.times, self._books.settings.pressed_kv_share
         there = [times.crowd_with(d, busiest, now_s) for d in devices]
         bearable = all(s <= times.bearable_slowdown(d) for s, d in zip(there, devices, strict=True))
         pressed = any(is_pressed(fleet, d, kv_share) for d in devices)
         # No instance comes to a pressed place, so that what it would bring there, the dearest question, is not asked.
-        pays = not pressed and self._pays(devices, busiest, wanted, now_s)
+        may_come = not pressed and (bearable or max(there) < crowded_from)
+        pays = may_come and self._pays(devices, busiest, wanted, now_s)
         return Place(devices, max(there), bearable, pressed, pays, evict)
 
     def _pays(self, devices: tuple[DeviceId, ...], busiest: InstanceRecord, wanted: int, now_s: float) -> bool:
