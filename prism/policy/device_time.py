@@ -48,6 +48,13 @@ def bandwidth_share(rates: DeviceRates, batch: Batch) -> float:
     return reading_s / (rates.step_s + rates.sequence_s * batch.sequences + reading_s)
 
 
+def step_of(rates: DeviceRates, nbytes: float, sequences: int) -> tuple[float, float]:
+    """:func:`alone_s` and :func:`bandwidth_share` of an engine whose steps read ``nbytes``, for those who ask both."""
+    reading_s = nbytes / rates.bytes_per_s
+    step_s = rates.step_s + rates.sequence_s * sequences + reading_s
+    return step_s, reading_s / step_s
+
+
 def slowdown(shares: float) -> float:
     """How many times longer than alone steps take where the shares of all that step add up to ``shares``."""
     return max(1.0, shares)

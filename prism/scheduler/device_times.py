@@ -19,6 +19,7 @@ from prism.policy.device_time import (
     bandwidth_share,
     room_within,
     slowdown,
+    step_of,
 )
 from prism.policy.goodput import SharingModel, Site
 from prism.policy.profiles import rates_on
@@ -143,18 +144,11 @@ class DeviceTimes:
         weight_bytes: int,
     ) -> SharingModel:
         """One shard of the model on ``id``. ``kv_bytes``: while it decodes, and over time."""
-        rates, shard_bytes = rates_on(model.spec, self._fleet.devices[id].spec.kind), model.spec.shard_weight_bytes
-        batch = Batch(shard_bytes, int(kv_bytes[0]), 1)
-        factor = self.corrections.factor(id, model.name)
-        return SharingModel(
-            model=model.name,
-            rate_per_s=rate_per_s,
-            duty=duty,
-            share=bandwidth_share(rates, batch),
-            bearable=model.spec.slo_tpot_s / (factor * alone_s(rates, batch)),
-            kv_bytes=kv_bytes[1],
-            weight_bytes=weight_bytes,
-        )
+        spec = model.spec
+        rates = rates_on(spec, self._fleet.devices[id].spec.kind)
+        step_s, share = step_of(rates, spec.shard_weight_bytes + int(kv_bytes[0]), 1)
+        bearable = spec.slo_tpot_s / (self.corrections.factor(id, spec.name) * step_s)
+        return SharingModel(spec.name, rate_per_s, duty, share, bearable, kv_bytes[1], weight_bytes)
 
     def _duty_at(self, model: ModelRecord, rate_per_s: float) -> float:
         """Part of the time in which a model decodes at least with so many requests per second."""
@@ -193,8 +187,8 @@ class DeviceTimes:
                 kv_bytes = max(kv_bytes, float(device.busy_kv.get(instance.key, 0)))
             # By the rate alone: what the catalog expects was not seen yet.
             duty = max(instance.duty, _duty_at(model.weighted_rate * model.spec.slo_ttft_s / len(model.instances)))
-            batch = Batch(instance.shards[id].weight_bytes, int(kv_bytes), running or 1)
-            work = duty * bandwidth_share(rates_on(model.spec, kind), batch)
+            read_bytes = instance.shards[id].weight_bytes + int(kv_bytes)
+            work = duty * step_of(rates_on(model.spec, kind), read_bytes, running or 1)[1]
             if _differs(work, instance.work) or _differs(kv_bytes, instance.kv_work_bytes):
                 self._fleet.set_work(instance, work, kv_bytes)
             model.duty, model.kv_mean_bytes = instance.duty, kv_bytes

@@ -15,6 +15,7 @@ rank-0 device decides.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import NamedTuple
 
 from prism.core.device_events import (
@@ -101,6 +102,11 @@ class GpuScheduler:
         """Requests that wait."""
         return len(self._queue)
 
+    @property
+    def rests(self) -> bool:
+        """No request waits, for a place or for memory."""
+        return not self._queue and not self.shortage.is_short
+
     def waiting(self) -> dict[ModelName, int]:
         """Models with waiting requests, and how many."""
         return self._queue.counts()
@@ -182,6 +188,14 @@ class GpuScheduler:
         self._dispatcher.dispatch(now_s, effects)
         self._memory.note_waiting(now_s)
         return effects
+
+    def take_loads(self, loads: Iterable[EngineLoad], memory: MemoryReport, now_s: float) -> None:
+        """:meth:`on_event` of all of these at once, for a device that :attr:`rests`, where no load leads to an effect.
+        """
+        for load in loads:
+            self._engines.take_load(load)
+        self._memory.take_report(memory)
+        self._memory.note_waiting(now_s)
 
     def _arrived(self, request: Request, now_s: float, effects: list[GpuEffect]) -> None:
         if self.owns(request.id):

@@ -9,7 +9,7 @@ from typing import Final
 from prism.core.instances import InstanceKey
 from prism.core.request import Request
 from prism.core.specs import DeviceKind, Prefer
-from prism.policy.device_time import GUESSES, Batch, alone_s, bandwidth_share, slowdown
+from prism.policy.device_time import GUESSES, slowdown, step_of
 from prism.policy.promises import Decoder, Entrant, may_begin
 from prism.scheduler.gpu_engine import EndedAnswer, EngineState
 
@@ -142,7 +142,7 @@ class Promises:
 
     def _step(self, engine: EngineState, more_tokens: int, more: int) -> tuple[float, float]:
         """The share of the bandwidth and the seconds of a step alone, by the roofline, with so many requests more."""
-        kv_bytes = (engine.held_tokens + more_tokens) * engine.up.kv_bytes_per_token
-        batch = Batch(engine.up.weight_bytes, kv_bytes, max(1, len(engine.in_flight) + more))
-        rates = engine.up.rates or self._rates
-        return bandwidth_share(rates, batch), alone_s(rates, batch)
+        up, sequences = engine.up, len(engine.in_flight) + more
+        read_bytes = up.weight_bytes + (engine.held_tokens + more_tokens) * up.kv_bytes_per_token
+        step_s, share = step_of(up.rates or self._rates, read_bytes, max(1, sequences))
+        return share, step_s

@@ -121,7 +121,7 @@ class ReplicaLoad:
         late = 0
         if waiting:
             bearable_s = bearable_wait_s(model.spec.slo_ttft_s)
-            late = sum(i.waiting > 0 and i.waited_s >= bearable_s for i in active)
+            late = sum([i.waiting > 0 and i.waited_s >= bearable_s for i in active])
         return ModelLoad(
             instances=len(active),
             running=running,

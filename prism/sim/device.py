@@ -123,9 +123,15 @@ class SimDevice:
         if self._greedy or not self.engines:
             return
         stale, self._stale = self._stale, {}
-        for engine in self.engines.values():
-            if engine in stale or engine.batch.jobs:
-                self.tell(_engine_load(engine))
+        changed = [engine for engine in self.engines.values() if engine in stale or engine.batch.jobs]
+        if self.scheduler.rests:  # as when most requests come
+            memory = MemoryReport(self.account.free_bytes(), self._wanted_bytes())
+            self.scheduler.take_loads(map(_engine_load, changed), memory, self._queue.now_s)
+            if self.scheduler.shortage.is_short:
+                self._reports.watch_shortage()
+            return
+        for engine in changed:
+            self.tell(_engine_load(engine))
         self.tell(MemoryReport(self.account.free_bytes(), self._wanted_bytes()))
 
     def _wanted_bytes(self) -> int:
