@@ -14,6 +14,7 @@ from prism.policy.device_time import (
     bandwidth_share,
     room_within,
     slowdown,
+    step_of,
 )
 
 RATES = DeviceRates(2e-3, 1e-5, 1e12)
@@ -25,6 +26,8 @@ def test_a_step_is_its_reading_and_the_hosts_time(batch: Batch) -> None:
     reading_s = bandwidth_share(RATES, batch) * alone_s(RATES, batch)
     assert reading_s == pytest.approx((batch.weight_bytes + batch.kv_bytes) / RATES.bytes_per_s)
     assert 0.0 < bandwidth_share(RATES, batch) < 1.0
+    both = step_of(RATES, batch.weight_bytes + batch.kv_bytes, batch.sequences)
+    assert both == (alone_s(RATES, batch), bandwidth_share(RATES, batch))
 
 
 @given(st.lists(batches, min_size=1, max_size=6))

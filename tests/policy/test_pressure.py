@@ -40,3 +40,17 @@ def test_what_fits_byte_by_byte_need_not_fit_page_by_page() -> None:
         for _ in range(2):
             board.charge(0, Shard(1.0, 151, 1))
         assert bool(board.fits(Shard(1.0, 75, 1))[0]) is fits
+
+
+@given(st.lists(st.tuples(st.sampled_from([0.0, 0.5, 1.0]), st.integers(0, 2), st.booleans()), min_size=1, max_size=12))
+def test_the_order_of_devices_is_that_of_one_search_after_the_other(devices: list[tuple[float, int, bool]]) -> None:
+    """Equal loads, and equal loads with equal memory left, included."""
+    board = PressureBoard([replace(DEVICE, id=DeviceId(f"d{i}")) for i in range(len(devices))])
+    for index, (_, weights, _) in enumerate(devices):
+        board.charge(index, Shard(0.0, weights, 0))
+    loads, allowed = np.array([load for load, _, _ in devices]), np.array([ok for _, _, ok in devices])
+    order, left = board.in_order(loads, allowed), allowed.copy()
+    for index in order:
+        assert board.best_by(loads, 1, left) == [index]
+        left[index] = False
+    assert not left.any()

@@ -72,6 +72,25 @@ def test_deadlines_decide_and_the_longest_gives_way() -> None:
     assert order == [("urgent", ReasonCode.ON_TIME), ("short", ReasonCode.ON_TIME), ("long", ReasonCode.LATE)]
 
 
+def test_what_engines_tell_at_once_is_what_they_tell_one_after_the_other() -> None:
+    """Where nobody waits, for a place or for memory; else each may let somebody begin."""
+    one, all_at_once = scheduler(free=3000), scheduler(free=3000)
+    loads = [EngineLoad(A1, 1, 0, 40, 30), EngineLoad(B2, 0, 0, 7)]
+    for s in (one, all_at_once):
+        arrive(s, "runs", 1000, 5.0)
+        s.on_event(FirstToken(RequestId("runs")), 0.5)
+        assert s.rests
+    for event in (*loads, MemoryReport(900)):
+        assert one.on_event(event, 1.0) == []
+    all_at_once.take_loads(loads, MemoryReport(900), 1.0)
+    for s in (one, all_at_once):
+        assert s.rests
+    assert [arrive(s, "large", 950, 5.0, 1.0, B) for s in (one, all_at_once)] == [[], []]
+    assert one.on_event(MemoryReport(943), 2.0) == all_at_once.on_event(MemoryReport(943), 2.0) != []
+    arrive(one, "waits", 10_000, 5.0, 2.0, B)
+    assert not one.rests
+
+
 def test_first_come_first_served_ignores_deadlines() -> None:
     s = scheduler(Admission.FCFS)
     for id, slo in (("one", 9.0), ("two", 8.0), ("three", 1.0)):
