@@ -122,12 +122,11 @@ def settle_levels(around: Iterable[Link]) -> dict[Flow, None]:
         visits[link] = visits.get(link, 0) + 1
         low = min(old, new)
         for flow in link.flows:
-            others = [other for other in flow.path if other is not link]
-            if any(other.level <= low for other in others):
+            if _limit_elsewhere(flow, link) <= low:
                 continue  # limited elsewhere before and after
             touched[flow] = None
-            for other in others:
-                if other not in queued:
+            for other in flow.path:
+                if other is not link and other not in queued:
                     queued[other] = None
                     todo.append(other)
     return touched
@@ -150,7 +149,11 @@ def _level(link: Link) -> float:
 
 
 def _limit_elsewhere(flow: Flow, link: Link) -> float:
-    return min([other.level for other in flow.path if other is not link], default=INFINITE)
+    limit = INFINITE
+    for other in flow.path:
+        if other is not link and other.level < limit:
+            limit = other.level
+    return limit
 
 
 def evenly(paths: Sequence[Sequence[Link]]) -> dict[Link, float]:
