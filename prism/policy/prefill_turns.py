@@ -38,11 +38,11 @@ class PromptCredit:
         """``kept``: most credit, in parts of the time that an answer takes; what one step leaves is kept at least."""
         self._credit_s, self._at_s, self._kept = math.inf, 0.0, kept
 
-    def pass_time(self, now_s: float, *, stalled: bool, step_s: float, objective_s: float, answer_s: float) -> float:
+    def pass_time(self, now_s: float, *, stalled: bool, step_s: float, left_s: float, answer_s: float) -> float:
         """Bring the credit up to now: since the last call answers stood still (``stalled``), or decoded in steps of
-        ``step_s``. What is left; negative: so much was taken in advance. ``answer_s``: what an answer takes."""
+        ``step_s``, each of which left ``left_s`` (:func:`left_by_step_s`). What is left; negative: so much was taken in
+        advance. ``answer_s``: what an answer takes."""
         past_s, self._at_s = now_s - self._at_s, now_s
-        left_s = left_by_step_s(step_s, objective_s)
         if math.isinf(left_s):
             self._credit_s = math.inf
         else:

@@ -53,7 +53,8 @@ class PromiseGate:
         """
         if not self._on or engine.up.fair or code is ReasonCode.RESUMED:  # 1
             return True
-        if now_s < (due_s := self._turn_s(engine, request, now_s)):  # 2
+        before_s = self._engines.accepted_s() + engine.speed.seconds(request.prefill_tokens)
+        if now_s < (due_s := self._turn_s(engine, request, before_s, now_s)):  # 2
             self.wake_s = min(self.wake_s, due_s)
             return False
         promises, model = self._engines.promises, request.model
@@ -63,7 +64,6 @@ class PromiseGate:
             if free and self._may_begin(engine, request, 0, True, followed, now_s):
                 return True
             return code is ReasonCode.OVERDUE and self._turns.takes(request, now_s)
-        before_s = self._engines.accepted_s() + engine.speed.seconds(request.prefill_tokens)
         latest_s = promises.latest_s(request, before_s)
         patient = engine.up.prefer is Prefer.TPOT
         in_time, can_wait = self._queue.in_time(model), patient or now_s < latest_s
@@ -93,20 +93,17 @@ class PromiseGate:
             self._refusals[question] = now_s + _HOLDS_S
         return may
 
-    def _turn_s(self, engine: EngineState, request: Request, now_s: float) -> float:
-        """From when on the engine's answers bear the request's prompt; 0 where there are none."""
+    def _turn_s(self, engine: EngineState, request: Request, before_s: float, now_s: float) -> float:
+        """From when on the engine's answers bear the request's prompt; 0 where there are none. ``before_s``: what is
+        prefilled before its first token comes, its own prompt included."""
         if not engine.answering:
             return 0.0
         engine.turns.expect(self._engines.promises.step_s(engine), engine.pace.answer_s)
         prompts_s = engine.speed.seconds(engine.backlog_tokens + request.prefill_tokens)
-        return engine.turns.due_s(prompts_s, self._patient_until_s(engine, request), now_s)
-
-    def _patient_until_s(self, engine: EngineState, request: Request) -> float:
-        """Until when the request waits for answers of its engine that it could stop."""
-        if engine.up.prefer is Prefer.TPOT:
-            return math.inf
-        before_s = self._engines.accepted_s() + engine.speed.seconds(request.prefill_tokens)
-        return patient_until_s(request.arrival_s, request.slo_ttft_s, before_s)
+        patient_s = math.inf  # until then it waits for answers of its engine that it could stop
+        if engine.up.prefer is not Prefer.TPOT:
+            patient_s = patient_until_s(request.arrival_s, request.slo_ttft_s, before_s)
+        return engine.turns.due_s(prompts_s, patient_s, now_s)
 
     def begun(self, request: Request) -> None:
         """The request went to its engine."""

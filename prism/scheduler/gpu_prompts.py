@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 from prism.policy.latency_model import TokenTime
-from prism.policy.prefill_turns import PromptCredit
+from prism.policy.prefill_turns import PromptCredit, left_by_step_s
 
 
 class PromptTurns:
@@ -56,15 +56,10 @@ class PromptTurns:
         if self._stalled:
             self._stood_s += now_s - self._at_s
         self._at_s = now_s
-        step_s = self._expected_s(now_s)
-        for credit in (self._credit, self._strict):
-            credit.pass_time(
-                now_s,
-                stalled=self._stalled,
-                step_s=step_s,
-                objective_s=self._objective_s,
-                answer_s=self._answer_s,
-            )
+        stalled, step_s, answer_s = self._stalled, self._expected_s(now_s), self._answer_s
+        left_s = left_by_step_s(step_s, self._objective_s)
+        self._credit.pass_time(now_s, stalled=stalled, step_s=step_s, left_s=left_s, answer_s=answer_s)
+        self._strict.pass_time(now_s, stalled=stalled, step_s=step_s, left_s=left_s, answer_s=answer_s)
 
     def _expected_s(self, now_s: float) -> float:
         return self._steps.mean_s(now_s) or self._step_s

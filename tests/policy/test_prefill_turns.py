@@ -14,7 +14,8 @@ STEP_S, OBJECTIVE_S = 0.02, 0.1
 
 
 def passed(credit: PromptCredit, now_s: float, stalled: bool, answer_s: float = 0.0) -> float:
-    return credit.pass_time(now_s, stalled=stalled, step_s=STEP_S, objective_s=OBJECTIVE_S, answer_s=answer_s)
+    left_s = left_by_step_s(STEP_S, OBJECTIVE_S)
+    return credit.pass_time(now_s, stalled=stalled, step_s=STEP_S, left_s=left_s, answer_s=answer_s)
 
 
 def test_a_step_leaves_most_of_a_loose_objective_and_a_part_of_a_tight_one() -> None:
@@ -25,7 +26,8 @@ def test_a_step_leaves_most_of_a_loose_objective_and_a_part_of_a_tight_one() -> 
 def test_nobody_waits_where_steps_are_too_slow_without_any_prompt() -> None:
     assert math.isinf(left_by_step_s(0.09, 0.1))
     credit = PromptCredit()
-    assert math.isinf(credit.pass_time(5.0, stalled=True, step_s=0.09, objective_s=0.1, answer_s=1.0))
+    left_s = left_by_step_s(0.09, 0.1)
+    assert math.isinf(credit.pass_time(5.0, stalled=True, step_s=0.09, left_s=left_s, answer_s=1.0))
     assert credit.due_s(0.09, 0.1) == 5.0
 
 
