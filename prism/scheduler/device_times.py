@@ -112,15 +112,23 @@ class DeviceTimes:
         return Site(id, memory_bytes, tuple([self._tenant(device, i) for i in stays]))
 
     def _tenant(self, device: DeviceRecord, instance: InstanceRecord) -> SharingModel:
-        """As it was lately; one that was not seen yet as its rate lets expect."""
+        """As it was lately; one that was not seen yet as its rate lets expect. The same few devices are asked at every
+        look for a place: what follows from the same numbers is not computed again."""
         id, model = device.spec.id, self._models[instance.model]
+        now_bytes = float(device.busy_kv.get(instance.key, 0) * (instance.running > 0))
+        factor = self.corrections.factor(id, model.name)
+        here, asked = (instance.duty, instance.kv_mean_bytes, now_bytes), (model.weighted_rate, len(model.instances))
+        of = id, model.spec, here, asked, factor
+        if instance.tenant is not None and instance.tenant[0] == of:
+            return instance.tenant[1]
         rate_per_s = model.weighted_rate * model.spec.slo_ttft_s / len(model.instances)
         weight_bytes = self._fleet.board.weights_bytes(self._fleet.index[id], instance.shards[id])
         duty = max(instance.duty, self._duty_at(model, rate_per_s))
-        now_bytes = float(device.busy_kv.get(instance.key, 0) * (instance.running > 0))
         busy_bytes = max(now_bytes, instance.kv_mean_bytes / max(_LEAST_DUTY, duty))
         held_bytes = max(now_bytes, instance.kv_mean_bytes)
-        return self.tenant_with(id, model, rate_per_s, duty, (busy_bytes, held_bytes), weight_bytes)
+        tenant = self.tenant_with(id, model, rate_per_s, duty, (busy_bytes, held_bytes), weight_bytes)
+        instance.tenant = of, tenant
+        return tenant
 
     def newcomer(
         self, model: ModelRecord, id: DeviceId, rate_per_s: float, kv_bytes: float | None = None

@@ -190,8 +190,7 @@ class GpuScheduler:
         return effects
 
     def take_loads(self, loads: Iterable[EngineLoad], memory: MemoryReport, now_s: float) -> None:
-        """:meth:`on_event` of all of these at once, for a device that :attr:`rests`, where no load leads to an effect.
-        """
+        """:meth:`on_event` of all of these at once, where it :attr:`rests`: no load leads to an effect then."""
         for load in loads:
             self._engines.take_load(load)
         self._memory.take_report(memory)

@@ -12,6 +12,7 @@ from prism.core.settings import LiveMode
 from prism.core.specs import DeviceSpec, ModelSpec
 from prism.core.views import InstanceState
 from prism.policy.demand import IdleIntervals, SlidingRate
+from prism.policy.goodput import SharingModel
 from prism.policy.pressure import Shard
 
 BURST_WINDOW_S = 1.0
@@ -54,6 +55,8 @@ class InstanceRecord:
     work: float = 0.0
     """What the fleet counts for it (:mod:`prism.policy.work`), on each of its devices; and ``kv_work_bytes``."""
     kv_work_bytes: float = 0.0
+    tenant: tuple[tuple[object, ...], SharingModel] | None = None
+    """As its device's tenant, with all the numbers that this follows from (:mod:`.device_times`)."""
     replaces: InstanceKey | None = None
     """The instance that leaves once this one serves (a migration)."""
     live: LiveMode = LiveMode.WHOLE

@@ -122,14 +122,14 @@ class ReplicaLoad:
         if waiting:
             bearable_s = bearable_wait_s(model.spec.slo_ttft_s)
             late = sum([i.waiting > 0 and i.waited_s >= bearable_s for i in active])
+        hot = 2 * late > len(active)  # most of them: what queued up before the others came is not shared with them
         return ModelLoad(
             instances=len(active),
             running=running,
             waiting=waiting,
-            # Most of them: what queued up before the others came is not shared with them.
-            hot=2 * late > len(active),
+            hot=hot,
             arrivals_per_s=model.burst.per_s(now_s),
-            served_per_s=record.served.per_s(now_s),
+            served_per_s=record.served.per_s(now_s) if hot else 0.0,  # nothing else asks it
             usual_per_s=model.rate.per_s(now_s),
             residence_s=residence_s,
             room=self._room(model, active) if running else float("inf"),

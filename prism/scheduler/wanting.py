@@ -135,8 +135,8 @@ class Wanting:
         for model in ready[:_RETRIES_AT_ONCE]:
             if self._try(model, survey, now_s):
                 survey = Survey()
-        pauses = (max(now_s + RETRY_EVERY_S, models[name].retry_at_s) for name in self._wanting)
-        self.next_retry_s = min(pauses, default=float("inf"))
+        earliest_s = min([models[name].retry_at_s for name in self._wanting], default=float("inf"))
+        self.next_retry_s = max(now_s + RETRY_EVERY_S, earliest_s)
 
     def _try(self, model: ModelRecord, survey: Survey, now_s: float) -> bool:
         """Whether an instance was started: what ``survey`` has found does not hold any more then."""

@@ -280,6 +280,11 @@ class World:
         resting = [i for i in books.loaded.values() if i.idle_since_s is not None]
         assert idle == sorted(resting, key=lambda i: i.idle_turn)
         assert books.idle_of_several() == [i for i in idle if i.model in books.several]
+        for id, device in books.fleet.devices.items():
+            site = books.times.site_of(id)
+            for known in device.instances.values():
+                known.tenant = None
+            assert books.times.site_of(id) == site, "a tenant of other numbers"
         in_flight = sum(len(i.running) for i in self.live.values())
         waiting = sum(len(w) for w in self.inactive.values())
         assert self.arrived == self.finished + self.refused + in_flight + waiting, "a request was lost"
