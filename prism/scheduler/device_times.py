@@ -25,7 +25,6 @@ from prism.policy.goodput import SharingModel, Site
 from prism.policy.profiles import rates_on
 from prism.policy.work import ShardDemand
 from prism.scheduler.fleet import Fleet
-from prism.scheduler.lately import settle_lately
 from prism.scheduler.records import DeviceRecord, InstanceRecord, ModelRecord
 
 _NOTHING: Final = 1e-3
@@ -70,7 +69,7 @@ class DeviceTimes:
         instance.duty = instance.duty * keep + (1.0 - keep) * (instance.running > 0)
         instance.kv_mean_bytes = instance.kv_mean_bytes * keep + (1.0 - keep) * held
         if self._exchanges:
-            settle_lately(instance, now_s)
+            instance.settle_lately(now_s)
         instance.settled_s = now_s
 
     def refresh(self, now_s: float) -> None:

@@ -3,32 +3,19 @@ changes places, and it changes sooner than what is asked on average (:mod:`prism
 
 from __future__ import annotations
 
-import math
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from prism.core.ids import DeviceId
 from prism.core.views import InstanceState
 from prism.policy.device_time import Batch, alone_s
 from prism.policy.goodput import SharingModel, Site
 from prism.policy.profiles import rates_on
+from prism.scheduler.books import Books
 from prism.scheduler.records import DeviceRecord, InstanceRecord
 
-if TYPE_CHECKING:
-    from prism.scheduler.books import Books
-
-_LATELY_S: Final = 20.0
-"""Time constant of what is remembered."""
 _ANSWER_TOKENS: Final = 200.0
 """Of an answer of which nothing is known."""
 _LEAST_DUTY: Final = 0.1
-
-
-def settle_lately(instance: InstanceRecord, now_s: float) -> None:
-    """It has done since ``settled_s`` what it did at its last report."""
-    keep = math.exp((instance.settled_s - now_s) / _LATELY_S)
-    instance.lately = instance.lately * keep + (1.0 - keep) * (instance.running > 0)
-    here = instance.running + instance.waiting
-    instance.requests_lately = instance.requests_lately * keep + (1.0 - keep) * here
 
 
 def lately_site(books: Books, id: DeviceId) -> Site:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 
 from prism.core.events import DeviceReport
@@ -17,6 +18,8 @@ from prism.policy.pressure import Shard
 
 BURST_WINDOW_S = 1.0
 """Window of the rates of the last moments."""
+_LATELY_S = 20.0
+"""Time constant of what an instance did lately."""
 
 
 @dataclass(slots=True)
@@ -80,6 +83,12 @@ class InstanceRecord:
 
     def enter(self, state: InstanceState, now_s: float) -> None:
         self.state, self.since_s = state, now_s
+
+    def settle_lately(self, now_s: float) -> None:
+        """It has done since ``settled_s`` what it did at its last report."""
+        keep = math.exp((self.settled_s - now_s) / _LATELY_S)
+        self.lately = self.lately * keep + (1.0 - keep) * (self.running > 0)
+        self.requests_lately = self.requests_lately * keep + (1.0 - keep) * (self.running + self.waiting)
 
 
 @dataclass(slots=True)
