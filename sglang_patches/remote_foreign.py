@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 import torch
 
@@ -38,17 +38,23 @@ class NotDone(PrismError):
 
 
 @dataclass(slots=True, eq=False)
-class Begun:
-    """Work of a leader that was begun, wherever it stands."""
+class Member:
+    """Of a pass: a batch of this engine's own, or a leader's (:class:`Begun`), wherever it stands."""
 
-    leader: int
-    kv: ForeignKv
-    work: RunPieces
     on: Passenger
 
     @property
     def over(self) -> bool:
         return self.on.piece == self.on.end
+
+
+@dataclass(slots=True, eq=False)
+class Begun(Member):
+    """Work of a leader that was begun."""
+
+    leader: int
+    kv: ForeignKv
+    work: RunPieces
 
 
 class ForeignRun:
@@ -64,9 +70,7 @@ class ForeignRun:
         self.held = frozenset(range(pieces.count))
         """Pieces whose weights are here."""
         self.shares = ranks.world == 1
-        """Several leaders' work runs in one pass. Ranks would have to agree on what has come of each of them."""
-        self.shared = 0
-        """Passes of several leaders' rows through some layers, so far."""
+        """Several engines' work runs in one pass. Ranks would have to agree on what has come of each of them."""
         self._kv: dict[int, ForeignKv] = {}
 
     @property
@@ -80,7 +84,7 @@ class ForeignRun:
         begun: Begun = self._agreed(note.leader, lambda: self._prepared(note, work, tensors))
         return begun
 
-    def advance(self, begun: Sequence[Begun], called: Called | None = None) -> bool:
+    def advance(self, begun: Sequence[Member], called: Called | None = None) -> bool:
         """Those of ``begun`` that are furthest behind run in one pass, until one of them is through or they meet the
         next ones; False: until this engine was ``called`` between two layers. Raises :class:`NotDone`: they are lost,
         and stand where they stood."""
@@ -91,10 +95,10 @@ class ForeignRun:
         except Exception as error:
             if self._ranks.world > 1:
                 raise  # ranks out of step would wait for each other for ever
-            log.exception("work of %d leaders was not done", len(behind))
+            log.exception("a pass of %d batches was not done", len(behind))
             if len(behind) > 1:
                 self.shares = False
-                log.warning("work of several leaders does not run in one pass any more")
+                log.warning("work of several engines does not run in one pass any more")
             raise NotDone(f"{type(error).__name__}: {error}"[:_MOST_WORDS]) from error
 
     def stands(self, begun: Begun) -> bool:
@@ -157,7 +161,8 @@ class ForeignRun:
         if work.since is not None:
             kv.write(work.since - 1, work.out_slots, *rows)
         before = None if not state else (state[0], state[1] if len(state) > 1 else None)
-        return Begun(note.leader, kv, work, Passenger(kv.backend, self._batch(kv, work), work.first, work.end, before))
+        on = Passenger(kv.backend, self._batch(kv, work), work.first, work.end, before)
+        return Begun(on, note.leader, kv, work)
 
     def _kv_of(self, number: int, slots: int) -> ForeignKv:
         if (kv := self._kv.get(number)) is None:
@@ -174,7 +179,6 @@ class ForeignRun:
 
         with torch.no_grad(), self._behind_steps():
             together = in_one_pass(passengers)
-            self.shared += len(passengers) > 1
             together.backend.init_forward_metadata(together.batch)
             at_once = end if called is None else 1 + (together.piece == 0)  # the embedding says nothing of a layer
             with forward_context(ForwardContext(attn_backend=together.backend)):
@@ -232,7 +236,10 @@ class ForeignRun:
         return kv.read(wanted.first_layer, wanted.end_layer, wanted.slots)
 
 
-def furthest_behind(begun: Sequence[Begun]) -> list[Begun]:
+AnyMember = TypeVar("AnyMember", bound=Member)
+
+
+def furthest_behind(begun: Sequence[AnyMember]) -> list[AnyMember]:
     """Those that run next."""
     first = min(one.on.piece for one in begun)
     return [one for one in begun if one.on.piece == first]

@@ -30,6 +30,7 @@ from prism.remote.orders import GrowRoute, HoldPieces, Order, ServeLayers, SetRo
 from prism.remote.state import RemoteState
 from sglang_patches.kv_guard import refuse
 from sglang_patches.remote_ahead import RunAhead
+from sglang_patches.remote_along import OwnSteps
 from sglang_patches.remote_asking import PeerAsking
 from sglang_patches.remote_growth import LOOK_S, Growth
 from sglang_patches.remote_lead import RouteLeader
@@ -60,6 +61,8 @@ class RemoteLayers:
         self._asking = PeerAsking(scheduler.tp_worker.model_runner, self._wait, ranks)
         self._leader = RouteLeader(scheduler, self._pieces, self._asking, ranks)
         self._leader.attach()
+        self.own_steps = OwnSteps(scheduler, self._pieces, self._foreign, self._leader)
+        self._leader.along = self.own_steps.run
         self._routes = Routes(
             scheduler, self._pieces, self._hub, self._foreign, self._leader, ranks, self._begins_again
         )
@@ -117,6 +120,7 @@ class RemoteLayers:
             most=self.under_way.most,
             run_ahead=self.under_way.run_ahead,
             shared=self._foreign.shared,
+            along=self._foreign.along,
         )
 
     def due(self, orders: Sequence[Order]) -> list[Order]:
@@ -151,7 +155,7 @@ class RemoteLayers:
             self._routes.go_on_elsewhere()
         self._growth.go_on(self._idle, alone=not self.under_way)
         if waiting and not self._idle and not self._leader.remote:
-            self.serve()  # otherwise it is done while the own batch waits, or because there is none
+            self.serve(left=self.own_steps.take_along)  # else while the own batch waits, or because there is none
 
     def rest(self, most_s: float) -> None:
         """Nothing is to be done, for ``most_s`` at most: until a command, a message, or a piece of the model comes. On
@@ -162,14 +166,15 @@ class RemoteLayers:
                 return
             came = self._seat.wait(min(left_s, LOOK_S) if self._growth.waits else left_s)
 
-    def serve(self) -> None:
-        """The scheduler has nothing to run, or its route does not wait for others."""
-        self._ranks.together(self._serve_round)
+    def serve(self, left: bool = False) -> None:
+        """The scheduler has nothing to run, or its route does not wait for others. ``left``: of what did not go along
+        with its last step."""
+        self._ranks.together(lambda: self._serve_round(left))
 
-    def _serve_round(self) -> RanksOutcome:
+    def _serve_round(self, left: bool) -> RanksOutcome:
         """A step of each leader, as engines that share a device take turns; its own next step is behind them. A command
         is looked at between two layers, if an order could be carried out now."""
-        self._foreign.serve_round(None if self.under_way else self._seat.called)
+        self._foreign.serve_round(None if self.under_way else self._seat.called, left)
         return RanksOutcome()
 
     def _agree(self) -> int:

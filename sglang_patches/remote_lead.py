@@ -58,6 +58,9 @@ class RouteLeader:
         self.here: Any = None
         """By slot, whether its KV of the layers that are being taken over was fetched and not written since; None:
         nothing is fetched."""
+        self.along: Callable[[Any, Any, Any], State | None] = lambda ids, positions, batch: None
+        """Runs a step that leads over nobody up to the head, with what others ask of this engine in its passes, if
+        anybody does (:mod:`sglang_patches.remote_along`)."""
 
     @property
     def remote(self) -> bool:
@@ -79,6 +82,9 @@ class RouteLeader:
 
         def follow(input_ids: Any, positions: Any, forward_batch: Any, *args: Any, **kwargs: Any) -> Any:
             if not self.remote or args or forward_batch.forward_mode.is_idle():
+                plain = not args and all(value is None for value in kwargs.values())
+                if plain and (state := self.along(input_ids, positions, forward_batch)) is not None:
+                    return self._head([state], input_ids, positions, forward_batch)
                 with self._pieces.computing():
                     return self._own(input_ids, positions, forward_batch, *args, **kwargs)
             return forward(input_ids, positions, forward_batch)

@@ -4,7 +4,8 @@ What several of them ask of the same layers runs in one pass (:mod:`sglang_patch
 the first prompt that is some leader's first message, as SGLang runs prompts first, or else with what waits longest; the
 first message of each other leader joins it, also while it runs, as long as the pass has not passed the piece that it is
 to begin with: so what decodes is never left behind for further prompts. Each is answered when its last piece is behind
-it. Nothing waits for somebody to join.
+it. Nothing waits for somebody to join. A step of this engine's own is such a pass, too, which begins with its first
+layer and takes along what leaders ask (:meth:`ForeignWork.take_along`).
 """
 
 from __future__ import annotations
@@ -38,7 +39,8 @@ from prism.remote.messages import (
     RunRest,
 )
 from prism.remote.notes import DoForeign, LeadersGone, Note
-from sglang_patches.remote_foreign import Begun, Called, ForeignRun, NotDone, answer_of, furthest_behind
+from sglang_patches.remote_foreign import Begun, Called, ForeignRun, Member, NotDone, answer_of, furthest_behind
+from sglang_patches.remote_passes import Passenger
 from sglang_patches.remote_pieces import ModelPieces
 from sglang_patches.remote_ranks import Ranks
 from sglang_patches.remote_tensors import Unpacked, pack_tensors
@@ -74,6 +76,14 @@ class ForeignWork:
         self._queue: deque[tuple[PeerLink, Received]] = deque()
         self._begun: list[tuple[PeerLink, Begun]] = []
         """The pass, one of each leader; it is done before anything else, and as it was asked."""
+        self._own: Member | None = None
+        """A step of this engine's own that is in the pass, too."""
+        self._left: Set[PeerLink] = frozenset()
+        """Leaders whose first message waited when the last of these began, and did not go along."""
+        self.shared = 0
+        """Passes of several leaders' rows through some layers, so far."""
+        self.along = 0
+        """Own steps with leaders' rows in some of their passes, so far."""
         self._gone: list[int] = []
         """Leaders that other ranks still keep something for."""
 
@@ -91,14 +101,14 @@ class ForeignWork:
         return len(self._queue) + len(self._begun)
 
     @property
-    def shared(self) -> int:
-        """Passes of several leaders' rows, so far."""
-        return self._run.shared
-
-    @property
     def leaders(self) -> list[str]:
         """Engines whose routes lead over this one now."""
         return sorted(link.label or self._names[link] for link in self._leading if not link.closed)
+
+    @property
+    def led_over(self) -> bool:
+        """Whether anybody's route leads over this engine now."""
+        return any(not link.closed for link in self._leading)
 
     def take(self, link: PeerLink, received: Received) -> None:
         """A message that is for the peer's side."""
@@ -192,33 +202,50 @@ class ForeignWork:
         """Answer the first message, and what joins its pass. On rank 0, while the others do what it tells them."""
         self._serve(set(), None)
 
-    def serve_round(self, called: Called | None = None) -> None:
+    def serve_round(self, called: Called | None = None, left: bool = False) -> None:
         """Answer a message of each leader that has asked something. More may come meanwhile. When this engine is
-        ``called`` between two layers the rest stands still until the next round."""
+        ``called`` between two layers the rest stands still until the next round. ``left``: a round begins for whoever
+        did not go along with the last own step, or takes KV over; others may go along with the next."""
         served: set[PeerLink] = set()
         called = called if self._ranks.world == 1 else None
-        while self._serve(served, called) and not self._begun:
+        while self._serve(served, called, left) and not self._begun:
             pass
 
-    def _serve(self, served: set[PeerLink], called: Called | None) -> bool:
+    def take_along(self, own: Passenger) -> bool:
+        """Run a step of this engine's own up to ``own.end``, and with it a message of each leader that may join. False:
+        it broke; the step is to be run by itself, from its beginning."""
+        waited = {self._queue[at][0] for at in self._firsts(frozenset())}
+        served = {link for link, _ in self._begun}
+        step = self._own = Member(own)
+        while self._own is not None and not step.over:
+            self._let_go()
+            self._let_join(served)
+            self._advance(served, None)
+        self._own, self._left = None, waited - served
+        self.along += bool(served)
+        return step.over
+
+    def _serve(self, served: set[PeerLink], called: Called | None, left: bool = False) -> bool:
         """Answer the first message of another leader than those who were ``served``, which grow. False: there is
         none."""
         if gone := self.take_gone():
             self._ranks.tell(LeadersGone(leaders=gone))
         if not self._begun:
             self._queue = deque(one for one in self._queue if not one[0].closed)
-            if (at := self._next(served)) is None:
+            if (at := self._next(served, left)) is None:
                 return False
             self._take_up(at, served)
         served.update(link for link, _ in self._begun)
         self._go_on(served, called)
         return True
 
-    def _next(self, served: Set[PeerLink]) -> int | None:
+    def _next(self, served: Set[PeerLink], left: bool) -> int | None:
         """Where the queue has what is done next: KV that somebody stands still for, else a prompt that others may join,
         else what came first."""
         firsts = self._firsts(served)
-        if not firsts or not self._run.shares or isinstance(self._queue[firsts[0]][1].message, FetchKv):
+        if left:
+            firsts = [at for at in firsts if self._queue[at][0] in self._left or _is_kv(self._queue[at][1])]
+        if not firsts or not self._run.shares or _is_kv(self._queue[firsts[0]][1]):
             return next(iter(firsts), None)
         return min(firsts, key=lambda at: not _prefills(self._queue[at][1].message))
 
@@ -260,10 +287,17 @@ class ForeignWork:
         """With what was begun, until it is over or this engine is ``called``."""
         while self._begun:
             self._let_go()
-            while (at := self._joins(served)) is not None:
-                self._take_up(at, served)
+            self._let_join(served)
             if not self._begun or not self._advance(served, called):
                 return
+
+    @property
+    def _members(self) -> list[Member]:
+        return [*(begun for _, begun in self._begun), *([] if self._own is None else [self._own])]
+
+    def _let_join(self, served: set[PeerLink]) -> None:
+        while (at := self._joins(served)) is not None:
+            self._take_up(at, served)
 
     def _let_go(self) -> None:
         """Those whose leader is gone, or what was kept for it. What other ranks do is done here, too."""
@@ -281,8 +315,10 @@ class ForeignWork:
 
     def _advance(self, served: set[PeerLink], called: Called | None) -> bool:
         """As far as the pass goes as it is; who is through is answered. False: this engine was called."""
-        members = [begun for _, begun in self._begun]
+        members = self._members
         behind = furthest_behind(members)
+
+        self.shared += sum(isinstance(one, Begun) for one in behind) > 1
 
         def stop() -> bool:
             return (called is not None and called()) or self._joins(served) is not None
@@ -294,6 +330,7 @@ class ForeignWork:
                 if begun in behind:
                     self._refuse(link, begun.work.batch, why)
             self._begun = [one for one in self._begun if one[1] not in behind]
+            self._own = None if self._own in behind else self._own
             return True
         for link, begun in self._begun:
             if begun.over:
@@ -303,7 +340,7 @@ class ForeignWork:
 
     def _joins(self, served: Set[PeerLink]) -> int | None:
         """Where the queue has something that may join the pass."""
-        if not self._begun or not self._run.shares:
+        if not self._members or not self._run.shares:
             return None
         for at in self._firsts({*served, *(link for link, _ in self._begun)}):
             link, received = self._queue[at]
@@ -314,11 +351,15 @@ class ForeignWork:
 
     def _may_join(self, work: RunPieces) -> bool:
         """The pass has not passed its first piece, and does not take much longer with it: a prompt joins prompts only,
-        as many as one step of this engine's own would take."""
+        or a step of this engine's own, as many as one of these would take."""
+        own = None if self._own is None else self._own.on
         moved = any(begun.on.piece > begun.work.first for _, begun in self._begun)
-        if moved and work.first < min(begun.on.piece for _, begun in self._begun):
+        moved = moved or (own is not None and own.piece > 0)
+        if moved and work.first < min(one.on.piece for one in self._members):
             return False
         prompts = [len(begun.work.token_ids) for _, begun in self._begun if not begun.work.decode]
+        if own is not None:  # whoever decodes here stands still for others' prompts behind its step, if not in it
+            prompts.append(0 if own.batch.forward_mode.is_decode() else own.rows)
         tokens = sum(prompts) + len(work.token_ids)
         return work.decode or (bool(prompts) and tokens <= self._run.full_tokens)
 
@@ -337,6 +378,10 @@ class ForeignWork:
                     self._run.advance([self._run.begin(note, note.work, tensors)])
                 else:
                     self._run.fetch(note, note.work)
+
+
+def _is_kv(received: Received) -> bool:
+    return isinstance(received.message, FetchKv)
 
 
 def _prefills(message: Message) -> bool:

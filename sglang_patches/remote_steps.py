@@ -69,6 +69,7 @@ def plan_step(scheduler: Any, plan: Planned, running_batch: Any, last_batch: Any
     if getattr(scheduler, "prism_settled", False):
         scheduler.prism_settled = False
         scheduler.last_batch = None  # the loop would look for its results once more
+    remote.own_steps.plan(found.batch_to_run)
     if found.batch_to_run is None:
         remote.serve()
     return found

@@ -44,3 +44,5 @@ class RemoteState(msgspec.Struct, frozen=True, kw_only=True):
     """Pieces that it ran in its peers' stead while batches waited for them, so far."""
     shared: int = 0
     """Passes through layers that several leaders' batches ran in together, so far."""
+    along: int = 0
+    """Steps of its own that took leaders' batches along through some layers, so far."""

@@ -40,8 +40,13 @@ async def share(p: Pair, least: int) -> None:
     await happens(lambda: shared(p.whole) >= least, "passes were shared", limit_s=60)
 
 
+def along(engine: EngineHandle) -> int:
+    return engine.load.remote.along if engine.load and engine.load.remote else 0
+
+
 def shared(engine: EngineHandle) -> int:
-    return engine.load.remote.shared if engine.load and engine.load.remote else 0
+    """Passes of several leaders, and own steps with any of them."""
+    return along(engine) + (engine.load.remote.shared if engine.load and engine.load.remote else 0)
 
 
 @pytest.mark.parametrize(
@@ -72,14 +77,37 @@ async def test_one_prefills_while_another_decodes(zygote: Path, demo_models: Pat
             await p.leader.remote.set_route(p.over(p.path, 2, p.pieces - 1), whole_prefills=True)
         own, stream = (rig.submit(e, tokenized("", prompt(40), 3 * NEW)) for e in (a.whole, a.leader))
         await rig.wait_tokens(stream, 2)
-        assert not shared(a.whole)
+        before = shared(a.whole)
         prompts = [prompt(41 + i, 70 + 9 * i) for i in range(8)]
         rids = [rig.submit(b.leader, tokenized("", q, 1)) for q in prompts]
         for rid, q in zip(rids, prompts, strict=True):
             assert await rig.answer(rid) == rig.reference(a.name, q, 1)
         for rid in (own, stream):
             assert await rig.answer(rid) == rig.reference(a.name, prompt(40), 3 * NEW)
-        await share(a, 1)
+        await share(a, before + 1)
+        await happens(lambda: along(a.whole) > 1, "own steps take others along")
+
+
+async def test_own_steps_take_leaders_along(zygote: Path, demo_models: Path) -> None:
+    """Own prompts of several chunks and answers, beside prompts and answers of two leaders that lack other layers; one
+    of these is killed in the middle."""
+    async with (
+        opened(zygote, demo_models, pace=DevicePace(layer_s=0.01)) as rig,
+        leaders(rig, "demo-qwen3", 2, chunked_prefill_size=64) as (a, b),
+    ):
+        for p, first in ((a, 2), (b, 1)):
+            await p.leader.remote.set_route(p.over(p.path, first, p.pieces - 1))
+        own = [rig.submit(a.whole, tokenized("", prompt(60 + i), 2 * NEW)) for i in range(2)]
+        for p in (a, b):
+            await rig.wait_tokens(rig.submit(p.leader, tokenized("", prompt(65, 40), 4 * NEW)), 2)
+        long = rig.submit(a.whole, tokenized("", prompt(70, 200), NEW))
+        await asyncio.gather(*(a.check((i,), length=50 + 30 * i) for i in range(3)))
+        await happens(lambda: along(a.whole) > NEW, "own steps take both along")
+        os.kill(b.leader.pids[0], signal.SIGKILL)
+        for rid, q in zip(own, (prompt(60), prompt(61)), strict=True):
+            assert await rig.answer(rid) == rig.reference(a.name, q, 2 * NEW)
+        assert await rig.answer(long) == rig.reference(a.name, prompt(70, 200), NEW)
+        await a.check((7,))
 
 
 async def test_a_leader_killed_in_the_middle_of_a_pass(zygote: Path, demo_models: Path) -> None:

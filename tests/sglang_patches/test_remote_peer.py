@@ -29,6 +29,8 @@ from sglang_patches.remote_peer import ForeignWork
 FULL = 8
 """Tokens of prompts in one pass."""
 HEAD = 7
+OWN = 0
+"""Stands for this engine's own step among the numbers of leaders."""
 
 
 class Link:
@@ -60,7 +62,8 @@ class Run:
 
     def begin(self, note: Any, work: RunPieces, tensors: Any) -> Begun:
         state = (torch.zeros(1), None)
-        return Begun(note.leader, SimpleNamespace(), work, Passenger(None, None, work.first, work.end, state))  # type: ignore[arg-type]
+        on = Passenger(None, None, work.first, work.end, state)
+        return Begun(on, note.leader, SimpleNamespace(), work)  # type: ignore[arg-type]
 
     def advance(self, begun: Sequence[Begun], called: Callable[[], bool] | None) -> bool:
         behind = furthest_behind(begun)
@@ -75,7 +78,7 @@ class Run:
             if called is not None and piece + 1 < end and called():
                 end = piece + 1
                 break
-        self.passes.append((sorted(one.leader for one in behind), first, end))
+        self.passes.append((sorted(getattr(one, "leader", OWN) for one in behind), first, end))
         return end == min(one.on.end for one in behind)
 
     def stands(self, begun: Begun) -> bool:
@@ -110,6 +113,12 @@ class Peer:
         lists: dict[str, Any] = {"rows": [0], "seq_lens": [9], "out_slots": each, "positions": each, "token_ids": each}
         work = RunPieces(batch=batch, first=first, end=end, decode=not tokens, **lists, **table)
         self.take(link, work)
+
+    def step(self, tokens: int = 0) -> bool:
+        """A step of its own: a prompt of ``tokens``, or several that decode."""
+        mode = SimpleNamespace(is_decode=lambda: not tokens)
+        batch = SimpleNamespace(forward_mode=mode, input_ids=list(range(tokens or 2)))
+        return self.work.take_along(Passenger(None, batch, 0, HEAD, None))
 
     def take(self, link: Link, message: Any) -> None:
         self.work.take(link, Received(message, ()))  # type: ignore[arg-type]
@@ -258,3 +267,82 @@ def test_a_peer_that_is_called_away_goes_on_where_it_stood_and_with_what_it_was_
     assert peer.run.passes[1:] == [([1], 3, HEAD), ([2], 2, HEAD)]
     assert peer.a.sent == [HiddenStates(batch=1)] and not any(isinstance(one, Refused) for one in peer.b.sent)
     assert [type(one.message) for _, one in peer.work._queue] == [RunPieces, FetchKv]
+
+
+def test_an_own_step_takes_along_a_message_of_each_leader(peer: Peer) -> None:
+    """From where its layers begin; who asks meanwhile may come along, too."""
+
+    def come(piece: int) -> None:
+        if piece == 3:
+            peer.ask(peer.c, 1, first=5)
+
+    peer.ask(peer.a, 1, first=2, end=6)
+    peer.ask(peer.a, 2)
+    peer.ask(peer.b, 1, first=4, tokens=3)
+    peer.run.after_piece = come
+    assert peer.step()
+    assert peer.run.passes == [
+        ([OWN], 0, 2),
+        ([OWN, 1], 2, 4),
+        ([OWN, 1, 2], 4, 5),
+        ([OWN, 1, 2, 3], 5, 6),
+        ([OWN, 2, 3], 6, HEAD),
+    ]
+    assert peer.a.answers == peer.b.answers == peer.c.answers == [("HiddenStates", 1)] and peer.work.waiting == 1
+
+
+@pytest.mark.parametrize(
+    ("own", "tokens", "along"),
+    [(0, 0, True), (0, FULL, True), (0, FULL + 1, False), (3, 0, True), (3, FULL - 3, True), (3, FULL - 2, False)],
+    ids=["decode to decode", "a prompt", "too long a prompt", "decode to a prompt", "prompts", "too many tokens"],
+)
+def test_who_goes_along_with_an_own_step(peer: Peer, own: int, tokens: int, along: bool) -> None:
+    """Who does not has a pass behind it; who asks later waits for the next own step."""
+    peer.ask(peer.a, 1, tokens=tokens)
+    assert peer.step(own)
+    peer.ask(peer.b, 1)
+    peer.work.serve_round(left=True)
+    assert peer.run.passes == ([([OWN], 0, 2), ([OWN, 1], 2, HEAD)] if along else [([OWN], 0, HEAD), ([1, 2], 2, HEAD)])
+    assert peer.a.answers == [("HiddenStates", 1)]
+    assert peer.step(own)
+    assert peer.b.answers == [("HiddenStates", 1)]
+
+
+def test_kv_is_copied_before_an_own_step(peer: Peer) -> None:
+    peer.take(peer.a, FetchKv(batch=9, first_layer=0, end_layer=1, slots=[1]))
+    peer.ask(peer.b, 1)
+    assert peer.step()
+    peer.work.serve_round(left=True)
+    assert peer.a.sent == [KvRows(batch=9)] and not peer.work.waiting
+
+
+def test_what_stood_still_goes_on_with_an_own_step(peer: Peer) -> None:
+    peer.ask(peer.a, 1, tokens=2)
+    peer.work.serve_round(lambda: True)
+    assert peer.step()
+    assert peer.run.passes == [([1], 2, 3), ([OWN], 0, 3), ([OWN, 1], 3, HEAD)]
+
+
+def test_an_own_step_whose_pass_breaks_is_to_be_run_by_itself(peer: Peer) -> None:
+    peer.ask(peer.a, 1)
+    peer.ask(peer.b, 1, first=5)
+    peer.run.breaks_at = 3
+    assert not peer.step()
+    assert peer.a.answers == [("Refused", 1)] and peer.b.sent == []
+    peer.run.breaks_at = 99
+    peer.work.serve_round(left=True)
+    assert peer.b.answers == [("HiddenStates", 1)]
+
+
+def test_a_leader_that_is_gone_does_not_stop_an_own_step(peer: Peer) -> None:
+    def go(piece: int) -> None:
+        if piece == 3:
+            peer.b.closed = True
+            peer.ask(peer.c, 1, first=4)
+
+    for link in (peer.a, peer.b):
+        peer.ask(link, 1)
+    peer.run.after_piece = go
+    assert peer.step()
+    assert peer.run.passes == [([OWN], 0, 2), ([OWN, 1, 2], 2, 4), ([OWN, 1, 3], 4, HEAD)]
+    assert peer.b.sent == [] and not peer.work.waiting
