@@ -42,7 +42,7 @@ class Relay:
     @contextmanager
     def computing(self) -> Iterator[None]:
         """The engine computes, and touches no link meanwhile."""
-        if self._over or not self._hub.linked:
+        if self._over or not self._hub.reachable:
             yield
             return
         if self._thread is None:

@@ -70,7 +70,7 @@ class LivePairs:
     def offer(self) -> None:
         """From now on other machines may ask for engines of this one. Called in the agent's loop."""
         if self._helpers.network is not None:
-            self._helpers.network.offer(LayersOffer(self._helpers.held, self._helpers.news.next, self._routes.take))
+            self._helpers.network.offer(LayersOffer(self._routes.held, self._helpers.news.next, self._routes.take))
 
     async def first_pieces(self, leader: LocalInstance) -> tuple[int, ...]:
         """What the engine of ``leader``, which is about to be made, needs before it can serve: embedding, first layer
@@ -136,6 +136,7 @@ class LivePairs:
     def close(self) -> None:
         for task in self._following:
             task.cancel()
+        self._routes.close()
         if self._helpers.network is not None:
             self._helpers.network.close()
 

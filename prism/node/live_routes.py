@@ -17,7 +17,7 @@ from prism.core.instances import InstanceKey
 from prism.core.views import InstanceState
 from prism.engine.api import Handle
 from prism.engine.errors import EngineGone, OrderRefused
-from prism.node.layers_network import FAILURES, HeldElsewhere, LayersWanted
+from prism.node.layers_network import FAILURES, HeldElsewhere, HeldPieces, LayersWanted
 from prism.node.live_helpers import LayersAt, LiveHelpers, piece_count
 from prism.node.local_instance import LocalInstance
 from prism.node.threads import in_own_thread
@@ -50,6 +50,8 @@ class LiveRoutes:
         """By leader paths of stops, by name, that no route has used yet; None: it could not be had."""
         self._listening: WeakSet[Handle] = WeakSet()
         """Engines that run layers for others: none has to be asked twice, which would take one of its steps."""
+        self._prepared: WeakSet[Handle] = WeakSet()
+        self._preparing: set[asyncio.Task[Path | None]] = set()
 
     # --- planned ---
 
@@ -139,6 +141,23 @@ class LiveRoutes:
             return None if path is None else str(path)
         assert helper.there is not None
         return await self._connected(leader, handle, helper.there)
+
+    def held(self, wanted: LayersWanted) -> list[HeldPieces]:
+        """What another machine is told, whose new instance will lead over one of these in a moment. They are had to
+        listen meanwhile: an engine begins to between two of its steps, and connections are taken in within them."""
+        for instance in self._helpers.serving(wanted.model):
+            handle = instance.handle
+            if instance.state is InstanceState.READY and handle is not None and handle not in self._prepared:
+                self._prepared.add(handle)
+                task = asyncio.create_task(self.ask(instance, wanted.device))
+                self._preparing.add(task)
+                task.add_done_callback(self._preparing.discard)
+        return self._helpers.held(wanted)
+
+    def close(self) -> None:
+        """Prepare nobody any more."""
+        for task in self._preparing:
+            task.cancel()
 
     async def ask(self, instance: LocalInstance, whom: str) -> Path | None:
         """Where the engine runs layers for others; None: it does not, which is logged. One that never will is asked

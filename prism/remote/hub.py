@@ -96,9 +96,9 @@ class LinkHub:
         self._watch(fd)
 
     @property
-    def linked(self) -> bool:
-        """There are connections."""
-        return bool(self._links)
+    def reachable(self) -> bool:
+        """There are connections, or may be."""
+        return bool(self._links) or self._listener is not None
 
     def await_news(self, timeout_s: float) -> bool:
         """Whether :meth:`pump` has something to do; waits for that. For one other thread than the hub's own."""

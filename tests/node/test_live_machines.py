@@ -52,6 +52,18 @@ def given(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, str, bool]]:
     return noted
 
 
+async def test_who_is_asked_what_it_has_listens_before_anybody_connects(
+    node: LiveNode, networked: FakeNetwork, given: list[tuple[str, str, bool]]
+) -> None:
+    whole = await node.activate(FIRST, LiveMode.WHOLE)
+    node.instances.start()
+    assert networked.offered is not None and whole.remote.served_at is None
+    for _ in range(2):
+        assert [one.key for one in networked.offered.held(LayersWanted("m", "b/host:3"))] == [FIRST]
+    await happens(lambda: whole.remote.served_at is not None, "it listens")
+    assert not given
+
+
 async def test_an_engine_without_one_of_its_machine_leads_over_one_of_another(
     node: LiveNode, networked: FakeNetwork, given: list[tuple[str, str, bool]]
 ) -> None:

@@ -16,7 +16,7 @@ from tests.patience import PATIENCE_S
 class NewsHub:
     """Connections of which something comes when :attr:`news` is set."""
 
-    linked = True
+    reachable = True
 
     def __init__(self) -> None:
         self.news = threading.Event()
@@ -77,7 +77,7 @@ def test_what_comes_while_it_computes_is_passed_on_and_what_comes_before_is_the_
 
 
 def test_an_engine_without_connections_has_no_thread(hub: NewsHub, passed: Passed) -> None:
-    hub.linked = False
+    hub.reachable = False
     relay = Relay(hub, passed)  # type: ignore[arg-type]
     hub.news.set()
     with relay.computing():
