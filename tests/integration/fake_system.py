@@ -37,6 +37,7 @@ MIB = 1 << 20
 SHAPE = ModelShape(2, 64, 4, 2, 16, 128, 1000)
 MAX_WAIT_S = 2 * PATIENCE_S
 """Nothing is refused for having waited: that is tested where time is an argument."""
+SETTLE_S = 2.0
 SPEED = FakeSpeed(activation_s=0.02, prefill_s=0.005, step_s=0.002)
 
 
@@ -63,6 +64,7 @@ class Front:
     def __init__(self, store: Store, inbox: Inbox) -> None:
         self.store, self.inbox, self.outbox = store, inbox, Outbox(keys=inbox.keys)
         self.answers: dict[str, Answer] = {}
+        self._settling: set[asyncio.Task[None]] = set()
         self._count = 0
 
     async def run(self) -> None:
@@ -113,13 +115,24 @@ class Front:
                     answer = self.answers[id]
                     answer.attempt += 1
                     self._reply(id, reply_to)
-                case Finish(id=id, reply_to=reply_to, final=final):
-                    tokens = decode(final)
-                    assert isinstance(tokens, Tokens)
-                    self._take(tokens)
-                    if not self.answers[id].ended.is_set():
-                        self.answers[id].attempt += 1  # what is still under way is dropped, and made again
-                    self._reply(id, reply_to)
+                case Finish():
+                    task = asyncio.get_running_loop().create_task(self._settle(message))
+                    self._settling.add(task)
+                    task.add_done_callback(self._settling.discard)
+
+    async def _settle(self, message: Finish) -> None:
+        """Tokens come over another connection and may be behind the word that it was the last; what does not come
+        is dropped, and made again."""
+        answer, tokens = self.answers[message.id], decode(message.final)
+        assert isinstance(tokens, Tokens)
+        attempt, give_up_s = answer.attempt, time.monotonic() + SETTLE_S
+        self._take(tokens)
+        while not answer.ended.is_set() and answer.attempt == attempt and time.monotonic() < give_up_s:
+            await asyncio.sleep(LOOK_S)
+            self._take(tokens)
+        if not answer.ended.is_set():
+            answer.attempt += 1
+        self._reply(message.id, message.reply_to)
 
     def _take(self, message: Tokens) -> None:
         for item in message.items:

@@ -9,7 +9,7 @@ only be there in both or in neither. Reports come in their own rhythm: the last 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, fields, is_dataclass
 from itertools import pairwise
 from pathlib import Path
@@ -90,7 +90,14 @@ class Told:
             noted.append(event)
             return hear(event, now_s)
 
+        def take_loads(loads: Iterable[EngineLoad], memory: MemoryReport, now_s: float) -> None:
+            all_at_once = list(loads)
+            noted.extend([*all_at_once, memory])
+            scheduler_takes(all_at_once, memory, now_s)
+
         scheduler.on_event = on_event
+        if who == DEVICES:
+            scheduler_takes, scheduler.take_loads = scheduler.take_loads, take_loads
 
     def story(self, who: str) -> list[object]:
         """Everything but reports and what is told when somebody looks."""
