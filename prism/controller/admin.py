@@ -137,7 +137,7 @@ class Admin:
     async def _introduced(self, model: ModelName) -> None:
         event = await self._c.models.introduce(model)
         if event is not None:
-            self._c.feed(event)
+            self._c.feed(self._c.wishes.applied(event))
 
     async def _load(self, model: ModelName, devices: tuple[DeviceId, ...], deadline_s: float) -> dict[str, Any]:
         await self._introduced(model)
@@ -152,11 +152,12 @@ class Admin:
             refusals = [e for e in effects if isinstance(e, RefuseWaiting)]
             if refusals:
                 raise CommandRefused(f"{model} cannot be loaded: {refusals[0].reason} {refusals[0].detail}".strip())
-            comes, route = self._comes(model), self._c.placement.route_of(model)
-            if devices and route and not comes and devices[0] not in route:
+            route = self._c.placement.route_of(model)
+            moves = bool(devices) and devices[0] not in route
+            if route and moves and not self._comes(model, devices):
                 where = f"{', '.join(devices)} has no room for it as things are"
                 raise CommandRefused(f"{model} stays on {', '.join(route)}: {where}; `prism mem` shows who holds what")
-            if route and not (comes and devices) and not any(isinstance(e, Activate) for e in effects):
+            if route and not moves and not any(isinstance(e, Activate) for e in effects):
                 return {"state": "ready", "was_ready": True, **_decided(effects)}
             async with asyncio.timeout(max(0.0, deadline_s - time.time())):
                 ok, detail = await outcome
@@ -223,10 +224,11 @@ class Admin:
         counted = {"instances": here, "wanted": instances, "failed": failed}
         return {"state": "ready", **counted, "sends": sends, **_decided(effects)}
 
-    def _comes(self, model: ModelName) -> bool:
-        """An instance of it loads, or waits until others have left its place."""
+    def _comes(self, model: ModelName, devices: tuple[DeviceId, ...]) -> bool:
+        """An instance of it loads there, or waits until others have left."""
         coming = (InstanceState.WAITING, InstanceState.LOADING)
-        return any(i.state in coming for i in self._c.scheduler.books.models[model].instances)
+        instances = self._c.scheduler.books.models[model].instances
+        return any(i.state in coming and i.devices == devices for i in instances)
 
     def _sends(self, model: ModelName) -> list[dict[str, object]]:
         """How its weights are sent to machines that lack them."""

@@ -127,9 +127,9 @@ class Controller:
         try:
             async with asyncio.TaskGroup() as group:
                 group.create_task(self.lease.hold())
+                await self.wishes.read()  # before the first report: its devices may be drained
                 group.create_task(self._mail())
                 group.create_task(self._clock())
-                await self.wishes.read()
                 await fleet_heard(self.store, self.nodes)
                 self.feed(FleetKnown())
                 group.create_task(self._waiting())
@@ -289,7 +289,7 @@ class Controller:
             self.inactive.refuse(model, refusal)
             return False
         if event is not None:
-            self.feed(event)
+            self.feed(self.wishes.applied(event))
         return True
 
     async def _wished(self) -> None:

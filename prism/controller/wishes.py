@@ -8,11 +8,12 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Iterable
+from dataclasses import replace
 from typing import Final
 
 import msgspec
 
-from prism.core.events import OperatorDrain, OperatorLoad, OperatorUnload, PinChanged
+from prism.core.events import CatalogChanged, OperatorDrain, OperatorLoad, OperatorUnload, PinChanged
 from prism.core.ids import DeviceId, ModelName
 from prism.store.interface import State
 from prism.store.values import StoreUnavailable
@@ -95,6 +96,11 @@ class OperatorWishes:
         """What is pinned: ``by_catalog``, but for what operators said otherwise (False: of one among those)."""
         pinned = dict.fromkeys(by_catalog, True)
         return pinned | {name: on for name, on in self._held.pinned.items() if on or name in pinned}
+
+    def applied(self, event: CatalogChanged) -> CatalogChanged:
+        """``event`` with what operators said of its models' pins: one that was unloaded does not come by itself."""
+        pinned = self._held.pinned
+        return replace(event, upserted=tuple(replace(s, pinned=pinned.get(s.name, s.pinned)) for s in event.upserted))
 
     def loads(self) -> list[OperatorLoad]:
         """Models of which several instances were asked for."""

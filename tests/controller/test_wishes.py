@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from prism.controller.wishes import DOCUMENT, OperatorWishes
-from prism.core.events import OperatorDrain, OperatorLoad, OperatorUnload, PinChanged
+from prism.core.events import CatalogChanged, OperatorDrain, OperatorLoad, OperatorUnload, PinChanged
 from prism.core.ids import DeviceId, ModelName
 from prism.store.connect import open_store
 from prism.store.interface import Store
+from tests.controller.test_fleet import SPEC
 
 A, B, C = ModelName("a"), ModelName("b"), ModelName("c")
 D0, D1, D2 = DeviceId("n/0"), DeviceId("n/1"), DeviceId("n/2")
@@ -27,7 +30,10 @@ async def test_pins_are_the_catalogs_but_for_what_operators_said() -> None:
         await first.hold(wish)
     after = await next_one(store)
     assert after.pins([B]) == {B: False, A: True}, "c was never pinned"
+    models = CatalogChanged(upserted=(replace(SPEC, name=B, pinned=True), replace(SPEC, name=C, pinned=False)))
+    assert [spec.pinned for spec in after.applied(models).upserted] == [False, False]
     await after.forget([B])
+    assert [spec.pinned for spec in after.applied(models).upserted] == [True, False]
     assert (await next_one(store)).pins([B]) == {B: True, A: True}, "the catalog has a new word on it"
 
 

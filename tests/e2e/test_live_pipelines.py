@@ -19,7 +19,7 @@ from tests.engine.slow_image import SlowImage
 from tests.net.netns import Hosts, why_not
 from tests.patience import until
 
-from .fleet import Fleet, Host
+from .fleet import Fleet, Host, serving
 from .server import catalog, greedy
 
 MODEL, TOKENS = "demo-llama", 64
@@ -38,17 +38,8 @@ def pipeline_catalog(models: Path, memory: str) -> dict[str, Any]:
 def running(links: Hosts | None, models: Path, folder: Path, memory: str = "32MiB") -> Iterator[Fleet]:
     """The server on host 0, and three machines with one device each: on hosts of ``links``, or all on loopback."""
     hosts = [Host()] * 4 if links is None else [Host(tuple(links.command(i, [])), links.ip(i)) for i in range(4)]
-    started = Fleet(folder, hosts)
-    try:
-        started.begin_serving(pipeline_catalog(models, memory))
-        for host, name in enumerate(MACHINES, 1):
-            started.begin_joining(name, host, memory=memory)
-        started.ready("local", *MACHINES)
+    with serving(folder, hosts, pipeline_catalog(models, memory), MACHINES, memory) as started:
         yield started
-        started.stop()
-    finally:
-        for name in list(started.processes):
-            started.kill(name)
 
 
 @contextmanager
