@@ -155,7 +155,7 @@ class Admin:
             route = self._c.placement.route_of(model)
             moves = bool(devices) and devices[0] not in route
             if route and moves and not self._comes(model, devices):
-                where = f"{', '.join(devices)} has no room for it as things are"
+                where = f"{', '.join(devices)} is drained, or has no room for it as things are"
                 raise CommandRefused(f"{model} stays on {', '.join(route)}: {where}; `prism mem` shows who holds what")
             if route and not moves and not any(isinstance(e, Activate) for e in effects):
                 return {"state": "ready", "was_ready": True, **_decided(effects)}

@@ -162,7 +162,7 @@ async def test_a_move_that_others_make_room_for_is_waited_for(tmp_path: Path) ->
                 moved = await admin._load(A, (second,), deadline_s=1e12)
                 break
             except CommandRefused as error:  # the other one has only just come
-                assert "stays on local/host:0: local/host:1 has no room" in str(error)
+                assert "stays on local/host:0: local/host:1 is drained, or has no room" in str(error)
                 assert system.controller.placement.route_of(A) == (first,)
                 refused += 1
                 await asyncio.sleep(0.1)
