@@ -76,6 +76,7 @@ def test_engines_lead_while_their_weights_come_over_a_planned_chain(demo_models:
     config = pair_catalog(tmp_path, devices=1) | {"topology": TOPOLOGY}
     config["models"] = [model for model in config["models"] if model["name"] == MODEL]
     config["devices"][0]["memory"] = "256MiB"
+    config["weights"] = {"parameter_pool": False}  # the source stays the only one that has the weights
     with Hosts(4, FAST_MBIT) as links, serving(tmp_path, on_hosts(links), config, MACHINES, "256MiB") as fleet:
         fleet.prism("load", MODEL, "--device", "local/host:0")
         until(lambda: "local" in held(fleet), "the controller knowing who has it")

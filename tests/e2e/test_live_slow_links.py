@@ -21,7 +21,7 @@ from .fleet import Fleet, on_hosts, serving
 from .live_kills import pair_catalog
 from .server import greedy, prompts
 from .test_live_chains import has_all, leads
-from .test_live_pipelines import FAST_MBIT, MODEL, deep_model, instances, leave_an_image_on
+from .test_live_pipelines import FAST_MBIT, MODEL, deep_model, held, instances, leave_an_image_on
 
 pytestmark = [pytest.mark.engine, pytest.mark.net]
 MBIT, SLOWER = 20.0, 20
@@ -88,6 +88,7 @@ def test_whoever_leads_over_a_link_that_becomes_slow_answers_exactly(
     config = pair_catalog(tmp_path, devices=1)
     config["models"] = [model for model in config["models"] if model["name"] == MODEL]
     config["devices"][0]["memory"] = "256MiB"
+    config["weights"] = {"parameter_pool": False}  # no machine has the weights before it is told to
     with Hosts(2, FAST_MBIT) as links, serving(tmp_path, on_hosts(links), config, ["b"], "256MiB") as fleet:
         if weights == "wait":
             led_while_weights_wait(fleet, links, reference)
@@ -124,6 +125,7 @@ def led_while_weights_wait(fleet: Fleet, links: Hosts, reference: dict[str, str]
 
 def led_while_weights_come(fleet: Fleet, links: Hosts, reference: dict[str, str]) -> None:
     fleet.prism("load", MODEL, "--device", "local/host:0")
+    until(lambda: "local" in held(fleet), "the controller knowing who has it")
     links.set_rate(1, MBIT)
     asking = Asking(fleet, reference)
     with ThreadPoolExecutor(1) as pool, asking.running():
