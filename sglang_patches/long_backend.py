@@ -38,7 +38,7 @@ class LongAttention(AttentionBackend):  # type: ignore[misc]
         self._first_layer = int(runner.token_to_kv_pool.start_layer)
         self._plan, self._shape, self._window, self._store = plan, shape, window, store
         self._layers = shape.layers
-        self._threads = ThreadPoolExecutor(1, "long-in"), ThreadPoolExecutor(1, "long-out")
+        self._threads = ThreadPoolExecutor(plan.slots - 1, "long-in"), ThreadPoolExecutor(1, "long-out")
         self._bringing: Bringing | None = None
         self._storing = Storing(store, self._threads[1])
         self._pieces = self._tail_tokens = self._step_tokens = 0

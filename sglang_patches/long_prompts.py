@@ -363,7 +363,7 @@ def open_long(scheduler: Any) -> LongPrompts | None:
     scheduler.prism_long, scheduler.prism_no_long = None, ""
     tiers = seat.long_tiers
     capacity_bytes = _least_of_ranks(scheduler, seat.kv_capacity_bytes)
-    layout = "there is no memory for it outside" if tiers is None else layout_of(scheduler, capacity_bytes)
+    layout = "there is no memory for it outside" if tiers is None else layout_of(scheduler, capacity_bytes, tiers.ahead)
     everywhere = _least_of_ranks(scheduler, int(not isinstance(layout, str))) > 0
     if isinstance(layout, str) or not everywhere or tiers is None:
         if tiers is not None:

@@ -157,10 +157,10 @@ class LongRun:
             self.window.close()
 
 
-def layout_of(scheduler: Any, capacity_bytes: int) -> tuple[LongShape, WindowPlan] | str:
-    """What a token's KV is on this rank and the window for it; or why there are none: a model whose attention cannot be
-    computed in parts here, or whose device has no room for the smallest window. ``capacity_bytes``: of KV memory that
-    every rank can ever have."""
+def layout_of(scheduler: Any, capacity_bytes: int, ahead: int) -> tuple[LongShape, WindowPlan] | str:
+    """What a token's KV is on this rank and the window for it, ``ahead`` units on their way at once; or why there are
+    none: a model whose attention cannot be computed in parts here, or whose device has no room for the smallest window.
+    ``capacity_bytes``: of KV memory that every rank can ever have."""
     pool = scheduler.token_to_kv_pool_allocator.get_kvcache()
     if why := _why_not_parts(scheduler, pool):
         return why
@@ -173,7 +173,7 @@ def layout_of(scheduler: Any, capacity_bytes: int) -> tuple[LongShape, WindowPla
         return why
     sees = [max(0, int(m.sliding_window_size)) for m in sorted(layers, key=lambda m: int(m.layer_id))]
     shape = LongShape(len(layers), rows.token_bytes, tuple(sees) if any(sees) else ())
-    plan = plan_window(shape, capacity_bytes // WINDOW_SHARE)
+    plan = plan_window(shape, capacity_bytes // WINDOW_SHARE, ahead)
     return (shape, plan) if plan is not None else "its device has no room for a window of their KV"
 
 

@@ -4,8 +4,9 @@
 
     | tail of layer 0: K, V | tail of layer 1 | ... | slot 0: K, V | slot 1 |      each of piece_tokens tokens
 
-The memory is charged as *staging*, for as long as the request runs. A thread brings units into slots in the order in
-which attention will read them, while the device computes with the ones before; another takes full tails out.
+The memory is charged as *staging*, for as long as the request runs. Threads bring units into slots in the order in
+which attention will read them, while the device computes with the ones before, several at once where they come from
+several places; another takes full tails out.
 """
 
 from __future__ import annotations
@@ -13,18 +14,18 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
-from queue import SimpleQueue
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 import torch
 
 from prism import memory
-from prism.policy.long_prompts import SLOTS, WindowPlan
+from prism.policy.long_prompts import WindowPlan
 from sglang_patches.long_rows import TokenRows
 from sglang_patches.seat import UnitStore
 
 Unit = tuple[int, int]
+_GOING: Final = 2
 
 
 class LongWindow:
@@ -75,6 +76,10 @@ class LongWindow:
         return self.rows.parts(unit, self._plan.piece_tokens)
 
     @property
+    def slots(self) -> int:
+        return self._plan.slots
+
+    @property
     def held_bytes(self) -> int:
         return self._region.committed_bytes
 
@@ -85,49 +90,48 @@ class LongWindow:
 
 
 class Bringing:
-    """The units of one step on their way in, at most SLOTS ahead of the attention that reads them."""
+    """The units of one step on their way in, as many ahead of the attention that reads them as there are slots.
+    ``threads``: as many as may be on their way at once."""
 
-    def __init__(self, store: UnitStore, window: LongWindow, order: Iterator[Unit], thread: ThreadPoolExecutor) -> None:
-        self._store, self._window, self._order = store, window, order
-        self._free: SimpleQueue[int | None] = SimpleQueue()
-        self._ready: SimpleQueue[tuple[Unit, int] | BaseException] = SimpleQueue()
-        for slot in range(SLOTS):
-            self._free.put(slot)
-        self._done = thread.submit(self._bring)
+    def __init__(
+        self, store: UnitStore, window: LongWindow, order: Iterator[Unit], threads: ThreadPoolExecutor
+    ) -> None:
+        self._store, self._window, self._order, self._threads = store, window, order, threads
+        self._coming: deque[tuple[Unit, int, Future[None]]] = deque()
+        for slot in range(window.slots):
+            self._send_for(slot)
 
-    def _bring(self) -> None:
-        try:
-            for unit in self._order:
-                slot = self._free.get()
-                if slot is None:
-                    return
-                with self._store.read(unit) as packed:
-                    self._window.fill(slot, packed)
-                self._ready.put((unit, slot))
-        except BaseException as error:  # raised by :meth:`next` where the unit is missing
-            self._ready.put(error)
+    def _send_for(self, slot: int) -> None:
+        """The next unit of the order, into ``slot``."""
+        if (unit := next(self._order, None)) is not None:
+            self._coming.append((unit, slot, self._threads.submit(self._bring, unit, slot)))
+
+    def _bring(self, unit: Unit, slot: int) -> None:
+        with self._store.read(unit) as packed:
+            self._window.fill(slot, packed)
 
     def next(self, unit: Unit) -> int:
         """The slot of ``unit``, the next of the order. Raises what went wrong with it."""
-        found = self._ready.get()
-        if isinstance(found, BaseException):
-            raise found
-        assert found[0] == unit, f"attention asks for {unit}, {found[0]} was brought"
-        return found[1]
+        found, slot, there = self._coming.popleft()
+        assert found == unit, f"attention asks for {unit}, {found} was brought"
+        there.result()
+        return slot
 
     def read(self, slot: int) -> None:
         """The unit in ``slot`` is not needed any more."""
         self._window.settle()
-        self._free.put(slot)
+        self._send_for(slot)
 
     def stop(self) -> None:
         """Nothing is on its way any more."""
-        self._free.put(None)
-        self._done.result()
+        for _, _, coming in self._coming:
+            if not coming.cancel():
+                wait([coming])
+        self._coming.clear()
 
 
 class Storing:
-    """Units on their way out: as many at once as there are slots."""
+    """Units on their way out: few at once, each of which is memory beside the window."""
 
     def __init__(self, store: UnitStore, thread: ThreadPoolExecutor) -> None:
         self._store, self._thread = store, thread
@@ -135,7 +139,7 @@ class Storing:
 
     def put(self, unit: Unit, data: torch.Tensor) -> None:
         """``data``: the unit's bytes. Raises what went wrong with an earlier unit."""
-        while len(self._going) >= SLOTS:
+        while len(self._going) >= _GOING:
             self._going.popleft().result()
         packed = data.cpu().numpy()
         self._going.append(self._thread.submit(self._store.put, unit, np.ascontiguousarray(packed)))

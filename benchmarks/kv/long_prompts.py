@@ -1,12 +1,15 @@
-"""How many tokens a second does a prompt that is larger than its device answer, with its KV in what another device
-lends and in host memory (AQUA, Figure 9), and how near is that to what the link carries?
+"""How many tokens a second does a prompt that is larger than its device answer, with its KV in host memory and in what
+one and two other devices lend (AQUA, Figure 9), and how near is that to what the links carry?
 
     python -m benchmarks.kv.long_prompts [--rounds 3] [--tokens 512 1024] [--answer 16] [--models DIR]
+                                         [--host-mb 100] [--peer-mb 1000] [--share-mb 0]
 
 One engine of a wide model (64 KiB of KV a token, :mod:`tests.engine.wide`) with eight pages of KV, 256 tokens, on a
-virtual device; another one lends. Both ways in turns within one run, links as declared: 100 MB/s to host memory and
-1 GB/s to the lender. Each token reads the KV of all whole pieces before it, so that the limit is the rate over those
-bytes; the first token takes the whole prompt, by chunks. Answers of both ways must be alike. Paper: 4 times.
+virtual device; others lend. All ways in turns within one run, links as declared, MB/s; ``--share-mb``: what each lender
+gives of its memory's bandwidth (0: all that the link carries). Where a lender gives so little that another place adds
+to it, KV is dealt over both. Each token reads the KV of all whole pieces before it, so that the limit is the sum of the
+rates over those bytes; the first token takes the whole prompt, by chunks. Answers of all ways must be alike. Paper: 4
+times.
 
 Last result: docs/results/aqua.md.
 """
@@ -34,17 +37,21 @@ from prism.engine.options import PoolOptions
 from prism.engine.pool import EnginePool
 from prism.kv.pool_directory import drop_host_pool
 from prism.kv.settings import DeclaredLinks, KvSettings, write_kv_settings
+from prism.policy.long_places import bytes_per_s
 from prism.policy.long_prompts import WINDOW_SHARE, LongShape, plan_window
+from prism.policy.moving import lent_rate
 from prism.wire.mailbox import Inbox
 from prism.wire.messages import Tokens
 from tests.engine.rig import codec, prompt, tokenized
 from tests.engine.wide import make_wide_model
 
-DEVICES: Final = tuple(DeviceId(f"local/host:{i}") for i in range(2))
+DEVICES: Final = tuple(DeviceId(f"local/host:{i}") for i in range(3))
 DEVICE_BYTES: Final = 256 << 20
 HOST_BYTES: Final = 256 << 20
-LINKS: Final = DeclaredLinks(host=1e8, peer=1e9)
-RATES: Final = {LongPromptPlace.HOST: LINKS.host, LongPromptPlace.LENT: LINKS.peer}
+MEMORY_BYTES_S: Final = 1e11
+"""Of a device, as declared, where it gives a share."""
+WAYS: Final = {0: "host memory", 1: "a lender", 2: "two lenders"}
+"""By how many devices lend."""
 SHAPE: Final = LongShape(layers=8, token_bytes=2 * 8 * 128 * 4)
 PAGES: Final = 8
 
@@ -66,7 +73,9 @@ class LongAnswer:
 class LongBench:
     """An engine pool on two devices and a mailbox; one activation at a time."""
 
-    def __init__(self, folder: Path, models: Path) -> None:
+    def __init__(self, folder: Path, models: Path, links: DeclaredLinks, share: float) -> None:
+        """``share``: what lenders give of their memory's bandwidth."""
+        self.links, self.share = links, share
         self.accounts = folder / "accounts"
         options = PoolOptions(run_dir=folder / "run", account_dir=self.accounts, store_dir=folder / "store")
         devices = [DeviceSpec(d, NodeId("local"), DeviceKind.HOST, DEVICE_BYTES) for d in DEVICES]
@@ -76,11 +85,17 @@ class LongBench:
         self._spec = pool_spec(make_wide_model(models, folder / "wide-llama"))
         self._number = 0
 
-    async def activate(self, place: LongPromptPlace) -> EngineHandle:
-        """An engine whose long prompts have their KV at ``place`` only: there is room for all of it."""
-        self.pool.memory[DEVICES[1]].offer(DEVICE_BYTES // 10 if place is LongPromptPlace.LENT else None)
-        links = {f"host:{i}": LINKS for i in range(2)}
-        settings = KvSettings(host_bytes=HOST_BYTES, lend_keep_fraction=0.1, long_prompts=place, links=links)
+    async def activate(self, lenders: int) -> EngineHandle:
+        """An engine for whose long prompts so many devices lend: one has room for all of it."""
+        for number, device in enumerate(DEVICES[1:]):
+            self.pool.memory[device].offer(DEVICE_BYTES // 10 if number < lenders else None)
+        settings = KvSettings(
+            host_bytes=HOST_BYTES,
+            lend_keep_fraction=0.1,
+            lend_rate_fraction=self.share,
+            long_prompts=LongPromptPlace.LENT if lenders else LongPromptPlace.HOST,
+            links={f"host:{i}": self.links for i in range(len(DEVICES))},
+        )
         write_kv_settings(self.accounts, settings)
         self._number += 1
         key, (part,) = InstanceKey(self._spec.name, Generation(self._number)), whole_model(DEVICES[:1])
@@ -105,41 +120,45 @@ class LongBench:
                     return LongAnswer(first_s, now_s - first_s, tuple(tokens))
         raise AssertionError("the mailbox is closed")
 
+    def bytes_per_s(self, lenders: int) -> float:
+        """What the links carry, as KV is dealt."""
+        rate = lent_rate(self.links.peer, self.share * self.links.memory)
+        return bytes_per_s([*[rate] * lenders, self.links.host])
 
-def limit_tokens_per_s(bench: LongBench, tokens: int, bytes_per_s: float) -> float:
-    """What the link carries: every token reads all whole pieces before it, ``tokens`` at the least."""
-    plan = plan_window(SHAPE, PAGES * bench.pool.memory[DEVICES[0]].page_bytes // WINDOW_SHARE)
-    assert plan is not None
-    return bytes_per_s / SHAPE.bytes_of(plan.pieces(tokens) * plan.piece_tokens)
+    def limit_tokens_per_s(self, tokens: int, lenders: int) -> float:
+        """Every token reads all whole pieces before it, ``tokens`` at the least."""
+        plan = plan_window(SHAPE, PAGES * self.pool.memory[DEVICES[0]].page_bytes // WINDOW_SHARE)
+        assert plan is not None
+        return self.bytes_per_s(lenders) / SHAPE.bytes_of(plan.pieces(tokens) * plan.piece_tokens)
 
 
 async def measure(bench: LongBench, tokens: int, answer: int, rounds: int) -> None:
-    found: dict[LongPromptPlace, list[LongAnswer]] = {place: [] for place in RATES}
+    found: dict[int, list[LongAnswer]] = {lenders: [] for lenders in WAYS}
     for number in range(rounds):
-        for place, answers in found.items():
-            handle = await bench.activate(place)
+        for lenders, answers in found.items():
+            handle = await bench.activate(lenders)
             answers.append(await bench.ask(handle, prompt(3 + number, tokens), answer))
             await handle.deactivate()
-        assert len({answers[-1].tokens for answers in found.values()}) == 1, "both ways answer alike"
-    for place, answers in found.items():
+        assert len({answers[-1].tokens for answers in found.values()}) == 1, "all ways answer alike"
+    for lenders, answers in found.items():
         rate = statistics.median(a.tokens_per_s for a in answers)
-        limit = limit_tokens_per_s(bench, tokens, RATES[place])
+        limit = bench.limit_tokens_per_s(tokens, lenders)
         first_s = statistics.median(a.first_s for a in answers)
-        print(
-            f"| {tokens} | {place.value} | {first_s:.2f} | {rate:.2f} | {limit:.2f} | {rate / limit:.2f} |", flush=True
-        )
-    pairs = zip(found[LongPromptPlace.LENT], found[LongPromptPlace.HOST], strict=True)
-    ratio = statistics.median(lent.tokens_per_s / host.tokens_per_s for lent, host in pairs)
-    print(f"lent / host, {tokens} tokens, median of rounds: {ratio:.2f}", flush=True)
+        pairs = zip(answers, found[0], strict=True)
+        ratio = statistics.median(lent.tokens_per_s / host.tokens_per_s for lent, host in pairs)
+        row = f"{first_s:.2f} | {rate:.2f} | {ratio:.2f} | {limit:.2f} | {rate / limit:.2f}"
+        print(f"| {tokens} | {WAYS[lenders]} | {row} |", flush=True)
 
 
-async def run(models: Path, lengths: Sequence[int], answer: int, rounds: int) -> None:
+async def run(
+    models: Path, lengths: Sequence[int], answer: int, rounds: int, links: DeclaredLinks, share: float
+) -> None:
     with tempfile.TemporaryDirectory(prefix="prism-b-") as folder:
-        bench = LongBench(Path(folder), models)
+        bench = LongBench(Path(folder), models, links, share)
         await bench.pool.start()
         try:
-            print("| tokens | KV | first token, s | tokens/s | limit of the link | of it |")
-            print("|---|---|---|---|---|---|")
+            print("| tokens | KV | first token, s | tokens/s | times host memory's | limit of the links | of it |")
+            print("|---|---|---|---|---|---|---|")
             for tokens in lengths:
                 await measure(bench, tokens, answer, rounds)
         finally:
@@ -153,9 +172,17 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--tokens", type=int, nargs="+", default=[512, 1024])
     parser.add_argument("--answer", type=int, default=16)
+    parser.add_argument("--host-mb", type=float, default=100.0, help="MB/s of the link to host memory")
+    parser.add_argument("--peer-mb", type=float, default=1000.0, help="MB/s of the link to each other device")
+    parser.add_argument(
+        "--share-mb", type=float, default=0.0, help="MB/s that a lender gives; 0: what its link carries"
+    )
     parser.add_argument("--models", type=Path)
     options = parser.parse_args()
-    asyncio.run(run(given_models(options.models), options.tokens, options.answer, options.rounds))
+    memory_bytes_s = MEMORY_BYTES_S if options.share_mb else 0.0
+    links = DeclaredLinks(host=options.host_mb * 1e6, peer=options.peer_mb * 1e6, memory=memory_bytes_s)
+    share = options.share_mb * 1e6 / MEMORY_BYTES_S
+    asyncio.run(run(given_models(options.models), options.tokens, options.answer, options.rounds, links, share))
 
 
 if __name__ == "__main__":

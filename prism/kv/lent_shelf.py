@@ -160,7 +160,8 @@ Elsewhere = Callable[[Key, Packed], None]
 
 
 class LentShelf:
-    """Pieces on all lenders. One lender while it has enough, the fastest first (AQUA 5). Safe in several threads."""
+    """Pieces on all lenders. One lender while it has enough, the fastest first (AQUA 5), unless who puts a piece asks
+    for one. Safe in several threads."""
 
     def __init__(self, lenders: list[Lender]) -> None:
         self._lenders = sorted(lenders, key=lambda lender: -lender.bytes_per_s)
@@ -170,6 +171,11 @@ class LentShelf:
     def bytes_per_s(self) -> float:
         """Rate of the fastest link; 0: there is no lender."""
         return max((lender.bytes_per_s for lender in self._lenders), default=0.0)
+
+    @property
+    def lenders(self) -> tuple[Lender, ...]:
+        """The fastest first."""
+        return tuple(self._lenders)
 
     @property
     def offered_bytes(self) -> int:
@@ -185,12 +191,15 @@ class LentShelf:
         with self._lock:
             return any(key in lender.pieces for lender in self._lenders)
 
-    def put(self, key: Key, nbytes: int, write: Callable[[MemoryBytes, LinkPace], None]) -> bool:
-        """Have ``write`` write a piece of ``nbytes``. False when nobody lends so much. Raises what ``write`` raises."""
+    def put(
+        self, key: Key, nbytes: int, write: Callable[[MemoryBytes, LinkPace], None], first: Lender | None = None
+    ) -> bool:
+        """Have ``write`` write a piece of ``nbytes``, at ``first`` if that lends so much. False when nobody does.
+        Raises what ``write`` raises."""
         with self._lock:
             if any(key in lender.pieces for lender in self._lenders):
                 return True
-            for lender in self._lenders:
+            for lender in sorted(self._lenders, key=lambda lender: lender is not first):
                 if lender.owner.pressure() == 0 and (place := lender.take(key, nbytes)) is not None:
                     lender.pieces[key].readers += 1
                     break

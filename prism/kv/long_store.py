@@ -1,5 +1,6 @@
 """KV of prompts that are larger than their device, outside of it: in memory that other devices lend, and in the
-machine's pool of host memory, by units (:mod:`prism.policy.long_prompts`).
+machine's pool of host memory, by units (:mod:`prism.policy.long_prompts`), dealt over several of these places where
+their rates are known (:mod:`prism.policy.long_places`).
 
 One process's own, summed, and gone with it. What a lender wants back goes to another one or to host memory between two
 steps; what finds no room there is lost, and the prompt is computed again.
@@ -8,7 +9,8 @@ steps; what finds no room there is lost, and the prompt is computed again.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Iterator
+import threading
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Final
 
@@ -17,10 +19,11 @@ import xxhash
 from prism.core.errors import PrismError
 from prism.kv.claims import ClaimedBytes
 from prism.kv.host_pool import HostPool
-from prism.kv.lent_shelf import Key, LentShelf
+from prism.kv.lent_shelf import Key, Lender, LentShelf
 from prism.kv.pacing import LinkPace
 from prism.kv.piece_file import BadPiece, MemoryBytes
 from prism.memory.rows import Packed
+from prism.policy.long_places import AHEAD, deal_round, place_of
 from prism.policy.long_prompts import LongShape, TierRoom, TierVerdict, WindowPlan, first_host_bytes, judge_tiers
 
 Unit = tuple[int, int]
@@ -40,11 +43,29 @@ class LongTiers:
         self, pool: HostPool, lent: LentShelf | None, host_bytes_per_s: float, owner: str = "", ranks: int = 1
     ) -> None:
         """``owner``: the model, for who looks at the pool's books. ``ranks``: of the engine, which share the pool."""
-        self._pool, self._lent, self.host_pace = pool, lent, LinkPace(host_bytes_per_s)
+        self._pool, self._lent = pool, lent
+        self._host_bytes_per_s, self.host_pace = host_bytes_per_s, LinkPace(host_bytes_per_s)
         self.owner, self._ranks = owner, ranks
         self._numbers = itertools.count()
+        self._guard = threading.Lock()
         self.brought_bytes = 0
         """To the device, so far."""
+
+    @property
+    def ahead(self) -> int:
+        """Units that should be on their way at once."""
+        return AHEAD if len(self._round(() if self._lent is None else self._lent.lenders)) > 1 else 1
+
+    def _round(self, lenders: Sequence[Lender]) -> list[Lender | None]:
+        """Where units go, one after the other; None: to host memory."""
+        places: list[Lender | None] = [*lenders, None]
+        rates = [*(lender.bytes_per_s for lender in lenders), self._host_bytes_per_s]
+        return [places[number] for number in deal_round(rates)]
+
+    def brought(self, nbytes: int) -> None:
+        """One more unit is on the device. Safe in several threads."""
+        with self._guard:
+            self.brought_bytes += nbytes
 
     def rooms(self) -> tuple[TierRoom, ...]:
         """As they are now."""
@@ -64,7 +85,9 @@ class LongTiers:
         verdict = judge_tiers(shape, plan, tokens, self.rooms())
         if not verdict.fits:
             return verdict
-        store = LongStore(f"long-{next(self._numbers)}", plan.unit_bytes, self, self._pool, self._lent)
+        lenders = () if self._lent is None else self._lent.lenders
+        places = self._round([lender for lender in lenders if lender.device.offered_bytes() > 0])
+        store = LongStore(f"long-{next(self._numbers)}", plan.unit_bytes, self, self._pool, self._lent, places)
         lent = 0 if self._lent is None else self._lent.offered_bytes
         if not store.claim(first_host_bytes(verdict.needed_bytes, lent)):
             return verdict  # somebody was quicker
@@ -77,11 +100,21 @@ class LongTiers:
 
 
 class LongStore:
-    """One request's units. :meth:`put` and :meth:`drop` may be called by one thread and :meth:`read` by another, for
+    """One request's units. :meth:`put` and :meth:`drop` may be called by one thread and :meth:`read` by others, for
     different units, and :meth:`answer` while none is."""
 
-    def __init__(self, name: str, unit_bytes: int, tiers: LongTiers, pool: HostPool, lent: LentShelf | None) -> None:
+    def __init__(
+        self,
+        name: str,
+        unit_bytes: int,
+        tiers: LongTiers,
+        pool: HostPool,
+        lent: LentShelf | None,
+        places: Sequence[Lender | None],
+    ) -> None:
+        """``places``: where units go while there is room, one after the other; None: to host memory."""
         self._name, self._unit_bytes, self._tiers, self._pool, self._lent = name, unit_bytes, tiers, pool, lent
+        self._dealt = places
         self._claims: list[ClaimedBytes] = []
         self._used_bytes = 0
         """Of the last claim."""
@@ -117,9 +150,12 @@ class LongStore:
             place.write(data, 0)
             pace.copied(len(data), began_s)
 
-        if self._lent is not None and self._lent.put(self._key(unit), len(data), write):
+        first = place_of(*unit, self._dealt)
+        if first is None and self._put_in_host(unit, data):
             return
-        if not self._put_in_host(unit, data):
+        if self._lent is not None and self._lent.put(self._key(unit), len(data), write, first):
+            return
+        if first is None or not self._put_in_host(unit, data):
             raise TiersFull(f"no room for a unit of {self._unit_bytes} bytes: {self._tiers.rooms()}")
 
     def drop(self, units: Iterable[Unit]) -> None:
@@ -178,7 +214,7 @@ class LongStore:
                 pace.copied(self._unit_bytes, began_s)
         else:
             raise BadPiece(f"the unit {unit} was not stored")
-        self._tiers.brought_bytes += self._unit_bytes
+        self._tiers.brought(self._unit_bytes)
 
     def _verified(self, unit: Unit, memory: Packed) -> Packed:
         if xxhash.xxh3_64_intdigest(memory.data) != self._sums[unit]:

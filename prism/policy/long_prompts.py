@@ -20,8 +20,6 @@ from typing import Final
 
 ANSWER_TOKENS: Final = 64
 """Of an answer that count when a request is judged: it is long if so much of its answer does not fit."""
-SLOTS: Final = 2
-"""Units in the window: one that attention reads, one that arrives."""
 WINDOW_SHARE: Final = 4
 """The window takes one part in so many of the KV memory that the device can ever give the model."""
 ENDLESS: Final = 1 << 40
@@ -66,25 +64,27 @@ class LongShape:
 
 @dataclass(frozen=True, slots=True)
 class WindowPlan:
-    """The device's part of a long request: the tail of all layers, and SLOTS units of one layer each."""
+    """The device's part of a long request: the tail of all layers, and ``slots`` units of one layer each: one that
+    attention reads, and those that arrive."""
 
     piece_tokens: int
     unit_bytes: int
     nbytes: int
+    slots: int
 
     def pieces(self, tokens: int) -> int:
         """Whole pieces among ``tokens``: those that are outside."""
         return tokens // self.piece_tokens
 
 
-def plan_window(shape: LongShape, most_bytes: int) -> WindowPlan | None:
-    """The largest pieces whose window takes ``most_bytes`` at the most (large ones reach more of a link's rate); None
-    when there is no room for the smallest."""
+def plan_window(shape: LongShape, most_bytes: int, ahead: int = 1) -> WindowPlan | None:
+    """The largest pieces whose window takes ``most_bytes`` at the most (large ones reach more of a link's rate), with
+    ``ahead`` units on their way at once; None when there is no room for the smallest."""
     for tokens in _PIECES:
         unit_bytes = tokens * shape.token_bytes
-        nbytes = unit_bytes * (shape.layers + SLOTS)
+        nbytes = unit_bytes * (shape.layers + 1 + ahead)
         if nbytes <= most_bytes:
-            return WindowPlan(tokens, unit_bytes, nbytes)
+            return WindowPlan(tokens, unit_bytes, nbytes, 1 + ahead)
     return None
 
 
@@ -152,12 +152,6 @@ def first_host_bytes(needed_bytes: int, lent_bytes: int) -> int:
     """What of host memory is taken before the request begins: all that lenders do not cover now. Lenders may want
     their part back at any time; what then finds no room is computed again."""
     return max(0, needed_bytes - lent_bytes)
-
-
-def estimate_step_s(brought_bytes: int, bytes_per_s: float, compute_s: float) -> float:
-    """A step whose units come while others are computed: the slower of the two (AQUA's long prompts are bound by the
-    link). ``bytes_per_s`` 0: not known to be a limit."""
-    return max(compute_s, brought_bytes / bytes_per_s if bytes_per_s > 0 else 0.0)
 
 
 def _mib(nbytes: int) -> str:

@@ -13,7 +13,7 @@ of its memory comes from the same fair shares (:mod:`prism.sim.links`) as everyt
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -36,17 +36,23 @@ class _DeviceLinks:
     peer_in: Link
     peer_out: Link
     memory: Link
-    lent: Link
-    """The part of it that copies to and from other devices may take together."""
+    lent: Link | None
+    """The part of it that those who borrow from it may take together; None: it lends nothing."""
 
 
 class KvLinks:
-    """Devices of one kind in one server, all peers of each other. ``network_bytes_s``: of the server, each way;
-    ``lent_share``: of a device's memory bandwidth, for all copies between it and other devices
-    (``kv.lend_rate_fraction``)."""
+    """Devices of one kind in one server, all peers of each other. ``network_bytes_s``: of the server, each way.
+    ``lenders``: of these devices all copies to and from other ones together take ``lent_share`` of the memory's
+    bandwidth at the most (``kv.lend_rate_fraction``)."""
 
     def __init__(
-        self, network: Network, gpu: GpuKind, devices: Sequence[str], network_bytes_s: float, lent_share: float = 1.0
+        self,
+        network: Network,
+        gpu: GpuKind,
+        devices: Sequence[str],
+        network_bytes_s: float,
+        lenders: Collection[str] = (),
+        lent_share: float = 1.0,
     ) -> None:
         self._network = network
         pcie = gpu.pcie_bytes_per_s * gpu.pcie_efficiency
@@ -55,8 +61,9 @@ class KvLinks:
 
         def of(name: str) -> _DeviceLinks:
             rates = {"host_in": pcie, "host_out": pcie, "peer_in": peer, "peer_out": peer}
-            rates |= {"memory": memory, "lent": lent_share * memory}
-            return _DeviceLinks(**{kind: Link(f"{name} {kind}", rate) for kind, rate in rates.items()})
+            rates |= {"memory": memory}
+            lent = Link(f"{name} lent", lent_share * memory) if name in lenders else None
+            return _DeviceLinks(**{kind: Link(f"{name} {kind}", rate) for kind, rate in rates.items()}, lent=lent)
 
         self._devices = {name: of(name) for name in devices}
         self._net_in, self._net_out = Link("net in", network_bytes_s), Link("net out", network_bytes_s)
@@ -69,7 +76,7 @@ class KvLinks:
             raise InvalidValue("target", target, "one end of a move is a device", sorted(self._devices))
         crossed: list[Link] = [end.memory for end in (a, b) if end is not None]
         if a is not None and b is not None:
-            crossed += [a.peer_out, b.peer_in, a.lent, b.lent]
+            crossed += [a.peer_out, b.peer_in, *(end.lent for end in (a, b) if end.lent is not None)]
         elif b is not None:
             crossed += [b.host_in] + ([self._net_in] if source == KvTier.NETWORK else [])
         elif a is not None:

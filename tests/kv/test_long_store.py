@@ -5,6 +5,7 @@ from __future__ import annotations
 import multiprocessing
 import os
 import signal
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -16,6 +17,7 @@ from prism.kv.lent_shelf import Lender, LentShelf
 from prism.kv.long_store import LongStore, LongTiers, TiersFull
 from prism.kv.piece_file import BadPiece
 from prism.memory.rows import Packed
+from prism.policy.long_places import AHEAD
 from prism.policy.long_prompts import LongShape, TierVerdict, plan_window
 from tests.patience import PATIENCE_S
 
@@ -30,8 +32,8 @@ def data(number: int) -> Packed:
     return np.full(UNIT, number, dtype=np.uint8)
 
 
-def lender(folder: Path, units: int) -> memory.Device:
-    device = memory.open_device("host:1", units * UNIT, account_dir=folder / "accounts", page_bytes=PAGE)
+def lender(folder: Path, units: int, name: str = "host:1") -> memory.Device:
+    device = memory.open_device(name, units * UNIT, account_dir=folder / "accounts", page_bytes=PAGE)
     device.offer(0)
     return device
 
@@ -39,6 +41,18 @@ def lender(folder: Path, units: int) -> memory.Device:
 def tiers(folder: Path, host_units: int, device: memory.Device | None = None) -> LongTiers:
     shelf = None if device is None else LentShelf([Lender(device, "borrower", 0.0)])
     return LongTiers(HostPool(folder / "pool", host_units * UNIT), shelf, 0.0)
+
+
+def several(folder: Path, host_units: int, rates: dict[str, float], host: float, units: int = 8) -> LongTiers:
+    """Lenders by name and rate, each with room for so many ``units``."""
+    devices = {name: lender(folder, units, name) for name in rates}
+    shelf = LentShelf([Lender(devices[name], "borrower", rate) for name, rate in rates.items()])
+    return LongTiers(HostPool(folder / "pool", host_units * UNIT), shelf, host)
+
+
+def lent_units(made: LongTiers) -> dict[str, int]:
+    assert made._lent is not None
+    return {lender.device.name: lender.lent_bytes // UNIT for lender in made._lent.lenders}
 
 
 def begin(made: LongTiers, pieces: int) -> LongStore:
@@ -188,3 +202,72 @@ def test_what_is_dropped_makes_room_for_others(tmp_path: Path, lent_units: int) 
     made.close()
     assert HostPool(tmp_path / "pool", 2 * UNIT).use().booked_bytes == 0
     assert device is None or device.free_bytes() == device.capacity_bytes
+
+
+def test_units_are_dealt_over_places_of_known_rates(tmp_path: Path) -> None:
+    made = several(tmp_path, 8, {"host:1": 3e9, "host:2": 3e9}, 1e9)
+    assert made.ahead == AHEAD
+    store = begin(made, 4)
+    for number in range(7):
+        store.put((0, number), data(number))
+    assert lent_units(made) == {"host:1": 3, "host:2": 3}
+    assert store.lent_bytes == 6 * UNIT
+    assert_there(store, *range(7))
+    store.close()
+    made.close()
+
+
+def test_what_a_place_has_no_room_for_goes_to_others(tmp_path: Path) -> None:
+    made = several(tmp_path, 2, {"host:1": 3e9, "host:2": 3e9}, 2e9, units=4)
+    store = begin(made, 4)
+    for number in range(8):
+        store.put((0, number), data(number))
+    store.put((1, 0), data(8))
+    store.put((1, 1), data(9))
+    assert lent_units(made) == {"host:1": 4, "host:2": 4}
+    assert store.host_bytes == 2 * UNIT
+    with pytest.raises(TiersFull):
+        store.put((1, 2), data(10))
+    assert_there(store, *range(8))
+    store.close()
+    made.close()
+
+
+def test_who_lends_nothing_when_a_request_begins_is_dealt_nothing(tmp_path: Path) -> None:
+    made = several(tmp_path, 8, {"host:1": 2e9, "host:2": 2e9}, 1e9)
+    assert made._lent is not None
+    made._lent.lenders[0].device.offer(None)
+    store = begin(made, 4)
+    for number in range(6):
+        store.put((0, number), data(number))
+    assert lent_units(made) == {"host:1": 0, "host:2": 4}
+    assert_there(store, *range(6))
+    store.close()
+    made.close()
+
+
+@pytest.mark.parametrize(("peer", "host"), [(0.0, 1e9), (1e9, 0.0), (1e9, 1e8)])
+def test_where_rates_are_not_known_or_far_apart_the_fastest_lender_has_all(
+    tmp_path: Path, peer: float, host: float
+) -> None:
+    made = several(tmp_path, 8, {"host:1": peer}, host)
+    assert made.ahead == 1
+    store = begin(made, 4)
+    for number in range(4):
+        store.put((0, number), data(number))
+    assert lent_units(made) == {"host:1": 4}
+    store.close()
+    made.close()
+
+
+def test_several_threads_read_at_once(tmp_path: Path) -> None:
+    made = several(tmp_path, 8, {"host:1": 3e9, "host:2": 3e9}, 1e9)
+    store = begin(made, 4)
+    for number in range(8):
+        store.put((0, number), data(number))
+    with ThreadPoolExecutor(AHEAD) as threads:
+        for _ in range(20):
+            list(threads.map(lambda number: assert_there(store, number), range(8)))
+    assert made.brought_bytes == 20 * 8 * UNIT
+    store.close()
+    made.close()

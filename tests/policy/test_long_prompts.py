@@ -7,11 +7,9 @@ from hypothesis import strategies as st
 
 from prism.policy.long_prompts import (
     ENDLESS,
-    SLOTS,
     LongShape,
     TierRoom,
     bring_order,
-    estimate_step_s,
     first_host_bytes,
     first_piece,
     goes_long,
@@ -40,13 +38,14 @@ def test_a_request_is_long_when_its_prompt_and_the_beginning_of_its_answer_do_no
     assert goes_long(2000, 1, 1000)
 
 
-@given(shape=SHAPES, most=st.integers(0, 1 << 30))
-def test_the_window_is_the_largest_that_fits(shape: LongShape, most: int) -> None:
-    plan = plan_window(shape, most)
-    smallest = 8 * shape.token_bytes * (shape.layers + SLOTS)
+@given(shape=SHAPES, most=st.integers(0, 1 << 30), ahead=st.integers(1, 4))
+def test_the_window_is_the_largest_that_fits(shape: LongShape, most: int, ahead: int) -> None:
+    plan = plan_window(shape, most, ahead)
+    smallest = 8 * shape.token_bytes * (shape.layers + 1 + ahead)
     assert (plan is None) == (most < smallest)
     if plan is not None:
-        assert plan.nbytes == plan.unit_bytes * (shape.layers + SLOTS) <= most
+        assert plan.slots == 1 + ahead
+        assert plan.nbytes == plan.unit_bytes * (shape.layers + plan.slots) <= most
         assert plan.piece_tokens == 512 or 2 * plan.nbytes > most
 
 
@@ -104,9 +103,3 @@ def test_a_refusal_names_what_is_needed_and_what_there_is() -> None:
     assert not verdict.may_fit
     assert "8.0 MiB" in verdict.words()
     assert "lent memory 1.0 MiB, host memory 2.0 MiB" in verdict.words()
-
-
-def test_a_step_takes_the_slower_of_link_and_arithmetic() -> None:
-    assert estimate_step_s(100, 10.0, 3.0) == 10.0
-    assert estimate_step_s(100, 1000.0, 3.0) == 3.0
-    assert estimate_step_s(100, 0.0, 3.0) == 3.0

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from benchmarks.kv.lent_model import LentRun, borrower_rate, lender_step_ms
+from benchmarks.kv.lent_model import LENDERS, LentRun, borrower_rate, lender_step_ms
 from prism.config.sections.machine import KvConfig
 from prism.core.errors import InvalidValue
 from prism.sim.gpus import gpu
@@ -16,6 +16,7 @@ from prism.sim.queue import EventQueue
 A100 = gpu("A100")
 PCIE = A100.pcie_bytes_per_s * A100.pcie_efficiency
 NET = 5e9
+ONE, SHARE = LENDERS[:1], KvConfig().lend_rate_fraction
 
 
 def moved_in_s(*moves: tuple[str, str]) -> list[float]:
@@ -55,12 +56,18 @@ def test_places_that_are_not_there_are_named() -> None:
 
 
 def test_a_lender_is_a_faster_place_and_loses_only_memory_bandwidth() -> None:
-    assert borrower_rate("l") > 3 * borrower_rate(KvTier.HOST)
+    assert borrower_rate(ONE) > 3 * borrower_rate(())
     lender = known_spec("lender", "meta-llama/Llama-3.1-8B-Instruct", 1.0, 0.1)
-    alone, beside = lender_step_ms(lender, ""), lender_step_ms(lender, "l")
+    alone, beside = lender_step_ms(lender, None), lender_step_ms(lender, ONE)
     assert alone < beside < 1.25 * alone
-    assert lender_step_ms(lender, KvTier.HOST) == pytest.approx(alone, rel=0.01)
+    assert lender_step_ms(lender, ()) == pytest.approx(alone, rel=0.01)
     assert LentRun().lender_steps == 0
+
+
+def test_who_lends_is_bound_and_not_who_borrows() -> None:
+    links = KvLinks(Network(EventQueue()), A100, ("a", "b"), NET, ("b",), 0.05)
+    lent = {link.name for link in links.path("a", "b") if "lent" in link.name}
+    assert lent == {link.name for link in links.path("b", "a") if "lent" in link.name} == {"b lent"}
 
 
 @pytest.mark.parametrize(
@@ -68,6 +75,16 @@ def test_a_lender_is_a_faster_place_and_loses_only_memory_bandwidth() -> None:
 )
 def test_a_lender_loses_a_twentieth_at_most_by_default(path: str, tp: int) -> None:
     spec = known_spec("lender", path, 1.0, 0.1, tp)
-    alone, unbounded = lender_step_ms(spec, ""), lender_step_ms(spec, "l")
-    assert alone < lender_step_ms(spec, "l", KvConfig().lend_rate_fraction) <= 1.05 * alone < unbounded
-    assert 2 * borrower_rate(KvTier.HOST) < borrower_rate("l", KvConfig().lend_rate_fraction)
+    alone, unbounded = lender_step_ms(spec, None), lender_step_ms(spec, ONE)
+    for lenders in (ONE, LENDERS):
+        assert alone < lender_step_ms(spec, lenders, SHARE) <= 1.05 * alone < unbounded
+
+
+def test_several_places_at_once_give_the_sum_of_their_rates() -> None:
+    """What the lender's share is too small for, another lender and host memory add."""
+    one = LentRun(lenders=ONE, lent_share=SHARE)
+    assert one.dealt() == {ONE[0]: 0.75, KvTier.HOST: 0.25}
+    assert LentRun(lenders=ONE).dealt() == {ONE[0]: 1.0}, "host memory is too slow beside it"
+    host = borrower_rate(())
+    assert borrower_rate(ONE, SHARE) > 3.5 * host
+    assert borrower_rate(LENDERS, SHARE) > 5 * host
