@@ -29,13 +29,14 @@ from benchmarks.demo_models import given_models, pool_spec
 from benchmarks.kv.long_prompts import DEVICES, LongBench
 from prism.core.ids import Generation
 from prism.core.instances import InstanceKey, whole_model
-from prism.core.settings import LongPromptPlace
 from prism.engine.api import Work
 from prism.engine.handle import EngineHandle
 from prism.kv.pool_directory import drop_host_pool
+from prism.kv.settings import DeclaredLinks
 from prism.wire.messages import Tokens
 from tests.engine.rig import codec, prompt, tokenized
 
+LINKS: Final = DeclaredLinks(host=1e8, peer=1e9)
 ANSWER: Final = 120
 """Tokens of a request that is looked at."""
 LONG_ANSWER: Final = 450
@@ -63,7 +64,7 @@ class BesideBench(LongBench):
     """Several requests at once."""
 
     def __init__(self, folder: Path, models: Path) -> None:
-        super().__init__(folder, models)
+        super().__init__(folder, models, LINKS, 0.0)
         self._small = pool_spec(models / "demo-llama")
         self._asked: dict[str, Asked] = {}
 
@@ -99,7 +100,7 @@ class BesideBench(LongBench):
 
 
 async def measure(bench: BesideBench, tokens: int, rounds: int) -> None:
-    handle, neighbour = await bench.activate(LongPromptPlace.LENT), await bench.neighbour()
+    handle, neighbour = await bench.activate(1), await bench.neighbour()
     reading = asyncio.create_task(bench.read())
     engines = {"of its engine": handle, "of another model": neighbour}
     found: dict[str, list[tuple[Asked, Asked]]] = {name: [] for name in engines}
