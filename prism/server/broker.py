@@ -194,7 +194,7 @@ class Broker:
                 continue
             if fresh.finish is not None and fresh.finish.get("type") == "abort":
                 stream.log.finish = None
-                stream.fail(from_abort(fresh.finish))
+                stream.fail(from_abort(fresh.finish, stream.grammar))
                 continue
             if item.id in seen:
                 self._deliver(batches)

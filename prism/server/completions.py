@@ -28,6 +28,7 @@ from prism.server.recorder import Record
 from prism.server.requests import (
     check_prompt_ids,
     check_token_ids,
+    grammar_field,
     parse,
     read_json,
     refused_by_sglang,
@@ -101,7 +102,7 @@ class Completions:
         from prism.server.sglang_manager import new_call
 
         call = new_call(record.request_id, self._kind.prefix, served.objectives, self._kind.param)
-        call.adapter = served.adapter
+        call.adapter, call.grammar = served.adapter, grammar_field(request)
         record.streams = call.streams
         call.max_prepared_bytes = int(front.catalog.server.images.max_prepared_bytes)
         call.piecewise = bool(getattr(request, "tools", None) or served.config.reasoning_parser)

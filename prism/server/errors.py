@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
@@ -131,11 +132,22 @@ def from_failed(failed: Failed) -> ApiError:
     )
 
 
-def from_abort(finish: Mapping[str, object]) -> ApiError:
-    """What the engine said when it gave a request up (SGLang's finish reason of type ``abort``)."""
+_GRAMMAR: Final = re.compile(
+    r"Failed to compile \w+ grammar: (?:\[[\d:]+\] )?(?:\S+\.cc:\d+: )?(?:Check failed: .*? is false: )?(?P<why>.*)",
+    re.S,
+)
+"""How SGLang passes on what xgrammar found, with the place in xgrammar's sources that found it."""
+
+
+def from_abort(finish: Mapping[str, object], grammar: str | None = None) -> ApiError:
+    """What the engine said when it gave a request up (SGLang's finish reason of type ``abort``). ``grammar``: the field
+    that says what the answer looks like."""
     status = finish.get("status_code")
     message = str(finish.get("message") or "The engine stopped the request.")
     if isinstance(status, int) and 400 <= status < 500:
+        if (found := _GRAMMAR.match(message)) is not None:
+            why = found["why"].strip().rstrip(".")
+            return invalid(f"{grammar or 'structured output'!r} cannot be turned into a grammar: {why}.", grammar)
         return ApiError(int(status), "invalid_value", message)
     if status == 503:
         return unavailable(message)

@@ -33,6 +33,11 @@ UNSUPPORTED: Final = frozenset(
 ROLES: Final = ("user", "system", "developer", "assistant", "tool", "function", "latest_reminder")
 """The last one is SGLang's alone."""
 
+FORMATS: Final = ("text", "json_object", "json_schema", "structural_tag")
+"""Of ``response_format``."""
+GRAMMARS: Final = ("regex", "ebnf", "json_schema", "response_format", "tools")
+"""Fields that say what the answer looks like: a tool that must be called does, too."""
+
 MAX_CHOICES: Final = 128
 MAX_PROMPTS: Final = 256
 MAX_STOPS: Final = 16
@@ -106,6 +111,7 @@ def check_values(data: Mapping[str, Any]) -> None:
             raise invalid(f"{name!r} may have {MAX_GRAMMAR_CHARS} characters.", name)
     if isinstance(data.get("temperature"), int | float) and data["temperature"] > MAX_TEMPERATURE:
         raise invalid(f"'temperature' may be {MAX_TEMPERATURE:g} at most.", "temperature")
+    _format(data.get("response_format"))
     _roles(data.get("messages"))
     _stops(data.get("stop"))
     _bias(data.get("logit_bias"))
@@ -122,6 +128,22 @@ def _whole(data: Mapping[str, Any], name: str, low: int, high: int) -> None:
         raise invalid(f"{name!r} must be a whole number (got {_shown(value)}).", name, "invalid_type")
     if not low <= value <= high:
         raise invalid(f"{name!r} must be between {low} and {high} (got {_shown(value)}).", name)
+
+
+def grammar_field(request: Any) -> str | None:
+    """The field of a parsed request that says what its answer looks like."""
+    return next((name for name in GRAMMARS if getattr(request, name, None)), None)
+
+
+def _format(wanted: Mapping[str, Any] | None) -> None:
+    """SGLang's union of formats complains about fields of another one."""
+    if wanted is None:
+        return
+    if (kind := wanted.get("type")) not in FORMATS:
+        known = ", ".join(map(repr, FORMATS))
+        raise invalid(f"'response_format.type' must be one of {known} (got {_shown(kind)}).", "response_format.type")
+    if kind == "json_schema" and not isinstance(wanted.get("json_schema"), dict):
+        raise invalid("'response_format.json_schema' must be an object with a 'schema'.", "response_format")
 
 
 def _roles(messages: Any) -> None:

@@ -60,6 +60,8 @@ class Call:
     arrival_s: float
     param: str
     """The field that holds the prompt, for errors."""
+    grammar: str | None = None
+    """The field that says what the answer looks like, for errors."""
     streams: list[RequestStream] = field(default_factory=list)
     wake: asyncio.Event = field(default_factory=asyncio.Event)
     submitted: bool = False
@@ -171,6 +173,7 @@ class FrontManager(TokenizerManager):  # type: ignore[misc]
             arrival_s=call.arrival_s,
             stop=() if params.no_stop_trim else tuple(params.stop_strs or ()),
             decoding=(params.skip_special_tokens, params.spaces_between_special_tokens, params.no_stop_trim),
+            grammar=call.grammar,
         )
 
     async def _queue(self, stream: RequestStream, request: TokenizedGenerateReqInput, call: Call, choice: int) -> None:

@@ -60,6 +60,8 @@ class RequestStream:
     stop: tuple[str, ...] = ()
     decoding: tuple[bool, bool, bool] = (True, True, False)
     """SGLang's skip_special_tokens, spaces_between_special_tokens, no_stop_trim."""
+    grammar: str | None = None
+    """The field of the request that says what the answer looks like, for errors."""
     log: TokenLog = field(default_factory=TokenLog)
     text: str = ""
     shown: int = -1

@@ -76,7 +76,9 @@ def test_a_bad_grammar_fails_its_request_only(server: Server, demo_models: Path)
             max_tokens=8,
             response_format={"type": "json_schema", "json_schema": schema},  # type: ignore[arg-type]
         )
-    assert 400 <= error.value.status_code < 500
+    assert (error.value.status_code, error.value.param) == (400, "response_format")
+    assert "no-such-type" in error.value.message
+    assert ".cc" not in error.value.message, "where in a library's sources it was found"
     other_models_serve(server, demo_models)
 
 

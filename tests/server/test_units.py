@@ -114,6 +114,26 @@ def test_aborts_become_errors(finish: dict[str, object], status: int) -> None:
     assert isinstance(error, ApiError) and error.status == status
 
 
+@pytest.mark.parametrize(
+    ("said", "why"),
+    [
+        (
+            "Failed to compile json grammar: [13:15:28] /project/cpp/schema.cc:2999: Unsupported type x\n",
+            "Unsupported type x.",
+        ),
+        (
+            "Failed to compile json grammar: [13:15:28] /cpp/a.cc:29: Check failed: (err.empty()) is false: Bad: 1",
+            "Bad: 1.",
+        ),
+        ("Failed to compile regex grammar: no place", "no place."),
+    ],
+)
+def test_a_grammar_that_cannot_be_compiled_is_told_by_its_field(said: str, why: str) -> None:
+    error = from_abort({"type": "abort", "status_code": 400, "message": said}, "response_format")
+    assert (error.status, error.param) == (400, "response_format")
+    assert error.message == f"'response_format' cannot be turned into a grammar: {why}"
+
+
 class Kept:
     """What of a stream and of an outbox the answers to agents need."""
 
