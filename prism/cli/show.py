@@ -44,11 +44,12 @@ def facts(model: dict[str, Any]) -> list[tuple[str, str]]:
         ("TPOT objective", objective(model, "tpot")),
         ("context", f"{model.get('context_tokens') or '-'} tokens"),
         ("weights", output.size(model.get("weight_bytes"))),
-        ("weights at", held(model) or "-"),
         ("tensor parallel", str(model.get("tp", 1))),
         ("rate", f"{model.get('rate_per_s') or 0:.3g}/s"),
         ("last used", last_used(model)),
     ]
+    if where := held(model):
+        listed.insert(8, ("weights at", where))
     if "base" in model:
         listed[2:2] = [("adapter of", model["base"]), ("in device memory", ", ".join(model["resident"]) or "nowhere")]
     if model.get("adapters"):

@@ -37,6 +37,7 @@ async def models_view(front: Front, only: str | None = None) -> list[dict[str, A
             _known(cluster, model.name, seen.get(model.name, {})),
             waiting.get(model.name, 0),
             use.get(model.name, ModelUse()),
+            front.models.context_tokens(ModelName(model.name)),
         )
         for model in front.catalog.models
         if only in (None, model.name)
@@ -46,6 +47,7 @@ async def models_view(front: Front, only: str | None = None) -> list[dict[str, A
 async def entry_view(front: Front, name: str) -> dict[str, Any]:
     """One model, or one adapter: what its base has, and where the adapter itself is in device memory."""
     base = front.catalog.served_by(name)
+    await front.models.learn([front.catalog.model(base)])
     [found] = await models_view(front, base)
     adapter = front.catalog.adapters_by_name.get(name)
     if adapter is None:
@@ -76,7 +78,12 @@ def _known(cluster: dict[str, Any], name: str, seen: dict[str, Any]) -> dict[str
 
 
 def _model(
-    model: ModelConfig, replicas: list[dict[str, Any]], seen: dict[str, Any], inactive: int, use: ModelUse
+    model: ModelConfig,
+    replicas: list[dict[str, Any]],
+    seen: dict[str, Any],
+    inactive: int,
+    use: ModelUse,
+    context_tokens: int | None,
 ) -> dict[str, Any]:
     states = [replica["state"] for replica in replicas]
     state = next((s.value for s in MOST_USEFUL if s in states), "inactive")
@@ -90,7 +97,7 @@ def _model(
         "pinned": bool(seen.get("pinned", model.pinned)),
         "tp": model.tp,
         "slo": {"ttft_s": float(model.slo.ttft_s), "tpot_s": float(model.slo.tpot_s)},
-        "context_tokens": model.context_tokens,
+        "context_tokens": context_tokens,
         "weight_bytes": seen.get("weight_bytes"),
         "kv_bytes": sum(replica["kv_bytes"] for replica in replicas),
         "running": sum(replica["running"] for replica in replicas),

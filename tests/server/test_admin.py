@@ -18,6 +18,7 @@ from prism.server.admin import admin_router
 from prism.sim.dry_run import Snapshot
 from prism.wire.commands import AdminCommand
 from tests.server.live import ADMIN_KEY, LiveFront
+from tests.server.tiny import CONTEXT
 
 AUTH = {"authorization": f"Bearer {ADMIN_KEY}"}
 
@@ -123,6 +124,7 @@ def test_views_join_catalog_and_cluster(live: LiveFront) -> None:
     assert (device["kind"], device["kv_bytes"], device["engines"]["active"], device["kvpr"]) == ("host", 100, 1, 0.01)
     shown = live.http.get("/admin/models/quick", headers=AUTH).json()
     assert shown["name"] == "fast" and shown["config"]["name"] == "fast" and shown["decisions"] == []
+    assert shown["context_tokens"] == CONTEXT, "as its files say: the catalog does not"
 
 
 def test_a_snapshot_is_what_a_dry_run_starts_from(live: LiveFront) -> None:
