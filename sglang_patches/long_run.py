@@ -8,7 +8,7 @@ from typing import Any, Final
 
 import torch
 
-from prism.policy.long_prompts import WINDOW_SHARE, LongShape, WindowPlan, plan_window
+from prism.policy.long_prompts import WINDOW_SHARE, LongShape, WindowPlan, leaves_room, plan_window
 from sglang_patches.kv_allocator import Unplaced
 from sglang_patches.long_backend import LongAttention, work_on_latents
 from sglang_patches.long_rows import TokenRows
@@ -174,7 +174,9 @@ def layout_of(scheduler: Any, capacity_bytes: int, ahead: int) -> tuple[LongShap
     sees = [max(0, int(m.sliding_window_size)) for m in sorted(layers, key=lambda m: int(m.layer_id))]
     shape = LongShape(len(layers), rows.token_bytes, tuple(sees) if any(sees) else ())
     plan = plan_window(shape, capacity_bytes // WINDOW_SHARE, ahead)
-    return (shape, plan) if plan is not None else "its device has no room for a window of their KV"
+    if plan is None or not leaves_room(plan, capacity_bytes, scheduler.server_args.prism_seat.owner.page_bytes):
+        return "its device has no room for a window of their KV"
+    return shape, plan
 
 
 def _why_not_parts(scheduler: Any, pool: Any) -> str:

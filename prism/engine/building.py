@@ -85,10 +85,12 @@ class EngineBuilder:
             weights.draft = self._draft(command, arguments)
         clock.done("reserve")
         guesser_bytes = 0 if weights.draft is None else weights.draft.expected_bytes
-        capacity = max(0, self.capacity_bytes - weights.expected_bytes - guesser_bytes)
+        # SGLang cuts and refuses requests by what it believes to have; one that it lets in must fit some day. Weights
+        # and KV have pages of their own.
+        page_bytes = self.device.page_bytes
+        weight_pages = -(-weights.expected_bytes // page_bytes) + -(-guesser_bytes // page_bytes)
+        capacity = max(0, self.capacity_bytes // page_bytes - weight_pages) * page_bytes
         if command.limit_bytes is not None:
-            # SGLang cuts and refuses requests by what it believes to have; one that it lets in must fit some day.
-            page_bytes = self.device.page_bytes
             capacity = min(capacity, command.limit_bytes // page_bytes * page_bytes)
         seat = WorkerSeat(self.channel, self.delivery, command, self.owner, self.arena, capacity, weights, self.device)
         server_args.prism_seat = seat

@@ -88,6 +88,12 @@ def plan_window(shape: LongShape, most_bytes: int, ahead: int = 1) -> WindowPlan
     return None
 
 
+def leaves_room(plan: WindowPlan, capacity_bytes: int, page_bytes: int) -> bool:
+    """Whether the window, in whole pages, leaves a page of the KV memory that the device can ever give the model: its
+    pool always has one."""
+    return (-(-plan.nbytes // page_bytes) + 1) * page_bytes <= capacity_bytes
+
+
 def first_piece(before: int, tokens: int, piece_tokens: int) -> int:
     """The first piece that the token behind ``tokens`` others sees, if it sees ``before`` of them (0: all)."""
     return max(0, tokens - before) // piece_tokens if before else 0

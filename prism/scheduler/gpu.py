@@ -203,7 +203,7 @@ class GpuScheduler:
         if engine is None:
             effects.append(_not_active(request))
         elif 0 < engine.up.max_request_tokens <= request.kv_tokens:
-            effects.append(too_large(request, engine.up.max_request_tokens, engine.up.no_long))
+            effects.append(too_large(request, engine.up.max_request_tokens, request.kv_tokens, engine.up.no_long))
         elif len(self._queue) >= self.settings.max_queued and not request.is_resumed:
             work_s = self._engines.work_s(self._queue.tokens())
             reason = because(ReasonCode.QUEUE_FULL, queued=len(self._queue), work_s=work_s)

@@ -74,11 +74,13 @@ class Dispatcher:
             _, request, code = head
             if not self._gate.admits(engine, request, code, now_s):  # 2
                 continue
-            cost_bytes = engine.need_bytes(self._claim_tokens(engine, request))
-            if cost_bytes is not None and cost_bytes <= free_bytes:  # 3
-                free_bytes -= cost_bytes
+            claim_tokens = self._claim_tokens(engine, request)
+            cost_bytes = engine.need_bytes(claim_tokens)
+            fits = cost_bytes is not None and cost_bytes <= free_bytes
+            if fits or self._fits_alone(engine, claim_tokens):  # 3
+                free_bytes -= cost_bytes or 0
                 self._hand_over(engine, request, code, now_s, effects)
-            elif not self._refused_for_size(request, now_s, effects):  # 4, 5
+            elif not self._refused_for_size(request, claim_tokens, now_s, effects):  # 4, 5
                 blocked[model] = request
                 if cost_bytes is not None:
                     self._memory.note_blocked(request.slo_ttft_s)
@@ -132,12 +134,18 @@ class Dispatcher:
     def _claim_tokens(self, engine: EngineState, request: Request) -> int:
         return engine.claim_tokens(request, self._settings.decode_reserve_tokens)
 
-    def _refused_for_size(self, request: Request, now_s: float, effects: list[GpuEffect]) -> bool:
-        """Refuse a request that waited for its starvation bound and does not fit although nothing runs here."""
+    def _fits_alone(self, engine: EngineState, claim_tokens: int) -> bool:
+        """Nothing runs here, and the engine has the slots once it drops what it caches: that is free by the slot and
+        not by the page, so that it may be less than the pages that a request costs."""
+        return self._engines.run_nothing and claim_tokens <= self._memory.room_tokens(engine)
+
+    def _refused_for_size(self, request: Request, claim_tokens: int, now_s: float, effects: list[GpuEffect]) -> bool:
+        """Refuse a request that waited for its starvation bound and does not fit, with what is kept for its answer,
+        although nothing runs here."""
         if not self._engines.run_nothing or now_s < request.must_run_s:
             return False
         self._queue.remove(request.id)
-        effects.append(too_large(request, self._memory.room_tokens(self._engines.of(request.model))))
+        effects.append(too_large(request, self._memory.room_tokens(self._engines.of(request.model)), claim_tokens))
         return True
 
     def _refuse_late(self, request: Request, now_s: float, effects: list[GpuEffect]) -> None:
@@ -152,8 +160,8 @@ class Dispatcher:
         effects.append(Refuse(request.id, request.model, reason, retry_after_s(work_s, request.slo_ttft_s)))
 
 
-def too_large(request: Request, room_tokens: int, why: str = "") -> Refuse:
-    """The refusal of a request that never fits: its engine has room for ``room_tokens`` at the most, and says ``why``
-    it does not serve larger ones."""
-    reason = because(ReasonCode.PROMPT_TOO_LARGE, tokens=request.kv_tokens, room_tokens=room_tokens)
+def too_large(request: Request, room_tokens: int, tokens: int, why: str = "") -> Refuse:
+    """The refusal of a request of ``tokens`` that never fits: its engine has room for ``room_tokens`` at the most, and
+    says ``why`` it does not serve larger ones."""
+    reason = because(ReasonCode.PROMPT_TOO_LARGE, tokens=tokens, room_tokens=room_tokens)
     return Refuse(request.id, request.model, reason, None, why)

@@ -14,6 +14,7 @@ from prism.policy.long_prompts import (
     first_piece,
     goes_long,
     judge_tiers,
+    leaves_room,
     most_long_tokens,
     plan_window,
 )
@@ -47,6 +48,13 @@ def test_the_window_is_the_largest_that_fits(shape: LongShape, most: int, ahead:
         assert plan.slots == 1 + ahead
         assert plan.nbytes == plan.unit_bytes * (shape.layers + plan.slots) <= most
         assert plan.piece_tokens == 512 or 2 * plan.nbytes > most
+
+
+def test_a_window_of_the_only_page_leaves_no_room() -> None:
+    plan = plan_window(LongShape(4, 1024), 512 << 10)
+    assert plan is not None
+    assert not leaves_room(plan, 2 << 20, 2 << 20), "a quarter of it, which takes all of it"
+    assert leaves_room(plan, 4 << 20, 2 << 20)
 
 
 @given(shape=SHAPES, rooms=ROOMS, extra=st.integers(1, 2000))

@@ -215,6 +215,15 @@ def test_what_an_engine_caches_is_free_memory_of_the_device_and_counts_once() ->
     assert dispatched(arrive(s, "three", 100, 1.0, model=B)) == [("three", ReasonCode.ON_TIME)]
 
 
+def test_what_an_idle_engine_caches_makes_room_by_the_slot_and_not_by_the_page() -> None:
+    s = scheduler(max_running=10, free=500, kv_page_bytes=256)
+    s.on_event(EngineLoad(A1, 0, 0, 520, cached_kv_tokens=500), 0.0)
+    assert not arrive(s, "huge", 530, 9.0), "there are 520 slots"
+    s.on_event(RequestCancelled(RequestId("huge")), 0.0)
+    assert dispatched(arrive(s, "one", 510, 9.0)) == [("one", ReasonCode.ON_TIME)]
+    assert not arrive(s, "two", 10, 9.0, model=B), "all of it is promised"
+
+
 def test_what_a_fixed_share_caches_is_its_own() -> None:
     s = scheduler(max_running=10, free=0, elastic=False)
     s.on_event(EngineLoad(A1, 0, 0, 100, cached_kv_tokens=100), 0.0)
