@@ -6,7 +6,12 @@ from collections.abc import Iterator
 import pytest
 from hypothesis import HealthCheck, settings
 
+from prism.engine import cuda_stub
 from tests.guard import Guard, guard_of, guarded, taken_clocks
+
+# SGLang decides when it is imported first which kernels there are. Who imports it before this, by whatever test comes
+# first, has none in this process for good.
+cuda_stub.load()
 
 # How long an example takes says something about the machine, not about the code. Examples are the same in every run, so
 # that a change is judged and not luck; `make explore` looks for others.
