@@ -51,12 +51,12 @@ def path_of(node: Any) -> tuple[array[int], RowNumbers]:
     tokens: array[int] = array("q")
     for part in reversed(parts):
         tokens += part.key.raw_token_ids()
-    slots = torch.cat([_slots_of(part) for part in reversed(parts)]) if parts else torch.empty(0, dtype=torch.int64)
+    slots = torch.cat([slots_of(part) for part in reversed(parts)]) if parts else torch.empty(0, dtype=torch.int64)
     return tokens, slots.cpu().numpy()
 
 
-def _slots_of(node: Any) -> torch.Tensor:
-    """Of its tokens: in a tree of several components those of the first."""
+def slots_of(node: Any) -> torch.Tensor:
+    """Of the tokens of a node of the tree: where it has several components those of the first."""
     slots: torch.Tensor = node.component_data[0].value if hasattr(node, "component_data") else node.value
     return slots
 

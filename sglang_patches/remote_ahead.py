@@ -24,6 +24,7 @@ from sglang_patches.remote_asking import PeerAsking
 from sglang_patches.remote_batches import BatchPart
 from sglang_patches.remote_pieces import State
 from sglang_patches.remote_questions import Question
+from sglang_patches.remote_rows import RowShape, read_rows
 from sglang_patches.remote_stops import Stop
 from sglang_patches.remote_tensors import can_travel
 
@@ -33,6 +34,7 @@ class RunAhead:
 
     def __init__(self, scheduler: Any, asking: PeerAsking, held: Callable[[], frozenset[int]]) -> None:
         self._cache = scheduler.token_to_kv_pool_allocator.get_kvcache()
+        self._travels = can_travel(RowShape.of(self._cache).dtype)
         self._asking, self._held = asking, held
         self._states: dict[Question, tuple[int, State]] = {}
         """Of what waits at peers: up to which piece it ran here, and its state there."""
@@ -51,7 +53,7 @@ class RunAhead:
         cannot be."""
         link, waits = question[0], self._asking.questions.waits
         self._states = {asked: found for asked, found in self._states.items() if waits(asked)}
-        if part.decodes or any(part.prefix_lens) or not waits(question) or not can_travel(self._cache.k_buffer[0]):
+        if part.decodes or any(part.prefix_lens) or not waits(question) or not self._travels:
             return False
         piece, state = self._states.get(question, (stop.first, state))
         if not 1 <= piece < stop.end - 1 or link.unsent_bytes or piece not in self._held():
@@ -60,11 +62,10 @@ class RunAhead:
         self._states[question] = piece + 1, state
         self.pieces += 1
         if waits(question):
-            self._asking.run_rest(question, piece + 1, [*state, *self._kv(range(stop.first - 1, piece), part)])
+            kept = self._kv(range(stop.first - 1, piece), part)
+            self._asking.run_rest(question, piece + 1, [*(t for t in state if t is not None), *kept])
         return True
 
-    def _kv(self, layers: range, part: BatchPart) -> tuple[Any, Any]:
-        """K and V of the part's tokens in ``layers``, as a peer takes them."""
-        cache, slots = self._cache, torch.tensor(part.out_slots, device=self._cache.k_buffer[0].device)
-        k, v = ([buffers[layer][slots] for layer in layers] for buffers in (cache.k_buffer, cache.v_buffer))
-        return torch.stack(k), torch.stack(v)
+    def _kv(self, layers: range, part: BatchPart) -> list[torch.Tensor]:
+        """Rows of the part's tokens in ``layers``, as a peer takes them."""
+        return read_rows(self._cache, layers, torch.tensor(part.out_slots))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 from weakref import WeakKeyDictionary
@@ -28,6 +28,7 @@ from sglang_patches.remote_peer import MEASURED_BYTES
 from sglang_patches.remote_pieces import State
 from sglang_patches.remote_questions import NAP_S, PeerLost, Pump, Question, Questions
 from sglang_patches.remote_ranks import Ranks, RanksOutcome
+from sglang_patches.remote_rows import RowShape
 from sglang_patches.remote_stops import TOLD_BYTES, KvRate, RoutePeer, Stop
 from sglang_patches.remote_tensors import pack_tensors, unpack_tensors
 
@@ -66,8 +67,9 @@ class PeerAsking:
     """Of one engine. Only rank 0 asks; :meth:`state_behind` and :meth:`fetch` are called by all ranks, and all have
     what came."""
 
-    def __init__(self, runner: Any, pump: Pump, ranks: Ranks) -> None:
-        self._runner, self._ranks = runner, ranks
+    def __init__(self, runner: Any, pump: Pump, ranks: Ranks, tensors_before: Callable[[int], range]) -> None:
+        """``tensors_before``: of how many tensors the state before a piece may be made."""
+        self._runner, self._ranks, self._tensors_before = runner, ranks, tensors_before
         self._batch = 0
         self.questions = Questions(pump)
         self._ahead: WeakKeyDictionary[PeerLink, PeerGreeting] = WeakKeyDictionary()
@@ -123,13 +125,19 @@ class PeerAsking:
             came_s.append(self.questions.came_s)
         return came_s[1] - came_s[0]
 
-    def fetch(self, wanted: Sequence[WantedKv], slots: list[int]) -> list[tuple[Any, Any]]:
-        """K and V that peers keep for this rank's heads, of each of ``wanted``: ``[layers, slots, heads, dim]``. All
-        are asked at once: each answers between two of its steps. Raises :class:`PeerLost`; whose link has ended then
-        is known to all ranks between two steps."""
+    def fetch(self, wanted: Sequence[WantedKv], slots: list[int]) -> list[Sequence[Any]]:
+        """The parts that peers keep for this rank, of each of ``wanted``: ``[layers, slots, heads, dim]``
+        (:mod:`sglang_patches.remote_rows`). All are asked at once: each answers between two of its steps. Raises
+        :class:`PeerLost`; whose link has ended then is known to all ranks between two steps."""
+        shape = self._row_shape
         found = self._ranks.together(lambda: self._asked_kv(wanted, slots)).tensors
-        mine = [self._ranks.own(tensor, 2) for tensor in found]
-        return list(zip(mine[::2], mine[1::2], strict=True))
+        mine = [self._ranks.own(tensor, 2) for tensor in found] if shape.dealt else found
+        count = len(shape.parts)
+        return [mine[at : at + count] for at in range(0, len(mine), count)]
+
+    @property
+    def _row_shape(self) -> RowShape:
+        return RowShape.of(self._runner.token_to_kv_pool)
 
     def _asked_kv(self, wanted: Sequence[WantedKv], slots: list[int]) -> RanksOutcome:
         """Of all heads."""
@@ -148,8 +156,9 @@ class PeerAsking:
 
     def _kv(self, wanted: WantedKv, slots: int, received: Received) -> list[Any]:
         tensors = self._tensors(received)
-        shape = (len(wanted.layers), slots, self._ranks.world * self._runner.token_to_kv_pool.head_num)
-        if not isinstance(received.message, KvRows) or [tuple(t.shape[:3]) for t in tensors] != 2 * [shape]:
+        row = self._row_shape
+        due = [(row.dtype, shape) for shape in row.shapes(len(wanted.layers), slots, self._ranks.world)]
+        if not isinstance(received.message, KvRows) or [(t.dtype, tuple(t.shape)) for t in tensors] != due:
             wanted.peer.link.close("it sent something else than the KV it was asked for")
             raise PeerLost("a peer sent something else than the KV it was asked for")
         return tensors
@@ -189,9 +198,14 @@ class PeerAsking:
     def state(self, stop: Stop, part: BatchPart, received: Received) -> State:
         """What an answer says. Raises :class:`PeerLost` when it is something else."""
         tensors = self._tensors(received)
-        wanted = 1 if stop.end == 1 else 2
+        wanted = self._tensors_before(stop.end)
+        parts = len(tensors)
         shape = (len(part.token_ids), int(self._runner.model_config.hidden_size))
-        if not isinstance(received.message, HiddenStates) or [tuple(t.shape) for t in tensors] != wanted * [shape]:
+        if (
+            not isinstance(received.message, HiddenStates)
+            or parts not in wanted
+            or [tuple(t.shape) for t in tensors] != parts * [shape]
+        ):
             raise PeerLost("a peer answered with something else than hidden states")
         return as_state(tensors)
 

@@ -79,9 +79,10 @@ def check_kv(tensors: Sequence[Any], wanted: Sequence[tuple[Any, tuple[int, ...]
         raise BadMessage(f"K and V were to come as {wanted}, got {found}")
 
 
-def check_state(tensors: Sequence[Any], first: int, tokens: int, hidden: int, dtype: Any) -> None:
-    """Raises :class:`BadMessage` unless ``tensors`` are the state before piece ``first``."""
-    wanted = 0 if first == 0 else 1 if first == 1 else 2
-    if len(tensors) != wanted or any(t.dtype != dtype or tuple(t.shape) != (tokens, hidden) for t in tensors):
+def check_state(tensors: Sequence[Any], wanted: range, tokens: int, hidden: int, dtype: Any) -> None:
+    """Raises :class:`BadMessage` unless ``tensors`` are a state of as many parts as there may be."""
+    if len(tensors) not in wanted or any(t.dtype != dtype or tuple(t.shape) != (tokens, hidden) for t in tensors):
         shapes = [(str(t.dtype), tuple(t.shape)) for t in tensors]
-        raise BadMessage(f"piece {first} needs {wanted} tensors of {tokens} x {hidden} {dtype}, got {shapes}")
+        raise BadMessage(
+            f"a state here is {wanted.start} to {wanted.stop - 1} tensors of {tokens} x {hidden} {dtype}, got {shapes}"
+        )

@@ -22,6 +22,7 @@ from sglang_patches.remote_memory import ForeignKv
 from sglang_patches.remote_passes import Passenger, in_one_pass, out_of_pass
 from sglang_patches.remote_pieces import ModelPieces
 from sglang_patches.remote_ranks import Ranks
+from sglang_patches.remote_rows import RowShape
 from sglang_patches.remote_tensors import Unpacked, unpack_tensors
 
 log = logging.getLogger(__name__)
@@ -69,8 +70,10 @@ class ForeignRun:
         self._pieces, self._new_owner, self._ranks = pieces, new_owner, ranks
         self.held = frozenset(range(pieces.count))
         """Pieces whose weights are here."""
-        self.shares = ranks.world == 1
-        """Several engines' work runs in one pass. Ranks would have to agree on what has come of each of them."""
+        self._rows = RowShape.of(self._runner.token_to_kv_pool)
+        self.shares = ranks.world == 1 and self._rows.dealt
+        """Several engines' work runs in one pass. Ranks would have to agree on what has come of each of them; latent
+        attention asks the batch what it is, and computes prompts and decoding in different ways."""
         self._kv: dict[int, ForeignKv] = {}
 
     @property
@@ -106,9 +109,9 @@ class ForeignRun:
         return self._kv.get(begun.leader) is begun.kv
 
     def fetch(self, note: DoForeign, wanted: FetchKv) -> Sequence[Any]:
-        """K and V of all ranks' heads, on rank 0. Raises :class:`NotDone`."""
-        found = self._agreed(note.leader, lambda: self._read(note.leader, wanted))
-        return [self._ranks.collected(one, 2) for one in found]
+        """Rows of KV with all ranks' heads, on rank 0. Raises :class:`NotDone`."""
+        found: Sequence[Any] = self._agreed(note.leader, lambda: self._read(note.leader, wanted))
+        return [self._ranks.collected(one, 2) for one in found] if self._rows.dealt else found
 
     def wanted_back(self, number: int) -> bool:
         """Whether this rank's device needs what is kept for a leader."""
@@ -151,15 +154,18 @@ class ForeignRun:
         bounds = (table.shape[0], table.shape[1], kv.slots, self._config.vocab_size)
         check_work(work, self.held - {self._pieces.count - 1}, *bounds)
         came = unpack_tensors(tensors, self._runner.device)
-        state, rows = came[: min(work.first, 2)], came[min(work.first, 2) :]
-        check_state(state, work.first, len(work.token_ids), self._config.hidden_size, self._runner.dtype)
         ran = 0 if work.since is None else work.first - work.since
-        check_kv(rows, kv.rows_like(ran, len(work.token_ids)) if ran else [])
+        due = kv.rows_like(ran, len(work.token_ids)) if ran else []
+        cut = max(len(came) - len(due), 0)
+        state, rows = came[:cut], came[cut:]
+        parts = self._pieces.tensors_before(work.first)
+        check_state(state, parts, len(work.token_ids), self._config.hidden_size, self._runner.dtype)
+        check_kv(rows, due)
         kv.back(work.out_slots)
         if not kv.has(work.table_slots):
             raise BadMessage("its request table names slots that nothing was written to")
         if work.since is not None:
-            kv.write(work.since - 1, work.out_slots, *rows)
+            kv.write(work.since - 1, work.out_slots, rows)
         before = None if not state else (state[0], state[1] if len(state) > 1 else None)
         on = Passenger(kv.backend, self._batch(kv, work), work.first, work.end, before)
         return Begun(on, note.leader, kv, work)
@@ -227,7 +233,7 @@ class ForeignRun:
         )
         return forward_batch(part, device, self._none)
 
-    def _read(self, number: int, wanted: FetchKv) -> tuple[Any, Any]:
+    def _read(self, number: int, wanted: FetchKv) -> Sequence[Any]:
         kv = self._kv.get(number)
         if kv is None or not kv.first <= wanted.first_layer < wanted.end_layer <= kv.end:
             raise BadMessage(f"there is no KV of layers [{wanted.first_layer}, {wanted.end_layer}) for it here")

@@ -39,6 +39,7 @@ from sglang_patches.remote_pieces import ModelPieces
 from sglang_patches.remote_ranks import Ranks, RanksApart, RanksOutcome
 from sglang_patches.remote_relay import Relay
 from sglang_patches.remote_routes import Routes
+from sglang_patches.remote_rows import strange_rows
 from sglang_patches.remote_under_way import MOST, BatchesUnderWay
 from sglang_patches.seat import Seat
 
@@ -53,12 +54,13 @@ class RemoteLayers:
         _check_engine(scheduler)
         self._scheduler = scheduler
         self._seat: Seat = scheduler.server_args.prism_seat
-        self._pieces = ModelPieces(scheduler.tp_worker.model_runner.model)
+        self._pieces = ModelPieces(scheduler.tp_worker.model_runner.model, int(scheduler.model_config.hidden_size))
         self._hub = LinkHub(self._seat.watch, self._seat.unwatch)
         me, model = self._seat.owner.name, self._seat.weights.identity
         ranks = self._ranks = Ranks(scheduler)
         self._foreign = ForeignWork(scheduler, self._pieces, me, model, self._seat.lent_owner, ranks)
-        self._asking = PeerAsking(scheduler.tp_worker.model_runner, self._wait, ranks)
+        self._pieces.held = lambda: self._foreign.held
+        self._asking = PeerAsking(scheduler.tp_worker.model_runner, self._wait, ranks, self._pieces.tensors_before)
         self._leader = RouteLeader(scheduler, self._pieces, self._asking, ranks)
         self._leader.attach()
         self.own_steps = OwnSteps(scheduler, self._pieces, self._foreign, self._leader)
@@ -271,6 +273,7 @@ class RemoteLayers:
         self.under_way.drop()
         self._routes.close()
         self._leader.detach()
+        self._pieces.close()
         self._foreign.drop_all()
         self._hub.close()
 
@@ -282,7 +285,7 @@ def _check_engine(scheduler: Any) -> None:
         "LoRA adapters": scheduler.enable_lora,
         "speculative decoding": scheduler.draft_worker is not None,
         "embeddings": not scheduler.is_generation,
-        f"KV of {type(kvcache).__name__}": type(kvcache).__name__ != "MHATokenToKVPool",
+        strange_rows(kvcache): bool(strange_rows(kvcache)),
         f"pages of {args.page_size} tokens": args.page_size != 1,
     }
     for what, is_so in found.items():

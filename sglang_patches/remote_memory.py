@@ -2,7 +2,7 @@
 
 ::
 
-    slot s of the leader        at s * slot_bytes: K and V of the layers that are run for it, layer by layer
+    slot s of the leader        at s * slot_bytes: its rows of the layers that are run for it, layer by layer
     pages                       come with the first token that is written to them, as *lent* memory, which the device's
                                 own engines want back before anything else; there are as many as the device lends
 """
@@ -18,6 +18,7 @@ import torch
 
 from prism import memory
 from sglang_patches.remote_check import BadMessage
+from sglang_patches.remote_rows import RowShape, foreign_pool, read_rows, write_rows
 
 _MOST_BYTES = 1 << 40
 """Address space for one leader."""
@@ -32,17 +33,16 @@ class ForeignKv:
         own = runner.token_to_kv_pool
         self.first, self.end, self.slots = first, end, slots
         self._owner = owner
-        item = own.store_dtype.itemsize
-        sizes = own.head_num * own.head_dim, own.head_num * own.v_head_dim
-        self._slot_bytes = (end - first) * sum(sizes) * item
+        self._shape = RowShape.of(own)
+        self._slot_bytes = (end - first) * self._shape.nbytes
         nbytes = slots * self._slot_bytes
         if not 0 < nbytes <= _MOST_BYTES:
             raise BadMessage(f"KV of {slots} slots would be {nbytes} bytes")
         self._region = owner.lent_region(-(-nbytes // owner.page_bytes) * owner.page_bytes)
         self._page_bytes = self._region.page_bytes
         self._mapped = np.zeros(self._region.nbytes // self._page_bytes, dtype=np.bool_)
-        flat = torch.from_dlpack(self._region.memory()).view(own.store_dtype)
-        self.pool = _with_buffers(own, flat, first, end, slots)
+        flat = torch.from_dlpack(self._region.memory()).view(self._shape.dtype)
+        self.pool = foreign_pool(own, flat, range(first, end), slots)
         rows = runner.req_to_token_pool
         self.rows = copy.copy(rows)
         self.rows.req_to_token = torch.zeros_like(rows.req_to_token)
@@ -76,22 +76,18 @@ class ForeignKv:
         """Whether there is memory behind all of ``slots``: others must not be read."""
         return bool(self._mapped[self._pages(slots)].all()) if slots else True
 
-    def read(self, first: int, end: int, slots: list[int]) -> tuple[Any, Any]:
-        """K and V of layers [first, end): ``[layers, slots, heads, dim]``."""
-        index = torch.tensor(slots, dtype=torch.int64)
-        chosen = slice(first - self.first, end - self.first)
-        return _rows(self.pool.k_buffer[chosen], index), _rows(self.pool.v_buffer[chosen], index)
+    def read(self, first: int, end: int, slots: list[int]) -> list[torch.Tensor]:
+        """The parts of layers [first, end) (:mod:`sglang_patches.remote_rows`): ``[layers, slots, heads, dim]``."""
+        return read_rows(self.pool, range(first - self.first, end - self.first), _index(slots))
 
-    def write(self, first: int, slots: list[int], k: Any, v: Any) -> None:
-        """K and V of layers [first, first + len(k)), as :meth:`read` has them."""
-        index = torch.tensor(slots, dtype=torch.int64)
-        for layer, (k_rows, v_rows) in enumerate(zip(k, v, strict=True), first - self.first):
-            self.pool.k_buffer[layer][index] = k_rows
-            self.pool.v_buffer[layer][index] = v_rows
+    def write(self, first: int, slots: list[int], parts: Sequence[Any]) -> None:
+        """The parts of some layers, from ``first`` on, as :meth:`read` has them."""
+        begin = first - self.first
+        write_rows(self.pool, range(begin, begin + len(parts[0])), _index(slots), parts)
 
     def rows_like(self, layers: int, tokens: int) -> list[tuple[Any, tuple[int, ...]]]:
-        """Type and shape of K and of V as :meth:`write` takes them."""
-        return [(one.dtype, (layers, tokens, *one.shape[1:])) for one in (self.pool.k_buffer[0], self.pool.v_buffer[0])]
+        """Type and shape of each part as :meth:`write` takes them."""
+        return [(self._shape.dtype, shape) for shape in self._shape.shapes(layers, tokens)]
 
     def close(self) -> None:
         """Give everything back. Nothing here may be used any more."""
@@ -100,27 +96,5 @@ class ForeignKv:
         self._owner.close()
 
 
-def _rows(buffers: Sequence[Any], index: Any) -> Any:
-    """The rows of each buffer, copied once: ``[buffers, rows, heads, dim]``."""
-    found = buffers[0].new_empty((len(buffers), len(index), *buffers[0].shape[1:]))
-    index = index.to(found.device)
-    for rows, buffer in zip(found, buffers, strict=True):
-        torch.index_select(buffer, 0, index, out=rows)
-    return found
-
-
-def _with_buffers(own: Any, flat: Any, first: int, end: int, slots: int) -> Any:
-    """SGLang's pool as it is, over other buffers."""
-    pool = copy.copy(own)
-    heads, dims = own.head_num, (own.head_dim, own.v_head_dim)
-    k, v = heads * dims[0], heads * dims[1]
-    row = (end - first) * (k + v)
-    pool.k_buffer = [
-        flat.as_strided((slots, heads, dims[0]), (row, dims[0], 1), layer * (k + v)) for layer in range(end - first)
-    ]
-    pool.v_buffer = [
-        flat.as_strided((slots, heads, dims[1]), (row, dims[1], 1), layer * (k + v) + k) for layer in range(end - first)
-    ]
-    pool.start_layer, pool.end_layer, pool.layer_num = first, end - 1, end - first
-    pool.size = slots - own.page_size
-    return pool
+def _index(slots: list[int]) -> torch.Tensor:
+    return torch.tensor(slots, dtype=torch.int64)

@@ -26,6 +26,7 @@ from sglang_patches.remote_peer import ForeignWork
 from sglang_patches.remote_pieces import ModelPieces
 from sglang_patches.remote_questions import PeerLost
 from sglang_patches.remote_ranks import Ranks, RanksOutcome
+from sglang_patches.remote_rows import slot_count
 from sglang_patches.remote_stops import RoutePeer, Stop
 from sglang_patches.seat import Seat
 
@@ -77,6 +78,8 @@ class Routes:
         self.peers: list[RoutePeer] = []
         """Of all routes, the same on all ranks."""
         self._graphs = Graphs(scheduler.tp_worker.model_runner)
+        self._stranded: tuple[Stop, ...] | None = None
+        """A route with a lost peer, whose requests wait."""
         self._stored: Any = None
         """The seat's KV store, while KV of this engine is not all here."""
 
@@ -139,8 +142,8 @@ class Routes:
 
     def _introduction(self) -> tuple[str, str, int]:
         """Who this engine is, the model, and how many slots it has."""
-        slots = self._scheduler.token_to_kv_pool_allocator.get_kvcache().k_buffer[0].shape[0]
-        return self._seat.owner.name, self._seat.weights.identity, int(slots)
+        slots = slot_count(self._scheduler.token_to_kv_pool_allocator.get_kvcache())
+        return self._seat.owner.name, self._seat.weights.identity, slots
 
     def greet_ahead(self, link: PeerLink) -> None:
         """A connection was handed over, for a route that is to come."""
@@ -180,9 +183,12 @@ class Routes:
         return here <= self._foreign.held and not any(stop.peer is not None and stop.peer.lost for stop in route)
 
     def go_on_elsewhere(self) -> None:
-        """A peer is lost."""
-        why = self._leader.lost or "; ".join(peer.why for peer in self._leader.peers if peer.lost)
+        """A peer is lost. Where no route is left, one may become usable with the pieces that arrive."""
         left = [route for route in self._fallbacks if self._usable(route)]
+        if not left and not self._leader.lost and self._leader.route is self._stranded:
+            return
+        why = self._leader.lost or "; ".join(peer.why for peer in self._leader.peers if peer.lost)
+        self._stranded = self._leader.route
         self.begin_again()
         if left:
             self._fallbacks = left[1:]

@@ -12,10 +12,11 @@ import torch
 from prism.policy.moving import Leg, Way, choose_way
 from prism.remote.orders import KvWay
 from prism.remote.state import LayersTaken
-from sglang_patches.kv_move_paths import nodes_below, request_path
+from sglang_patches.kv_move_paths import nodes_below, request_path, slots_of
 from sglang_patches.remote_asking import WantedKv
 from sglang_patches.remote_lead import RouteLeader
 from sglang_patches.remote_ranks import Ranks
+from sglang_patches.remote_rows import RowShape, slot_count, write_rows
 from sglang_patches.remote_stops import RoutePeer, Stop
 
 SLICE_S: Final = 0.01
@@ -79,7 +80,7 @@ def used_slots(scheduler: Any, reqs: Sequence[Any]) -> Any:
     """All slots whose KV may be read again, of requests and of the prefix tree, as a tensor."""
     parts = [torch.from_numpy(request_path(req, scheduler.req_to_token_pool)[1]) for req in reqs]
     if not scheduler.server_args.disable_radix_cache:
-        parts += [node.value.cpu() for node in nodes_below(scheduler.tree_cache.root_node)]
+        parts += [slots_of(node).cpu() for node in nodes_below(scheduler.tree_cache.root_node)]
     return torch.cat([torch.empty(0, dtype=torch.int64), *parts]).long().unique()
 
 
@@ -108,7 +109,8 @@ class KvTaking:
         self._cache = scheduler.token_to_kv_pool_allocator.get_kvcache()
         self.layers = sum(len(run.layers(count)) for run in runs)
         self.nothing = not self.layers or not len(slots)
-        self._row_bytes = ranks.world * (self._cache.k_buffer[0][0].nbytes + self._cache.v_buffer[0][0].nbytes)
+        row = RowShape.of(self._cache)
+        self._row_bytes = row.nbytes * (ranks.world if row.dealt else 1)
         tokens = sum(len(req.origin_input_ids) + len(req.output_ids) for req in reqs)
         self._choice = choose_way(self._legs(len(slots)), tokens, leader.prefill_tokens_s)
         shorter = way is KvWay.AUTO and self._choice.way is Way.MOVE
@@ -118,7 +120,7 @@ class KvTaking:
         self._last, self._put_s = 0, 0.0
         """Slots of the last slice, and what it took to put one where it belongs here."""
         if self.fetches:
-            leader.here = torch.zeros(len(self._cache.k_buffer[0]), dtype=torch.bool)
+            leader.here = torch.zeros(slot_count(self._cache), dtype=torch.bool)
 
     def _legs(self, slots: int) -> list[Leg]:
         found = []
@@ -166,8 +168,6 @@ class KvTaking:
         wanted = [WantedKv(run.peer, layers) for run in self.runs if (layers := run.layers(self._count))]
         found = self._leader.asking.fetch(wanted, slots.tolist())
         began_s = self._clock()
-        for one, (k, v) in zip(wanted, found, strict=True):
-            for i, layer in enumerate(one.layers):
-                self._cache.k_buffer[layer][slots] = k[i]
-                self._cache.v_buffer[layer][slots] = v[i]
+        for one, parts in zip(wanted, found, strict=True):
+            write_rows(self._cache, one.layers, slots, parts)
         self._put_s = (self._clock() - began_s) / len(slots)

@@ -9,16 +9,17 @@ import torch
 
 from prism.remote.messages import TensorHead
 
-_TYPES: Final = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+_TYPES: Final = {name: getattr(torch, name) for name in ("float32", "bfloat16", "float16", "uint8")}
+"""``uint8``: KV in eight bits, as it is kept."""
 
 Packed = tuple[str, list[int], memoryview]
 Unpacked = tuple[tuple[TensorHead, memoryview], ...]
 """Tensors as they arrived."""
 
 
-def can_travel(tensor: Any) -> bool:
-    """Whether there is a word for its type."""
-    return tensor.dtype in _TYPES.values()
+def can_travel(dtype: torch.dtype) -> bool:
+    """Whether there is a word for the type."""
+    return dtype in _TYPES.values()
 
 
 def pack_tensors(tensors: Iterable[Any]) -> list[Packed]:

@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterable
 from typing import Final
 
-_LAYER: Final = re.compile(r"(?:^|\.)layers\.(\d+)\.")
+_LAYER: Final = re.compile(r"(?:^|\.)(?:layers|h)\.(\d+)\.")
 _EMBEDDING: Final = "embed_tokens."
 
 

@@ -108,7 +108,6 @@ WHOLE_ONLY = {
     "adapters": {"lora": LoraRoom(1, 8, ("qkv_proj",))},
     "speculative decoding": {"speculation": Speculation(SpeculativeAlgorithm.NGRAM, 4)},
     "it answers with vectors": {"kind": ModelKind.EMBED},
-    "latent attention": {"shape": replace(SHAPE, layers=32, latent=64, kv_heads=1)},
 }
 
 

@@ -44,7 +44,8 @@ class Asking:
 
 def leader(asking: Asking, held: set[int]) -> RunAhead:
     buffers = [torch.zeros(SLOTS, 1, 2) + layer for layer in range(LAYERS)]
-    cache = SimpleNamespace(k_buffer=buffers, v_buffer=[10 + one for one in buffers])
+    cache = SimpleNamespace(head_num=1, head_dim=2, v_head_dim=2, store_dtype=torch.float32, k_buffer=buffers)
+    cache.v_buffer = [10 + one for one in buffers]
     allocator = SimpleNamespace(get_kvcache=lambda: cache)
     scheduler = SimpleNamespace(token_to_kv_pool_allocator=allocator)
     return RunAhead(scheduler, asking, lambda: frozenset(held))  # type: ignore[arg-type]

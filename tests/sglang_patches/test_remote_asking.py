@@ -60,7 +60,7 @@ def test_who_was_greeted_ahead_is_not_asked_again(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(remote_asking, "_SLOW_S", -1.0)
     sent: list[Any] = []
     link: Any = SentLink(sent)
-    asking, peer = PeerAsking(None, lambda timeout_s: None, None), RoutePeer(link)  # type: ignore[arg-type]
+    asking, peer = PeerAsking(None, lambda timeout_s: None, None, range), RoutePeer(link)  # type: ignore[arg-type]
     asking.greet_ahead(peer, "a", "m", 10)
     _hello, *measuring = sent
     for message in measuring:
@@ -88,7 +88,7 @@ def test_a_slow_link_is_measured_with_little(monkeypatch: pytest.MonkeyPatch, by
     """At 6 Mbit/s the large measurement alone would take 1.4 s, in which no request goes on."""
     link = TimedLink(bytes_s, step_s=0.4)
     monkeypatch.setattr(remote_asking, "time", SimpleNamespace(monotonic=lambda: link.now_s))
-    asking, peer = PeerAsking(None, lambda timeout_s: None, None), RoutePeer(SentLink([]))  # type: ignore[arg-type]
+    asking, peer = PeerAsking(None, lambda timeout_s: None, None, range), RoutePeer(SentLink([]))  # type: ignore[arg-type]
     asking.questions = link  # type: ignore[assignment]
     assert asking.welcomed(asking.greet(peer, "a", "m", 10), 10.0) == {0, 1}
     assert link.sent == sizes
@@ -118,10 +118,11 @@ class BusyLinks:
         return SimpleNamespace(message=KvRows(batch=message.batch), tensors=tensors)
 
 
-def kv_of(peers: list[RoutePeer], links: BusyLinks) -> list[tuple[Any, Any]]:
+def kv_of(peers: list[RoutePeer], links: BusyLinks) -> list[Any]:
     ranks = SimpleNamespace(world=1, together=lambda do: do(), own=lambda tensor, dim: tensor)
-    runner = SimpleNamespace(device="cpu", token_to_kv_pool=SimpleNamespace(head_num=1))
-    asking = PeerAsking(runner, lambda timeout_s: None, ranks)  # type: ignore[arg-type]
+    pool = SimpleNamespace(head_num=1, head_dim=2, v_head_dim=2, store_dtype=torch.float32)
+    runner = SimpleNamespace(device="cpu", token_to_kv_pool=pool)
+    asking = PeerAsking(runner, lambda timeout_s: None, ranks, range)  # type: ignore[arg-type]
     asking.questions = links  # type: ignore[assignment]
     return asking.fetch([WantedKv(peer, range(2 * i, 2 * i + 2)) for i, peer in enumerate(peers)], [3, 4])
 

@@ -84,7 +84,9 @@ class GrowingEngine:
             server_args=SimpleNamespace(disable_radix_cache=True),
             req_to_token_pool=SimpleNamespace(req_to_token=table),
             token_to_kv_pool_allocator=SimpleNamespace(
-                get_kvcache=lambda: SimpleNamespace(k_buffer=self.k, v_buffer=self.v)
+                get_kvcache=lambda: SimpleNamespace(
+                    head_num=1, head_dim=3, v_head_dim=3, store_dtype=torch.float32, k_buffer=self.k, v_buffer=self.v
+                )
             ),
         )  # fmt: skip
         self.slots = table[0]

@@ -16,7 +16,7 @@ def whole_only(spec: ModelSpec) -> str:
         return "adapters"
     if spec.speculation is not None:
         return "speculative decoding"
-    return "latent attention" if spec.shape.latent else ""
+    return ""
 
 
 _ANSWERS = {ModelKind.EMBED: "vectors", ModelKind.CLASSIFY: "labels", ModelKind.RERANK: "scores"}
