@@ -285,6 +285,7 @@ def _check_engine(scheduler: Any) -> None:
         "LoRA adapters": scheduler.enable_lora,
         "speculative decoding": scheduler.draft_worker is not None,
         "embeddings": not scheduler.is_generation,
+        "images": scheduler.model_config.is_multimodal or scheduler.model_config.is_encoder_decoder,
         strange_rows(kvcache): bool(strange_rows(kvcache)),
         f"pages of {args.page_size} tokens": args.page_size != 1,
     }

@@ -289,19 +289,19 @@ async def test_engines_that_have_all_layers_only_together(rig: Rig) -> None:
 
 async def test_an_engine_that_cannot_run_layers_apart_waits_for_all_of_them(rig: Rig) -> None:
     """It was to begin with some pieces, and says that it has all."""
-    spec = rig.spec("demo-stablelm")
+    spec = rig.spec("demo-llama", page_size=16)
     first = await rig.activate(spec, [rig.devices[1]])
     await first.deactivate()  # it leaves an image
-    image = SlowImage(WeightStore(rig.folder / "store"), "demo-stablelm")
+    image = SlowImage(WeightStore(rig.folder / "store"), "demo-llama")
     with closing(image):
         image.arrive(0, 1, image.layers + 1)
         engine = await rig.activate(spec, [rig.devices[1]], first_pieces=[0, 1, image.layers + 1])
         rid = rig.submit(engine, tokenized("", prompt(90), NEW))
         image.arrive(*range(2, image.layers + 1))
-        with pytest.raises(OrderRefused, match="as a whole only") as refused:
+        with pytest.raises(OrderRefused, match="pages of 16 tokens") as refused:
             await engine.remote.grow_route()
         assert refused.value.whole_only, "nor would it do anything else of the kind"
-        assert await rig.answer(rid) == rig.reference("demo-stablelm", prompt(90), NEW)
+        assert await rig.answer(rid) == rig.reference("demo-llama", prompt(90), NEW)
         await engine.deactivate()
 
 
