@@ -1,8 +1,8 @@
 """Layers take the declared time of the virtual device that runs them.
 
 Around the stack of decoder layers of a model, by torch's own hooks: whoever runs some of them, the engine for itself, a
-leader its stop of a route or a part of a prefill, a peer for a leader, calls this stack with the range that it runs
-(``start_layer``, ``end_layer``; :mod:`sglang_patches.remote_pieces`).
+leader its stop of a route or a part of a prefill, a peer for a leader, calls this stack, where others stand for layers
+that do not run now (:mod:`sglang_patches.remote_pieces`), and leaves it by an exception if the last does not.
 """
 
 from __future__ import annotations
@@ -38,8 +38,7 @@ class _PacedStack:
 
 
 def _layers_run(stack: Any) -> int:
-    first, end = getattr(stack, "start_layer", 0), getattr(stack, "end_layer", len(stack.layers))
-    return max(0, int(end) - int(first))
+    return sum(getattr(layer, "prism_runs", True) for layer in stack.layers)
 
 
 def layer_work(batch: Any, layers: int) -> LayerWork:
@@ -69,7 +68,7 @@ def pace_layers(scheduler: Any, pace: StepPace, shards: int) -> None:
     if "prism_paced" not in stack.__dict__:
         hooks = _PacedStack(stack, pace, shards)
         stack.register_forward_pre_hook(hooks.before, with_kwargs=True)
-        stack.register_forward_hook(hooks.after)
+        stack.register_forward_hook(hooks.after, always_call=True)
         stack.__dict__["prism_paced"] = hooks
 
 

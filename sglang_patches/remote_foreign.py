@@ -22,7 +22,7 @@ from sglang_patches.remote_memory import ForeignKv
 from sglang_patches.remote_passes import Passenger, in_one_pass, out_of_pass
 from sglang_patches.remote_pieces import ModelPieces
 from sglang_patches.remote_ranks import Ranks
-from sglang_patches.remote_rows import RowShape
+from sglang_patches.remote_rows import RowShape, has_plain_rows
 from sglang_patches.remote_tensors import Unpacked, unpack_tensors
 
 log = logging.getLogger(__name__)
@@ -71,9 +71,10 @@ class ForeignRun:
         self.held = frozenset(range(pieces.count))
         """Pieces whose weights are here."""
         self._rows = RowShape.of(self._runner.token_to_kv_pool)
-        self.shares = ranks.world == 1 and self._rows.dealt
+        self.shares = ranks.world == 1 and has_plain_rows(self._runner.token_to_kv_pool)
         """Several engines' work runs in one pass. Ranks would have to agree on what has come of each of them; latent
-        attention asks the batch what it is, and computes prompts and decoding in different ways."""
+        attention asks the batch what it is, and computes prompts and decoding in different ways; with windows it was
+        not tried."""
         self._kv: dict[int, ForeignKv] = {}
 
     @property

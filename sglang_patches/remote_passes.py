@@ -7,9 +7,8 @@
     one pass       |  2 3  |  4 5 6 7 |                                  then b's with b's
 
 Layers are functions of a row each, but for attention, which has the slots and request table of one engine: it is given
-to each batch's own back end. What holds for that, and is asked for: plain KV (``_check_engine`` of
-:mod:`sglang_patches.remote_layers` refuses latent rows, windows' and linear layers' pools), one row a token in what
-attention gets, and nothing by the row beside q, k and v.
+to each batch's own back end. What holds for that, and is asked for: plain KV (:attr:`ForeignRun.shares` of
+:mod:`sglang_patches.remote_foreign`), one row a token in what attention gets, and nothing by the row beside q, k and v.
 """
 
 from __future__ import annotations

@@ -237,6 +237,9 @@ class ModelPieces:
 class _InPlace:
     """Stands where a layer does."""
 
+    prism_runs = False
+    """Whether the layer runs (:mod:`sglang_patches.pace`)."""
+
     def __init__(self, layer: Any, taking: _Taking) -> None:
         self._layer, self._taking = layer, taking
 
@@ -263,6 +266,8 @@ class _Pass(_InPlace):
 class _Begin(_InPlace):
     """The first that runs here: with the state that came."""
 
+    prism_runs = True
+
     def __init__(self, layer: Any, taking: _Taking, state: State) -> None:
         super().__init__(layer, taking)
         self._state = state
@@ -281,6 +286,8 @@ class _Stop(_InPlace):
 
 class _Last(_InPlace):
     """The model's last, behind which the head is not to run."""
+
+    prism_runs = True
 
     def __init__(self, layer: Any, taking: _Taking, run: Callable[..., Any]) -> None:
         super().__init__(layer, taking)

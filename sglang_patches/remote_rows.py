@@ -67,6 +67,11 @@ class RowShape:
         return [(layers, tokens, times * heads, dim) for heads, dim in self.parts]
 
 
+def has_plain_rows(pool: Any) -> bool:
+    """K and V of heads, of every token in every layer."""
+    return pool is _plain(pool) and not _is_latent(pool)
+
+
 def slot_count(pool: Any) -> int:
     """How many slots a pool has, the one that means nothing included."""
     return int(_buffers(pool)[0][0].shape[0])

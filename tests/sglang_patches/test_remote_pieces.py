@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import pairwise
 from types import SimpleNamespace
 from typing import Any
 
@@ -56,7 +57,7 @@ class OneOfTuple(Layer):
 class ByNumber(Layer):
     """What a layer gets beside the state depends on its number, and on the embedding."""
 
-    def forward(self, positions: Any, hidden_states: Any, forward_batch: Any, per_layer_input: Any) -> Any:  # type: ignore[override]
+    def forward(self, positions: Any, hidden_states: Any, forward_batch: Any, per_layer_input: Any) -> Any:
         self.ran += 1
         return hidden_states + torch.tanh(self.mix(hidden_states)) + per_layer_input
 
@@ -127,7 +128,7 @@ def test_pieces_by_engines_of_their_own_say_what_the_whole_says(
     return."""
     expected = Model(kind)(IDS, POSITIONS, None)
     state: Any = None
-    for first, end in zip(cuts, cuts[1:], strict=False):
+    for first, end in pairwise(cuts):
         model = Model(kind)
         pieces = ModelPieces(model, HIDDEN)
         if ran_before:
@@ -139,7 +140,7 @@ def test_pieces_by_engines_of_their_own_say_what_the_whole_says(
             assert all(part is None or tuple(part.shape) == (len(IDS), HIDDEN) for part in state)
         ran = [after - was for after, was in zip(model.ran, before, strict=True)]
         wanted = [int(first <= i + 1 < end) for i in range(LAYERS)]
-        tried = 0 if ran_before or kind is Layer and first <= 1 else 1
+        tried = 0 if ran_before or (kind is Layer and first <= 1) else 1
         assert sum(ran) - sum(wanted) in (0, tried) and all(r >= w for r, w in zip(ran, wanted, strict=True))
         assert model(IDS, POSITIONS, None).equal(expected), "the model is as it was"
     assert torch.allclose(state, expected, atol=1e-6)
