@@ -37,10 +37,8 @@ class OwnSteps:
     def possible(self) -> bool:
         """Whether this engine's steps may. With overlap what is answered would wait for the stream of the step."""
         scheduler = self._scheduler
-        config = scheduler.model_config
         plain = not scheduler.enable_overlap and scheduler.server_args.prism_seat.world == 1
-        text = not (config.is_multimodal or config.is_encoder_decoder)
-        return plain and text and long_of(scheduler) is None and not self._leader.remote
+        return plain and long_of(scheduler) is None and not self._leader.remote
 
     def plan(self, batch: Any) -> None:
         """SGLang runs ``batch`` next; None: nothing. What runs without a plan, as when graphs are captured, is no
@@ -64,4 +62,5 @@ def _is_plain(ids: Any, positions: Any, batch: Any) -> bool:
     from sglang.srt.model_executor.forward_batch_info import ForwardMode
 
     usual = batch.forward_mode in (ForwardMode.EXTEND, ForwardMode.DECODE) and batch.seq_lens_cpu is not None
-    return usual and ids is batch.input_ids and positions is batch.positions
+    shows = not batch.forward_mode.is_decode() and batch.contains_mm_inputs()
+    return usual and not shows and ids is batch.input_ids and positions is batch.positions

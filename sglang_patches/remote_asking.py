@@ -227,6 +227,7 @@ class PeerAsking:
             table_slots=table_slots,
             prefix_lens=part.prefix_lens,
             extend_lens=part.extend_lens,
+            mrope=part.mrope,
         )
 
     def _changes(

@@ -8,7 +8,7 @@ may be computed when the parts before it have been, layer by layer.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -17,7 +17,8 @@ import torch
 @dataclass(frozen=True, slots=True)
 class BatchPart:
     """By request: its row of the request table, its length with the new tokens, and, for a prefill, how many tokens are
-    before them and how many they are. By token: its slot, its position, its id."""
+    before them and how many they are. By token: its slot, its position, its id, and, for models whose rotary positions
+    have three parts (M-RoPE), each of these."""
 
     rows: list[int]
     seq_lens: list[int]
@@ -26,6 +27,7 @@ class BatchPart:
     token_ids: list[int]
     prefix_lens: list[int]
     extend_lens: list[int]
+    mrope: list[list[int]] = field(default_factory=list)
 
     @property
     def decodes(self) -> bool:
@@ -58,6 +60,7 @@ class BatchPart:
             token_ids=self.token_ids[tokens],
             prefix_lens=prefix_lens,
             extend_lens=extend_lens,
+            mrope=[one[tokens] for one in self.mrope],
         )
 
 
@@ -72,22 +75,26 @@ def whole_batch(ids: Any, positions: Any, batch: Any) -> BatchPart:
         token_ids=ids.tolist(),
         prefix_lens=[] if decodes else [int(n) for n in batch.extend_prefix_lens_cpu],
         extend_lens=[] if decodes else [int(n) for n in batch.extend_seq_lens_cpu],
+        mrope=[] if batch.mrope_positions is None else batch.mrope_positions.tolist(),
     )
 
 
-def scheduled_batch(batch: Any) -> BatchPart:
-    """All of a ``ScheduleBatch`` that prefills or decodes, with its tokens on the device."""
+def scheduled_batch(batch: Any, mrope: bool) -> BatchPart:
+    """All of a ``ScheduleBatch`` of texts that prefills or decodes, with its tokens on the device. ``mrope``: of a
+    model whose positions have three parts, which are the same in a text."""
     decodes, ends = bool(batch.forward_mode.is_decode()), batch.seq_lens.tolist()
     prefixes = [] if decodes else [int(n) for n in batch.prefix_lens]
     starts = [end - 1 for end in ends] if decodes else prefixes
+    positions = [at for start, end in zip(starts, ends, strict=True) for at in range(start, end)]
     return BatchPart(
         rows=batch.req_pool_indices.tolist(),
         seq_lens=ends,
         out_slots=batch.out_cache_loc.tolist(),
-        positions=[at for start, end in zip(starts, ends, strict=True) for at in range(start, end)],
+        positions=positions,
         token_ids=batch.input_ids.tolist(),
         prefix_lens=prefixes,
         extend_lens=[] if decodes else [int(n) for n in batch.extend_lens],
+        mrope=3 * [positions] if mrope else [],
     )
 
 
@@ -110,6 +117,7 @@ def forward_batch(part: BatchPart, device: Any, spec_algorithm: Any) -> Any:
         seq_lens_cpu=lengths.cpu(),
         orig_seq_lens=lengths,
         positions=positions,
+        mrope_positions=torch.tensor(part.mrope, dtype=torch.int64, device=device) if part.mrope else None,
         capture_hidden_mode=CaptureHiddenMode.NULL,
         spec_algorithm=spec_algorithm,
         num_token_non_padded_cpu=len(part.token_ids),

@@ -13,9 +13,12 @@ class BadMessage(PrismError):
     """A leader asked for something that cannot be; nothing was done."""
 
 
-def check_work(work: RunPieces, held: Set[int], rows: int, width: int, slots: int, vocab: int) -> None:
+def check_work(
+    work: RunPieces, held: Set[int], rows: int, width: int, slots: int, vocab: int, mrope: bool = False
+) -> None:
     """Raises :class:`BadMessage` unless ``work`` can be run by an engine that has the pieces ``held``, with a request
-    table of ``rows`` x ``width``, for a leader with ``slots`` slots. The head is never run for others."""
+    table of ``rows`` x ``width``, for a leader with ``slots`` slots. The head is never run for others. ``mrope``: the
+    model's positions have three parts."""
     if not 0 <= work.first < work.end <= max(held, default=0) + 1 or not held >= set(range(work.first, work.end)):
         raise BadMessage(f"pieces [{work.first}, {work.end}) are not all here: there are {sorted(held)}")
     tokens, count = len(work.token_ids), len(work.rows)
@@ -25,6 +28,12 @@ def check_work(work: RunPieces, held: Set[int], rows: int, width: int, slots: in
     _within("out_slots", work.out_slots, slots)
     _within("token_ids", work.token_ids, vocab)
     _within("positions", work.positions, width)
+    if [len(one) for one in work.mrope] != (3 * [tokens] if mrope else []):
+        raise BadMessage(
+            f"{[len(one) for one in work.mrope]} parts of positions, of {3 if mrope else 0} of {tokens} each"
+        )
+    for one in work.mrope:
+        _within("mrope", one, width)
     _check_table(work, rows, width, slots)
     if len(set(work.rows)) != count or len(work.seq_lens) != count:
         raise BadMessage(f"{count} rows, {len(set(work.rows))} of them different, and {len(work.seq_lens)} lengths")

@@ -153,7 +153,7 @@ class ForeignRun:
         kv = self._kv_of(note.leader, note.slots)
         table = kv.rows.req_to_token
         bounds = (table.shape[0], table.shape[1], kv.slots, self._config.vocab_size)
-        check_work(work, self.held - {self._pieces.count - 1}, *bounds)
+        check_work(work, self.held - {self._pieces.count - 1}, *bounds, mrope=self._config.model_is_mrope)
         came = unpack_tensors(tensors, self._runner.device)
         ran = 0 if work.since is None else work.first - work.since
         due = kv.rows_like(ran, len(work.token_ids)) if ran else []
@@ -231,6 +231,7 @@ class ForeignRun:
             token_ids=work.token_ids,
             prefix_lens=work.prefix_lens,
             extend_lens=work.extend_lens,
+            mrope=work.mrope,
         )
         return forward_batch(part, device, self._none)
 

@@ -118,13 +118,16 @@ class RouteLeader:
             states, self.ready = self.ready, None
             return self._head(states, ids, positions, batch)
         start_s = time.monotonic()
-        whole = whole_batch(ids, positions, batch)
-        counts = micro_batches(whole.extend_lens, 1 + len(self.peers)) if self.cuts and not whole.decodes else []
+        shows = not batch.forward_mode.is_decode() and batch.contains_mm_inputs()
+        known = ids.clamp(max=self._vocab - 1) if shows else ids  # an image's tokens are hashes of it
+        whole = whole_batch(known, positions, batch)
+        cuts = self.cuts and not whole.decodes and not shows
+        counts = micro_batches(whole.extend_lens, 1 + len(self.peers)) if cuts else []
         if len(counts) > 1:
             self.parts += len(counts)
             state = self._in_parts(list(whole.cut(counts)), ids, positions, batch)
         else:
-            state = self._at_once(whole, ids, positions, batch)
+            state = self._at_once(whole, ids, known, positions, batch)
         self.took(len(ids), time.monotonic() - start_s, whole.decodes)
         return state
 
@@ -134,11 +137,13 @@ class RouteLeader:
         if not decodes and tokens >= _TIMED_TOKENS:
             self.prefill_tokens_s = tokens / max(seconds, 1e-6)
 
-    def _at_once(self, whole: BatchPart, ids: Any, positions: Any, batch: Any) -> Any:
+    def _at_once(self, whole: BatchPart, ids: Any, known: Any, positions: Any, batch: Any) -> Any:
+        """``known``: the ids that an embedding knows. Images are looked at where the embedding runs, which is here, and
+        SGLang forgets them then."""
         state: Any = None
         for stop in self.route:
             if stop.peer is None:
-                state = self._pieces.run(stop.first, stop.end, state, ids, positions, batch)
+                state = self._pieces.run(stop.first, stop.end, state, known if stop.first else ids, positions, batch)
             else:
                 state = self.asking.state_behind(stop, whole, state)
         return state

@@ -101,6 +101,7 @@ def shared_batch(batches: Sequence[Any]) -> Any:
         seq_lens_cpu=_cat(batches, "seq_lens_cpu"),
         orig_seq_lens=seq_lens,
         positions=_cat(batches, "positions"),
+        mrope_positions=None if batches[0].mrope_positions is None else _cat(batches, "mrope_positions", dim=1),
         capture_hidden_mode=CaptureHiddenMode.NULL,
         spec_algorithm=batches[0].spec_algorithm,
         num_token_non_padded_cpu=sum(len(batch.input_ids) for batch in batches),
@@ -111,8 +112,8 @@ def shared_batch(batches: Sequence[Any]) -> Any:
     return together
 
 
-def _cat(batches: Sequence[Any], name: str) -> Any:
-    return torch.cat([getattr(batch, name) for batch in batches])
+def _cat(batches: Sequence[Any], name: str, dim: int = 0) -> Any:
+    return torch.cat([getattr(batch, name) for batch in batches], dim=dim)
 
 
 def _prefill_fields(batches: Sequence[Any]) -> dict[str, Any]:

@@ -140,7 +140,7 @@ class ModelPieces:
         SGLang's ``LogitsProcessorOutput`` when the head is among the pieces."""
         with self.computing(), self._shown(self._loop(first, end, state)), self._without_embedding(first, end):
             try:
-                found = self._forward(ids, positions, batch)
+                found = self._forward(ids, positions.clone(), batch)  # Gemma-3 with images counts them up in place
             except _End as over:
                 hidden, residual = over.state
                 return _flat(hidden), None if residual is None else _flat(residual)

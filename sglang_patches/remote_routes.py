@@ -162,7 +162,8 @@ class Routes:
         return _Greeted(greeting.peer, sorted(pieces))
 
     def _checked(self, route: Sequence[RouteStop], known: dict[str, _Greeted]) -> tuple[Stop, ...]:
-        """Raises ``ValueError`` unless the route has every piece once, in order, where it is, and the head here."""
+        """Raises ``ValueError`` unless the route has every piece once, in order, where it is, and the head here, and
+        the embedding of a model that takes images, which are here."""
         at, stops = 0, []
         for stop in route:
             there = known[stop.path] if stop.path else _HERE
@@ -176,6 +177,8 @@ class Routes:
             at = stop.end
         if at != self._pieces.count or stops[-1].peer is not None:
             raise ValueError(f"a route ends with piece {self._pieces.count - 1}, the head, at this engine")
+        if stops[0].peer is not None and self._scheduler.model_config.is_multimodal:
+            raise ValueError("a model that takes images has them embedded where its requests are")
         return tuple(stops)
 
     def _usable(self, route: tuple[Stop, ...]) -> bool:

@@ -23,7 +23,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Final
@@ -102,11 +102,19 @@ class BatchesUnderWay:
     def possible(self) -> bool:
         """Whether this engine may have several."""
         scheduler = self._scheduler
-        config = scheduler.model_config
         plain = not (scheduler.enable_overlap or scheduler.is_mixed_chunk or scheduler.require_mlp_sync)
-        text = not (config.is_multimodal or config.is_encoder_decoder)
         in_order = getattr(scheduler, "prism_fair", None) is None and long_of(scheduler) is None
-        return self._leader.remote and scheduler.server_args.prism_seat.world == 1 and plain and text and in_order
+        return self._leader.remote and scheduler.server_args.prism_seat.world == 1 and plain and in_order
+
+    @property
+    def _may_show_images(self) -> bool:
+        """Whether the next batch may have any."""
+        scheduler = self._scheduler
+        if not scheduler.model_config.is_multimodal:
+            return False
+        waiting = [*scheduler.waiting_queue, *scheduler.grammar_manager.grammar_queue]
+        chunked = [] if scheduler.chunked_req is None else [scheduler.chunked_req]
+        return _shows_images([*waiting, *chunked, *scheduler.running_batch.reqs])
 
     def drop(self) -> list[Any]:
         """All of them are to begin again: their requests, without those of SGLang's batches."""
@@ -140,6 +148,8 @@ class BatchesUnderWay:
         else:
             found = plan(running, last)
             if found.batch_to_run is None or self._quiet() or not self.possible:
+                return found
+            if _shows_images(found.batch_to_run.reqs):  # looked at, and their positions known, in SGLang's own steps
                 return found
             scheduler.running_batch, scheduler.last_batch = found.running_batch, None
             self._begin(found.batch_to_run)
@@ -200,7 +210,7 @@ class BatchesUnderWay:
         from sglang.srt.managers.overlap_utils import resolve_forward_inputs
 
         resolve_forward_inputs(batch, self._scheduler.future_map)
-        whole, leader = scheduled_batch(batch), self._leader
+        whole, leader = scheduled_batch(batch, self._scheduler.model_config.model_is_mrope), self._leader
         counts = micro_batches(whole.extend_lens, 1 + len(leader.peers)) if leader.cuts and not whole.decodes else []
         parts = list(whole.cut(counts)) if len(counts) > 1 else [whole]
         leader.parts += len(parts) if len(parts) > 1 else 0
@@ -215,6 +225,8 @@ class BatchesUnderWay:
         """Whether another one was begun. Prompts first, as in SGLang."""
         scheduler = self._scheduler
         if len(self._begun) >= MOST or self._quiet() or scheduler._pending_chunked_abort_req is not None:
+            return False
+        if self._may_show_images:
             return False
         if (batch := self._next_prefill()) is None and not any(begun.decodes for begun in self._begun):
             batch = self._next_decode()
@@ -271,6 +283,10 @@ class BatchesUnderWay:
             runner.attn_backend.init_forward_metadata(one)
             found: State = self._pieces.run(stop.first, stop.end, state, one.input_ids, one.positions, one)
         return found
+
+
+def _shows_images(requests: Iterable[Any]) -> bool:
+    return any(req.multimodal_inputs is not None for req in requests)
 
 
 def _step(batch: Any, running: Any) -> Any:

@@ -80,6 +80,8 @@ class Instances:
         self._weights, self._borrowed_bytes = weights, borrowed_bytes or (lambda model: 0)
         network = None if weights is None else LayersNetwork(weights.server)
         self._live = LivePairs(layers_dir, self.all, measures, changed, network)
+        if weights is not None:
+            weights.awaited = self._awaits_weights
         self._instances: dict[InstanceKey, LocalInstance] = {}
         self._running_commands: dict[str, asyncio.Task[CommandResult]] = {}
         self._endings: set[asyncio.Task[None]] = set()
@@ -95,6 +97,12 @@ class Instances:
 
     def all(self) -> Iterable[LocalInstance]:
         return list(self._instances.values())
+
+    def _awaits_weights(self, model: str) -> bool:
+        """Whether an instance of the model begins here, or others run what it lacks."""
+        handles = [one.handle for one in self.all() if one.key.model == model]
+        loads = [None if handle is None else handle.load for handle in handles]
+        return None in handles or any(load and load.remote and not load.remote.alone for load in loads)
 
     async def command(self, message: ActivateCommand | DeactivateCommand) -> CommandResult:
         """Carries the command out, or returns what came of it when it was heard before."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Coroutine, Mapping
+from collections.abc import Callable, Coroutine, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -125,6 +125,10 @@ class NodeWeights:
         self._held = HeldPacks(store)
         self.copies = KeptCopies(node, store, self.fetch)
         self._mending = Mending(node, store, secret)
+        self.awaited: Callable[[str], bool] = lambda model: False
+        """Whether an engine of the model here leads requests with the layers that have come, or begins."""
+        self._failed: dict[PackKey, str] = {}
+        """Packs that did not arrive as a whole, and whose models' they are, while an engine awaits the rest."""
         self._closed = False
         self._tasks: set[asyncio.Task[None]] = set()
 
@@ -141,9 +145,12 @@ class NodeWeights:
             await asyncio.sleep(LOOK_S)
 
     async def _mend(self) -> None:
-        """Blocks that were corrupt at the last look come from other machines."""
-        for key in self._held.damaged - {a.fetch.key for a in self._arriving.values() if a.ended_s is None}:
-            if found := await asyncio.to_thread(self._mending.plan, key, self.server.address):
+        """What was corrupt at the last look, or failed to come, comes from other machines."""
+        coming = {a.fetch.key for a in self._arriving.values() if a.ended_s is None}
+        for key in (self._held.damaged | self._failed.keys()) - coming:
+            if (model := self._failed.get(key)) is not None and not self.awaited(model):
+                self._give_up_for_good(key)
+            elif found := await asyncio.to_thread(self._mending.plan, key, self.server.address):
                 await self.fetch(*found)
 
     def close(self) -> None:
@@ -278,6 +285,7 @@ class NodeWeights:
             if not isinstance(error, CorruptBlock):  # another process fills the copy; the block is looked for elsewhere
                 await self._give_up(arriving)
         else:
+            self._failed.pop(key, None)
             progress = arriving.fetch.progress
             log.info("%s arrived in %.3f s from %s", arriving.model, progress.took_s, ", ".join(progress.by_source))
             if self._mending.mends(arriving.plan):
@@ -292,16 +300,23 @@ class NodeWeights:
         del self._arriving[session]
 
     async def _give_up(self, arriving: _Arriving) -> None:
-        """The rest comes from whoever has it, once: an engine may lead with what is here, over others that run what is
-        missing, and would lead for ever. Else what came is removed: it would keep the next activation waiting."""
+        """The rest comes from whoever has it: an engine may lead with what is here, over others that run what is
+        missing, and would lead for ever; as long as it does, it is tried again (:meth:`_mend`). Else what came is
+        removed: it would keep the next activation waiting."""
         key, mends = arriving.fetch.key, self._mending.mends(arriving.plan)
         if mends and key in self._held.damaged:
             return  # all of it is here but what is corrupt, which is looked for again
         again = None if mends or self._closed else await asyncio.to_thread(self._mending.plan, key, self.server.address)
+        if self.awaited(arriving.model):
+            self._failed[key] = arriving.model
         if again is not None:
             await self.fetch(*again)
-        else:
-            self._store.rm(key, (Tier.HOST,))
+        elif key not in self._failed:
+            self._give_up_for_good(key)
+
+    def _give_up_for_good(self, key: PackKey) -> None:
+        self._failed.pop(key, None)
+        self._store.rm(key, (Tier.HOST,))
 
     def _note_links(self, arriving: _Arriving) -> None:
         progress = arriving.fetch.progress

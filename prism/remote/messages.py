@@ -10,7 +10,7 @@ from typing import Final
 
 import msgspec
 
-VERSION: Final = 3
+VERSION: Final = 4
 """Of all messages here together; both sides must speak the same."""
 
 
@@ -60,7 +60,8 @@ class Leading(_Remote, frozen=True, kw_only=True):
 class RunPieces(_Remote, frozen=True, kw_only=True):
     """Run pieces [first, end) on a batch. Without piece 0 the hidden states, and the residual behind the first layer,
     come as tensors ``[tokens, hidden]``. Lists with an entry per request: ``rows``, ``seq_lens`` (with the new tokens),
-    and, for a prefill, ``prefix_lens`` and ``extend_lens``; per new token: ``out_slots``, ``positions``, ``token_ids``.
+    and, for a prefill, ``prefix_lens`` and ``extend_lens``; per new token: ``out_slots``, ``positions``, ``token_ids``,
+    and, for models whose positions have three parts, three lists in ``mrope``. What stands for an image has any id.
 
     ``table_slots`` are the entries of the leader's request table, at ``table_rows`` and ``table_positions``, that are
     others than what it sent before: those of new tokens, and of tokens that turned out to be in the prefix tree."""
@@ -79,6 +80,7 @@ class RunPieces(_Remote, frozen=True, kw_only=True):
     table_slots: list[int]
     prefix_lens: list[int] = []
     extend_lens: list[int] = []
+    mrope: list[list[int]] = []
     since: int | None = None
     """Pieces [since, first) ran at the leader in the peer's stead; their K and V of the new tokens are further tensors,
     ``[layers, tokens, heads, dim]``."""

@@ -263,6 +263,59 @@ async def test_what_an_engine_may_lead_with_is_completed_when_its_reception_fail
         await pair.arrived(pair.key)
 
 
+class ThirdTime(BrokenFetch):
+    """Something comes when it was tried twice."""
+
+    tries = 0
+
+    def __init__(self, store: WeightStore, server: TransferServer, plan: NodePlan) -> None:
+        super().__init__(store, server, plan)
+        type(self).tries += 1
+        if self.tries == 3:
+            self.start_pulling()
+
+    def wait(self, on_block: object = None) -> ResidentPack:
+        return PackFetch.wait(self) if self.tries == 3 else super().wait()
+
+
+async def test_while_an_engine_leads_the_rest_of_its_weights_is_asked_for_again_and_again(
+    pair: Pair, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pair.image()
+    parts = node_plans(plan(PlanRequest(("a",), ("b",), 1 << 20)), "s", window_name(pair.key), pair.addresses)
+    side, store = pair.sides["b"], pair.stores["b"]
+    side.awaited = lambda model: True
+    monkeypatch.setattr("prism.node.weights.LOOK_S", 0.01)
+    monkeypatch.setattr("prism.node.weights.PackFetch", ThirdTime)
+    await side.prepare(pair.order(pair.model, msgspec.msgpack.encode(parts["b"])))
+    held = store.get(pair.key)
+    assert held is not None
+    with held:
+        looking = asyncio.create_task(side.run())
+        await happens(lambda: held.complete, "the rest, in the same memory")
+        await pair.arrived(pair.key)
+        looking.cancel()
+
+
+async def test_what_did_not_come_is_removed_when_the_engine_that_awaited_it_is_gone(
+    pair: Pair, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pair.image()
+    parts = node_plans(plan(PlanRequest(("a",), ("b",), 1 << 20)), "s", window_name(pair.key), pair.addresses)
+    side, store = pair.sides["b"], pair.stores["b"]
+    here = [True]
+    side.awaited = lambda model: here[0]
+    monkeypatch.setattr("prism.node.weights.LOOK_S", 0.01)
+    monkeypatch.setattr("prism.node.weights.PackFetch", BrokenFetch)
+    await side.prepare(pair.order(pair.model, msgspec.msgpack.encode(parts["b"])))
+    looking = asyncio.create_task(side.run())
+    await happens(lambda: len(side.arriving()) > 2, "its being tried again")
+    assert store.get(pair.key) is not None
+    here[0] = False
+    await happens(lambda: store.get(pair.key) is None, "its removal")
+    looking.cancel()
+
+
 async def test_a_folder_that_is_nowhere_is_an_error_that_names_it(pair: Pair) -> None:
     with pytest.raises(SourceLost, match=r"/no/such/model is not on this machine.*a: does not have it"):
         await pair.sides["b"].prepare(pair.order(Path("/no/such/model")))

@@ -21,6 +21,7 @@ def prefills(draw: st.DrawFn) -> BatchPart:
         token_ids=list(range(500, 500 + tokens)),
         prefix_lens=[prefix for prefix, _ in sizes],
         extend_lens=[extend for _, extend in sizes],
+        mrope=[list(range(first, first + tokens)) for first in draw(st.sampled_from([(), (0, 10, 20)]))],
     )
 
 
@@ -47,3 +48,6 @@ def test_parts_are_whole_prefills_in_order(whole: BatchPart, data: st.DataObject
     assert [len(part.token_ids) for part in parts] == counts
     assert [token for part in parts for token in seen_by_token(part)] == seen_by_token(whole)
     assert not any(part.decodes for part in parts)
+    for i, positions in enumerate(whole.mrope):
+        assert [at for part in parts for at in part.mrope[i]] == positions
+    assert all(len(part.mrope) == len(whole.mrope) for part in parts)

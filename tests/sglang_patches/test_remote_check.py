@@ -47,8 +47,24 @@ AHEAD = msgspec.structs.replace(PREFILL, first=2, since=1, prefix_lens=[0, 0], e
 """Its leader has run piece 1 in the peer's stead."""
 
 
-def check(work: RunPieces) -> None:
-    check_work(work, HELD, ROWS, WIDTH, SLOTS, VOCAB)
+THREE = [[0, 1, 2], [0, 15, 0], [2, 2, 2]]
+
+
+def check(work: RunPieces, mrope: bool = False) -> None:
+    check_work(work, HELD, ROWS, WIDTH, SLOTS, VOCAB, mrope)
+
+
+def test_positions_of_three_parts_are_let_through_where_the_model_has_them() -> None:
+    check(msgspec.structs.replace(PREFILL, mrope=THREE), mrope=True)
+
+
+@pytest.mark.parametrize(
+    ("mrope", "parts"),
+    [(False, THREE), (True, []), (True, THREE[:2]), (True, [*THREE[:2], [0, 1]]), (True, [*THREE[:2], [0, 1, WIDTH]])],
+)
+def test_positions_of_other_parts_than_the_model_has_are_not(mrope: bool, parts: list[list[int]]) -> None:
+    with pytest.raises(BadMessage, match=r"positions|mrope"):
+        check(msgspec.structs.replace(PREFILL, mrope=parts), mrope)
 
 
 @pytest.mark.parametrize("work", [DECODE, PREFILL, AHEAD], ids=["decode", "prefill", "ahead"])

@@ -37,6 +37,8 @@ def test_other_architectures_names() -> None:
     assert stage_of("decoder.block.0.layer.1.weight")[1] == "layer0"
     assert stage_of("rotary_emb.cos_sin_cache")[1] == "embeddings"
     assert stage_of("model.norm.weight")[1] == "head"
+    assert stage_of("vision_tower.vision_model.encoder.layers.7.mlp.fc1.weight") == (0, "embeddings")
+    assert stage_of("visual.blocks.7.attn.proj.weight") == (0, "embeddings")
 
 
 @settings(deadline=None)

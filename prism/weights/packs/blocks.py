@@ -7,6 +7,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
+from prism.remote.pieces import reads_images
 from prism.weights.packs.format import (
     LEAF_BYTES,
     PAGE_BYTES,
@@ -54,7 +55,10 @@ class BlockPlan:
 
 
 def stage_of(name: str) -> tuple[int, str]:
-    """When a forward pass first needs the tensor: (0, embeddings), (1 + i, layer i) or (a large number, head)."""
+    """When a forward pass first needs the tensor: (0, embeddings and what reads images), (1 + i, layer i) or (a large
+    number, head)."""
+    if reads_images(name):
+        return 0, EMBEDDINGS
     if match := _LAYER.search(name):
         layer = int(match[1])
         return 1 + layer, f"{LAYER}{layer}"
