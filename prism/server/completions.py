@@ -115,6 +115,7 @@ class Completions:
             raise
         adapted.prism_call = call
         call.echo_chars = getattr(adapted, "prism_echo_chars", ())
+        call.prompt_only = getattr(adapted, "prism_prompt_only", False)
         try:
             await _submit(receive, serving, adapted, call, self._kind)
             await self._respond(serving, adapted, request, record, headers, caller, scope, receive, send)

@@ -64,8 +64,12 @@ def parse(kind: type[R], data: dict[str, Any]) -> R:
     """``data`` as ``kind`` (one of SGLang's request models). Raises :class:`ApiError` naming the first wrong field."""
     check_fields(kind, data)
     check_values(data)
+    no_answer = data.get("max_tokens") == 0  # which SGLang's models do not take
     try:
-        return kind.model_validate(data)
+        request = kind.model_validate({**data, "max_tokens": 1} if no_answer else data)
+        if no_answer:
+            request.max_tokens = 0  # type: ignore[attr-defined]
+        return request
     except ValidationError as error:
         raise _first_problem(error, data) from None
     except (AttributeError, KeyError, TypeError, ValueError, RecursionError) as error:
@@ -89,7 +93,9 @@ def check_fields(kind: type[BaseModel], data: dict[str, Any]) -> None:
 def check_values(data: Mapping[str, Any]) -> None:
     """Bounds that the request models do not know, and shapes that their validators stumble over."""
     _whole(data, "n", 1, MAX_CHOICES)
-    _whole(data, "max_tokens", 1, _INT32)
+    _whole(
+        data, "max_tokens", 0 if data.get("echo") is True else 1, _INT32, "0 is for `echo`, which repeats the prompt"
+    )
     _whole(data, "max_completion_tokens", 1, _INT32)
     _whole(data, "min_tokens", 0, _INT32)
     _whole(data, "top_logprobs", 0, MAX_TOP_LOGPROBS)
@@ -97,6 +103,8 @@ def check_values(data: Mapping[str, Any]) -> None:
     _whole(data, "seed", -(2**63), 2**63 - 1 - MAX_CHOICES)
     if not isinstance(data.get("logprobs"), bool):
         _whole(data, "logprobs", 0, MAX_TOP_LOGPROBS)
+    if data.get("max_tokens") == 0 and data.get("min_tokens"):
+        raise invalid(f"'min_tokens' may be 0 with 'max_tokens' 0 (got {_shown(data['min_tokens'])}).", "min_tokens")
     if data.get("top_logprobs") is not None and not data.get("logprobs"):
         raise invalid("'top_logprobs' needs 'logprobs' to be true.", "top_logprobs")
     for name in ("response_format", "stream_options", "chat_template_kwargs", "custom_params", "reasoning"):
@@ -120,14 +128,16 @@ def check_values(data: Mapping[str, Any]) -> None:
         raise invalid(f"At most {MAX_PROMPTS} prompts in one request.", "prompt")
 
 
-def _whole(data: Mapping[str, Any], name: str, low: int, high: int) -> None:
+def _whole(data: Mapping[str, Any], name: str, low: int, high: int, of_zero: str = "") -> None:
+    """``of_zero``: what to say of a 0 that is too low."""
     value = data.get(name)
     if value is None:
         return
     if isinstance(value, bool) or not isinstance(value, int | float) or value != value // 1:
         raise invalid(f"{name!r} must be a whole number (got {_shown(value)}).", name, "invalid_type")
     if not low <= value <= high:
-        raise invalid(f"{name!r} must be between {low} and {high} (got {_shown(value)}).", name)
+        hint = f"; {of_zero}" if of_zero and value == 0 else ""
+        raise invalid(f"{name!r} must be between {low} and {high} (got {_shown(value)}{hint}).", name)
 
 
 def grammar_field(request: Any) -> str | None:

@@ -30,6 +30,7 @@ from prism.server.stream import RequestStream, submission_of
 from prism.server.token_text import Offsets, TokenLogprob, token_bytes
 
 PIECE_CHARS: Final = 4
+_NO_ANSWER: Final = {"type": "length", "length": 0}
 LONG_TEXT_CHARS: Final = 20_000
 """Longer texts (of a request, all prompts together) are tokenised on a thread (the tokenizer releases the interpreter
 lock), so that others go on."""
@@ -67,6 +68,8 @@ class Call:
     submitted: bool = False
     echo_chars: Sequence[int] = ()
     """Lengths of the prompts' texts when they are repeated before the answers."""
+    prompt_only: bool = False
+    """The client asked for no answer, only for its prompt: the one token that engines make is not shown."""
     max_prepared_bytes: int = 0
     """Most that its images may have once they are prepared."""
     piecewise: bool = False
@@ -253,11 +256,13 @@ class FrontManager(TokenizerManager):  # type: ignore[misc]
         yield output
 
     def _output(self, stream: RequestStream, call: Call) -> dict[str, Any]:
+        hidden = call.prompt_only
+        tokens, finish = ([], stream.log.finish and _NO_ANSWER) if hidden else (stream.log.tokens, stream.log.finish)
         meta: dict[str, Any] = {
             "id": call.public_id,
-            "finish_reason": stream.log.finish,
+            "finish_reason": finish,
             "prompt_tokens": stream.prompt_tokens,
-            "completion_tokens": len(stream.log.tokens),
+            "completion_tokens": len(tokens),
             "cached_tokens": stream.cached_tokens,
             "reasoning_tokens": stream.reasoning_tokens,
             "weight_version": self.server_args.weight_version,
@@ -267,7 +272,9 @@ class FrontManager(TokenizerManager):  # type: ignore[misc]
             self.add_logprob_to_meta_info(meta, kept.state, kept.top, kept.token_ids, True)
             kept.place()
             meta.setdefault("input_top_logprobs", None)  # the text handler reads it even where none are wanted
-        return {"text": stream.visible, "output_ids": stream.log.tokens, "meta_info": meta}
+            if hidden:
+                meta |= {"output_token_logprobs": [], "output_top_logprobs": []}
+        return {"text": "" if hidden else stream.visible, "output_ids": tokens, "meta_info": meta}
 
     def _accumulators(self, stream: RequestStream, request: TokenizedGenerateReqInput, echo_chars: int) -> Logprobs:
         state = ReqState([], False, asyncio.Event(), request, None)

@@ -133,6 +133,9 @@ class TextServing(_Shared, OpenAIServingCompletion):  # type: ignore[misc]
         if request.echo and request.logprobs is not None:
             adapted.logprob_start_len = 0  # SGLang leaves the prompt out when no alternatives are wanted
             adapted.prism_echo_chars = [len(text) for text in self._prepare_echo_prompts(request)]
+        if request.max_tokens == 0:
+            adapted.prism_prompt_only = True
+            adapted.sampling_params["max_new_tokens"] = 1  # computed, as for any prompt, and not shown
         return adapted, request
 
     async def answer(self, adapted: GenerateReqInput, request: CompletionRequest) -> BaseModel:

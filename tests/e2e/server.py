@@ -207,6 +207,18 @@ def greedy(path: str, prompt: str, tokens: int) -> str:
     return str(tokenizer.decode(made, skip_special_tokens=True))
 
 
+def scores(path: str, prompt: str) -> list[float]:
+    """Hugging Face's log-probability of each token of the prompt but the first, in float32."""
+    import torch
+
+    model, tokenizer = _reference(path)
+    ids = tokenizer(prompt, return_tensors="pt").input_ids
+    with torch.no_grad():
+        logits = model(ids).logits[0, :-1]
+    found: list[float] = logits.log_softmax(-1).gather(1, ids[0, 1:, None])[:, 0].tolist()
+    return found
+
+
 def complete(client: openai.OpenAI, model: str, prompt: str, tokens: int) -> str:
     """A greedy completion of exactly ``tokens`` tokens, not streamed."""
     answer = client.completions.create(

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from .server import DEMOS, Server, complete, greedy, prompts, stream, until
+from .server import DEMOS, Server, complete, greedy, prompts, scores, stream, until
 
 pytestmark = pytest.mark.engine
 
@@ -17,6 +17,23 @@ def test_cold_then_warm_equals_the_reference(server: Server, demo_models: Path, 
     prompt, path = prompts(1)[0], str(demo_models / model)
     for _ in ("cold", "warm"):
         assert complete(server.client, model, prompt, 24) == greedy(path, prompt, 24)
+
+
+@pytest.mark.parametrize("model", DEMOS)
+def test_a_prompt_that_is_only_scored_has_the_references_log_probabilities(
+    server: Server, demo_models: Path, model: str
+) -> None:
+    """Twice: what the first one left in the cache answers nothing."""
+    for _ in range(2):
+        answer = server.client.completions.create(
+            model=model, prompt=prompts(9)[8], max_tokens=0, echo=True, logprobs=1, temperature=0
+        )
+        [choice], usage = answer.choices, answer.usage
+        assert choice.text == prompts(9)[8] and choice.finish_reason == "length" and choice.logprobs is not None
+        told = choice.logprobs.token_logprobs or []
+        expected = scores(str(demo_models / model), prompts(9)[8])
+        assert told[0] is None and told[1:] == pytest.approx(expected, abs=1e-3)
+        assert usage is not None and (usage.prompt_tokens, usage.completion_tokens) == (len(told), 0)
 
 
 async def test_many_at_once_with_shared_prefixes_equal_the_reference(server: Server, demo_models: Path) -> None:

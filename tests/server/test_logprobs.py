@@ -85,6 +85,43 @@ def test_a_prompt_can_be_repeated_with_log_probabilities(live: LiveFront, logpro
         assert not any(part["top_logprobs"] for part in parts)
 
 
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("logprobs", [None, 0, 2])
+def test_a_prompt_is_repeated_without_an_answer(live: LiveFront, logprobs: int | None, stream: bool) -> None:
+    body = {"model": "fast", "prompt": "héllo", "echo": True, "logprobs": logprobs, "max_tokens": 0, "n": 2}
+    usage = {"stream_options": {"include_usage": True}} if stream else {}
+    answer = live.http.post("/v1/completions", json={**body, **usage, "stream": stream})
+    assert answer.status_code == 200, answer.text
+    lines = [line.removeprefix("data: ") for line in answer.text.split("\n\n") if line.startswith("data: {")]
+    told = [json.loads(line) for line in lines] if stream else [answer.json()]
+    for index in range(2):
+        found = [one for event in told for one in event["choices"] if one["index"] == index]
+        assert "".join(one["text"] for one in found) == "héllo"
+        assert [one["finish_reason"] for one in found if one["finish_reason"]] == ["length"]
+        assert not any(one["logprobs"]["tokens"] for one in found if one.get("logprobs")), (
+            "engines here give no prompt's"
+        )
+    assert told[-1]["usage"]["completion_tokens"] == 0
+    assert told[-1]["usage"]["prompt_tokens"] == len("héllo".encode())
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "param"),
+    [
+        ("/v1/completions", {"prompt": "x", "max_tokens": 0}, "max_tokens"),
+        ("/v1/completions", {"prompt": "x", "max_tokens": 0, "echo": False}, "max_tokens"),
+        ("/v1/completions", {"prompt": "x", "max_tokens": 0, "echo": True, "min_tokens": 1}, "min_tokens"),
+        ("/v1/completions", {"prompt": "x", "max_tokens": -1, "echo": True}, "max_tokens"),
+        ("/v1/chat/completions", {"messages": [{"role": "user", "content": "x"}], "max_tokens": 0}, "max_tokens"),
+    ],
+)
+def test_no_answer_is_for_prompts_that_are_repeated(
+    live: LiveFront, path: str, body: dict[str, Any], param: str
+) -> None:
+    answer = live.http.post(path, json={"model": "fast", **body})
+    assert (answer.status_code, answer.json()["error"]["param"]) == (400, param), answer.text
+
+
 def test_a_failure_of_ours_is_not_told_as_the_clients(live: LiveFront, monkeypatch: pytest.MonkeyPatch) -> None:
     served = live.run(live.front.models.get(ModelName("fast")))
 
