@@ -60,6 +60,7 @@ def command(catalog: Path, state_dir: Path, **given: Any) -> None:
     level = given["log_level"] or loaded.log.level
     _raise_file_limit()
     with state.take():  # before anything is written that a running server has there
+        state.admin_key()  # who is told that it is ready finds it
         os.environ.update(prepare_directory(state.run / "metrics"))
         os.environ[PROMPTS_ENV] = str(int(loaded.log.prompts))
         setup_logging("serve", level, state.logs / "serve.jsonl", max_bytes=int(loaded.log.max_bytes))

@@ -6,6 +6,8 @@ import fcntl
 import json
 import os
 import secrets
+import tempfile
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any, Final
@@ -104,17 +106,19 @@ class StateDir:
         return lock
 
     def admin_key(self) -> str:
-        """The secret in :attr:`admin_key_file`; made on first use."""
+        """The secret in :attr:`admin_key_file`; made on first use, whole: front doors that start at the same time all
+        get the one that was there first."""
+        file = self.admin_key_file
         try:
-            descriptor = os.open(self.admin_key_file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-        except FileExistsError:
-            return self.admin_key_file.read_text("ascii").strip()
+            if not file.exists():
+                with tempfile.NamedTemporaryFile("w", encoding="ascii", dir=file.parent, prefix=file.name) as fresh:
+                    fresh.write("prism-admin-" + secrets.token_urlsafe(24) + "\n")
+                    fresh.flush()
+                    with suppress(FileExistsError):
+                        os.link(fresh.name, file)
+            return file.read_text("ascii").strip()
         except OSError as error:
-            raise StateError(f"{self.admin_key_file} cannot be written: {error.strerror or error}") from error
-        key = "prism-admin-" + secrets.token_urlsafe(24)
-        with os.fdopen(descriptor, "w", encoding="ascii") as file:
-            file.write(key + "\n")
-        return key
+            raise StateError(f"{file} cannot be written: {error.strerror or error}") from error
 
     def write_server(self, url: str, catalog: Path, started_s: float) -> None:
         """Say where the server listens, in one step, so that a reader never sees half a file."""

@@ -74,6 +74,8 @@ class FleetNodes:
         self._looked_s = 0.0
         self._serving: set[InstanceKey] = set()
         """Instances whose parts all serve: the scheduler knows them."""
+        self._loading: dict[InstanceKey, Parts] = {}
+        """Instances that were loading when their machines joined: an earlier controller has ordered them."""
         self._remains: set[InstanceKey] = set()
         """Instances that were lost while other machines have parts of them."""
         self._stray_since_s: dict[InstanceKey, float] = {}
@@ -87,14 +89,17 @@ class FleetNodes:
         return None if known is None else known.mailbox
 
     def fresh_in(self, report: AgentReport) -> set[ModelName]:
-        """Models of instances that serve by ``report`` and did not before."""
+        """Models of instances that serve by ``report`` and did not before, or are loading when the machine joins."""
         node = self._nodes.get(NodeId(report.node))
-        known = self._serving if node is not None and node.incarnation == report.incarnation else set()
+        if node is None or node.incarnation != report.incarnation:
+            return {i.key.model for i in report.instances if i.state in (InstanceState.READY, InstanceState.LOADING)}
+        known = self._serving
         return {i.key.model for i in report.instances if i.state is InstanceState.READY and i.key not in known}
 
     def report(self, report: AgentReport, now_s: float) -> list[ClusterEvent]:
         """Takes a report in. Instances that served and are missing from it were lost; ones that serve, on all their
-        machines, and were not known are found (this controller, or the agent's knowledge of it, is new)."""
+        machines, and were not known are found (this controller, or the agent's knowledge of it, is new), and, when a
+        machine joins, ones that are loading."""
         events: list[ClusterEvent] = []
         joins = False
         node = self._nodes.get(NodeId(report.node))
@@ -112,6 +117,7 @@ class FleetNodes:
         node.disk_bytes_s, node.link_bytes_s, node.links = report.disk_bytes_s, report.link_bytes_s, report.links
         instances = self._instances(node, report)
         if joins:
+            instances += self._found_loading(node)
             found = tuple(event for event in instances if isinstance(event, InstanceFound))
             events.append(NodeJoined(node.id, node.devices, found))
         else:
@@ -143,17 +149,34 @@ class FleetNodes:
                 events.append(InstanceLost(key, words.get(key, "")))
                 self._remains.add(key)
             self._serving.discard(key)
+        for key, parts in list(self._loading.items()):
+            if key not in now and node.id in parts_by_node(parts):
+                del self._loading[key]
+                events.append(InstanceLost(key))
         node.instances, node.serving = now, serving
         for key in sorted(serving - self._serving):
             if self._is_complete(key, now[key].parts):
                 self._serving.add(key)
+                self._loading.pop(key, None)
                 events.append(InstanceFound(key, now[key].parts))
+        return events
+
+    def _found_loading(self, node: Node) -> list[InstanceLost | InstanceFound]:
+        """Instances of the machine, which has just joined, that all their machines have, and that do not serve yet."""
+        begun, events = (InstanceState.LOADING, InstanceState.READY), list[InstanceLost | InstanceFound]()
+        for key, instance in node.instances.items():
+            nodes = [self._nodes.get(id) for id in parts_by_node(instance.parts)]
+            there = [None if one is None else one.instances.get(key) for one in nodes]
+            if key not in self._serving and all(one is not None and one.state in begun for one in there):
+                self._loading[key] = instance.parts
+                events.append(InstanceFound(key, instance.parts, loading=True))
         return events
 
     def answered(self, key: InstanceKey, parts: Parts) -> None:
         """The agents of all its parts said that the instance serves. It may end before any report shows it: whatever
         they report from now on was sent after their answers."""
         self._serving.add(key)
+        self._loading.pop(key, None)
         for id in parts_by_node(parts):
             if (node := self._nodes.get(id)) is not None:
                 node.serving.add(key)
@@ -180,6 +203,7 @@ class FleetNodes:
         del self._nodes[node.id]
         self._remains |= node.serving & self._serving
         self._serving -= node.serving
+        self._loading = {key: parts for key, parts in self._loading.items() if node.id not in parts_by_node(parts)}
         return NodeLost(node.id)
 
     def silent(self, now_s: float, broken: Callable[[str], bool] = lambda mailbox: False) -> list[ClusterEvent]:

@@ -37,6 +37,8 @@ class PlacementBook:
     def __init__(self, store: State) -> None:
         self._store = store
         self._replicas: dict[ModelName, dict[Generation, Replica]] = {}
+        self._taken_over: set[InstanceKey] = set()
+        """Instances that were loading when they were found: no answer will say what becomes of them."""
         self._routes: dict[ModelName, tuple[DeviceId, ...]] = {}
         self._dirty: set[ModelName] = set()
         self._written = asyncio.Event()
@@ -47,7 +49,7 @@ class PlacementBook:
         """Whether the event only says what the answer to an outstanding command will say."""
         replica = self._replicas.get(event.key.model, {}).get(event.key.generation)
         if isinstance(event, InstanceFound):
-            return replica is not None
+            return replica is not None and event.key not in self._taken_over
         return replica is not None and replica.state is InstanceState.DRAINING
 
     def ordered(self, effect: Activate | Deactivate, now_s: float) -> None:
@@ -72,10 +74,12 @@ class PlacementBook:
             case NodeJoined():
                 for instance in event.found:
                     self.note(instance, now_s)
-            case InstanceFound((model, generation), parts):
+            case InstanceFound((model, generation) as key, parts, loading):
+                state = InstanceState.LOADING if loading else InstanceState.READY
                 self._replicas.setdefault(model, {})[generation] = Replica(
-                    parts=parts, state=InstanceState.READY, generation=generation, reason="found", since_s=now_s
+                    parts=parts, state=state, generation=generation, reason="found", since_s=now_s
                 )
+                (self._taken_over.add if loading else self._taken_over.discard)(key)
                 self._touch(model)
             case ActivationFailed((model, generation)) | DeactivationFinished((model, generation)):
                 self._drop(model, generation)
@@ -152,6 +156,7 @@ class PlacementBook:
             self._touch(model)
 
     def _drop(self, model: ModelName, generation: Generation) -> None:
+        self._taken_over.discard(InstanceKey(model, generation))
         if self._replicas.get(model, {}).pop(generation, None) is not None:
             self._touch(model)
 

@@ -148,10 +148,12 @@ class InstanceLost:
 
 @dataclass(frozen=True, slots=True)
 class InstanceFound:
-    """A node agent reports an instance that serves: the scheduler has just started and takes it over."""
+    """A node agent reports an instance that serves, or is loading: the scheduler has just started and takes it over. Of
+    one that is loading it hears again when it serves."""
 
     key: InstanceKey
     parts: Parts
+    loading: bool = False
 
 
 @dataclass(frozen=True, slots=True)

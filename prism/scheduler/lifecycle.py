@@ -78,11 +78,13 @@ class Lifecycle:
     def adopt_instance(self, model: ModelRecord, found: InstanceFound, now_s: float) -> None:
         """Take over an instance that an earlier scheduler has started."""
         key, room = found.key, Room(found.parts)
-        instance = self._new_record(key, model, room, InstanceState.READY, because(ReasonCode.DEMAND), now_s)
-        instance.served = True
+        state = InstanceState.LOADING if found.loading else InstanceState.READY
+        instance = self._new_record(key, model, room, state, because(ReasonCode.DEMAND), now_s)
+        instance.served = not found.loading
         self._next_generation = max(self._next_generation, key.generation + 1)
         self._enter_books(model, instance, now_s)
-        self.publish_route(model)
+        if not found.loading:
+            self.publish_route(model)
 
     def _new_record(
         self, key: InstanceKey, model: ModelRecord, room: Room, state: InstanceState, reason: Reason, now_s: float
@@ -129,6 +131,11 @@ class Lifecycle:
         else:
             model.activation_s = _smoothed(model.activation_s, event.seconds)
         model.whole_only = event.whole_only or model.whole_only
+        self.begin_serving(model, instance, now_s, event.early)
+        return instance
+
+    def begin_serving(self, model: ModelRecord, instance: InstanceRecord, now_s: float, early: bool = False) -> None:
+        """It was loading. ``early``: some of its weights are still to come."""
         instance.enter(InstanceState.READY, now_s)
         old = self._books.loaded.get(instance.replaces) if instance.replaces is not None else None
         instance.replaces = None
@@ -138,8 +145,7 @@ class Lifecycle:
         else:
             self._books.rates.share_out(model)
             self.publish_route(model)
-            self.shares.on_serving(model, event.early)
-        return instance
+            self.shares.on_serving(model, early)
 
     def stop_instance(self, instance: InstanceRecord, reason: Reason, now_s: float, carry: bool = False) -> None:
         """Let the instance leave. One that drains already is only hurried (``carry``)."""

@@ -50,14 +50,18 @@ class Losses:
                 self.on_instance_lost(instance, now_s)
 
     def on_instance_found(self, event: InstanceFound, now_s: float) -> None:
-        """It serves: taken over if the catalog has its model as it is, else told to leave."""
+        """It serves or is loading: taken over if the catalog has its model as it is, else told to leave."""
         key, parts = event.key, event.parts
-        if key in self._books.loaded:
-            return
         model = self._books.models.get(key.model)
+        if (known := self._books.loaded.get(key)) is not None:
+            if model is not None and not event.loading and known.state is InstanceState.LOADING:
+                self._lifecycle.begin_serving(model, known, now_s)
+                self._wanting.on_serving(model)
+            return
         here = all(d in self._books.fleet.devices for part in parts for d in part.devices)
         if model is None or model.removed or not here or not has_right_width(parts, model.spec):
             self._outbox.emit(Deactivate(key, parts, False, because(ReasonCode.STALE)))
             return
         self._lifecycle.adopt_instance(model, event, now_s)
-        self._wanting.on_serving(model)
+        if not event.loading:
+            self._wanting.on_serving(model)

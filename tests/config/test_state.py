@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -21,6 +23,21 @@ def test_admin_key_is_made_once_and_private(tmp_path: Path) -> None:
     assert state.admin_key() == key
     assert state.admin_key_file.stat().st_mode & 0o777 == 0o600
     assert state.root.stat().st_mode & 0o777 == 0o700
+
+
+def test_all_who_make_the_admin_key_at_once_have_the_same(tmp_path: Path) -> None:
+    for attempt in range(20):
+        state, together = StateDir.at(tmp_path / str(attempt)), threading.Barrier(4)
+        state.create()
+
+        def make(state: StateDir = state, together: threading.Barrier = together) -> str:
+            together.wait()
+            return state.admin_key()
+
+        with ThreadPoolExecutor(4) as pool:
+            keys = {made.result() for made in [pool.submit(make) for _ in range(4)]}
+        assert keys == {state.admin_key()} and len(keys.pop()) > 24
+        assert [f.name for f in state.root.iterdir() if f.name.startswith("admin")] == ["admin.key"]
 
 
 def test_server_file(tmp_path: Path) -> None:

@@ -84,7 +84,10 @@ def kinds(events: list) -> list[type]:
 def test_a_new_node_joins_with_what_it_serves() -> None:
     events = FleetNodes().report(report(instance(InstanceState.READY), instance(InstanceState.LOADING, 2)), 0.0)
     assert kinds(events) == [NodeJoined, DeviceReport]
-    assert events[0].found == (InstanceFound(key(1), whole_model([D])),), "with it, not after it"
+    assert events[0].found == (
+        InstanceFound(key(1), whole_model([D])),
+        InstanceFound(key(2), whole_model([D]), loading=True),
+    ), "with it, not after it"
     loads = events[-1].instances
     assert [(x.key.generation, x.running) for x in loads] == [(1, 2), (2, 2)]
     assert (events[-1].free_bytes, events[-1].memory_short_s) == (600, 0.3)
@@ -97,6 +100,28 @@ def test_only_fresh_instances_are_named_before_a_report_is_taken() -> None:
     assert nodes.fresh_in(serving) == set()
     again = msgspec.structs.replace(serving, incarnation="two")
     assert nodes.fresh_in(again) == {M}, "a restarted agent joins anew with all it has"
+
+
+def test_an_instance_that_loads_when_its_machine_joins_is_followed() -> None:
+    """Whoever ordered it hears what becomes of it; a new controller goes by the reports."""
+    nodes = FleetNodes()
+    nodes.report(report(instance(InstanceState.LOADING)), 0.0)
+    assert kinds(nodes.report(report(instance(InstanceState.LOADING)), 1.0)) == [DeviceReport]
+    served = nodes.report(report(instance(InstanceState.READY)), 2.0)
+    assert served[0] == InstanceFound(key(1), whole_model([D]))
+    other = FleetNodes()
+    other.report(report(instance(InstanceState.LOADING)), 0.0)
+    assert other.report(report(), 1.0)[0] == InstanceLost(key(1))
+    assert kinds(other.report(report(), 2.0)) == [DeviceReport], "once"
+    assert kinds(other.report(report(instance(InstanceState.LOADING, 2)), 3.0)) == [DeviceReport], "ordered since"
+
+
+def test_an_instance_that_loads_on_two_machines_is_found_with_the_second() -> None:
+    nodes, begins = FleetNodes(), msgspec.structs.replace(stage(1), state=InstanceState.LOADING)
+    assert nodes.report(report(begins, node="n1"), 0.0)[0].found == ()
+    joined = nodes.report(report(stage(1), node="n2"), 1.0)
+    assert joined[0].found == (InstanceFound(key(1), STAGES, loading=True),), "one part serves, one does not"
+    assert nodes.report(report(stage(1), node="n1"), 2.0)[0] == InstanceFound(key(1), STAGES)
 
 
 def test_an_instance_that_vanishes_from_the_reports_is_lost_once() -> None:
@@ -129,7 +154,8 @@ def test_a_lost_instance_comes_with_what_its_engine_said() -> None:
 
 def test_a_failed_activation_is_no_loss() -> None:
     nodes = FleetNodes()
-    nodes.report(report(instance(InstanceState.LOADING)), 0.0)
+    nodes.report(report(), 0.0)
+    nodes.report(report(instance(InstanceState.LOADING)), 0.5)
     assert kinds(nodes.report(report(), 1.0)) == [DeviceReport]
 
 
@@ -330,6 +356,19 @@ def test_only_routed_instances_are_published_as_ready() -> None:
     assert placement.expects(InstanceLost(key(1)))
     placement.note(DeactivationFinished(key(1)), 3.0)
     assert placement.replicas(M) == []
+
+
+def test_of_an_instance_that_was_found_loading_no_answer_comes() -> None:
+    placement = PlacementBook(open_store("memory://"))
+    begins, serves = (InstanceFound(key(1), whole_model([D]), loading=loading) for loading in (True, False))
+    assert not placement.expects(begins)
+    placement.note(begins, 0.0)
+    assert [r.state for r in placement.replicas(M)] == ["loading"]
+    assert not placement.expects(serves) and not placement.expects(InstanceLost(key(1)))
+    placement.note(serves, 1.0)
+    assert placement.expects(serves)
+    placement.ordered(Activate(key(2), whole_model([D]), REASON), 2.0)
+    assert placement.expects(InstanceFound(key(2), whole_model([D]), loading=True))
 
 
 def test_a_lost_node_takes_its_instances_along() -> None:

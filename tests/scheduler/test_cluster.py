@@ -18,12 +18,14 @@ from prism.core.events import (
     OperatorLoad,
     OperatorUnload,
     PinChanged,
+    Tick,
     WaitingRequests,
 )
 from prism.core.ids import DeviceId, Generation, ModelName, NodeId
 from prism.core.instances import InstanceKey, whole_model
 from prism.core.reasons import ReasonCode
 from prism.core.settings import ClusterSettings, Placement
+from prism.core.views import InstanceState
 from prism.scheduler import cluster_scheduler
 from tests.scheduler.cluster_world import model_spec
 from tests.scheduler.exchange import node_devices
@@ -326,6 +328,34 @@ def test_who_takes_over_decides_nothing_before_it_has_heard_the_fleet() -> None:
     assert effects == [Route(A, (second[0].id,))], "the pinned model is where it was, and nowhere else"
     started = [e for e in scheduler.on_event(FleetKnown(), 0.3) if isinstance(e, Activate)]
     assert [e.model for e in started] == [B], "whoever waited meanwhile"
+
+
+def test_who_takes_over_waits_for_what_is_loading() -> None:
+    """It is loaded once, its memory is promised, and it serves when its machine says so."""
+    scheduler = cluster_scheduler(QUIET, [model_spec("a", 300)], takes_over=True)
+    devices = node_devices("g", 2)
+    loads = InstanceFound(InstanceKey(A, Generation(7)), whole_model([devices[0].id]), loading=True)
+    assert scheduler.on_event(NodeJoined(NodeId("g"), devices, (loads,)), 0.0) == []
+    assert scheduler.on_event(WaitingRequests(A, 1, 0.0), 0.1) == []
+    assert scheduler.on_event(FleetKnown(), 0.2) == []
+    assert [i.state for i in scheduler.books.models[A].instances] == [InstanceState.LOADING]
+    assert scheduler.books.fleet.devices[devices[0].id].instances
+    effects = scheduler.on_event(replace(loads, loading=False), 1.0)
+    assert effects == [Route(A, (devices[0].id,))]
+    assert scheduler.on_event(replace(loads, loading=False), 1.1) == []
+
+
+def test_what_was_loading_for_who_takes_over_and_fails_is_tried_elsewhere() -> None:
+    scheduler = cluster_scheduler(QUIET, [model_spec("a", 300)], takes_over=True)
+    devices = node_devices("g", 2)
+    loads = InstanceFound(InstanceKey(A, Generation(7)), whole_model([devices[0].id]), loading=True)
+    scheduler.on_event(NodeJoined(NodeId("g"), devices, (loads,)), 0.0)
+    scheduler.on_event(FleetKnown(), 0.1)
+    scheduler.on_event(WaitingRequests(A, 1, 0.0), 0.2)
+    effects = [*scheduler.on_event(InstanceLost(loads.key), 1.0)]
+    for at_s in range(2, 20):
+        effects += scheduler.on_event(Tick(), float(at_s))
+    assert [(e.model, e.key.generation > 7) for e in effects if isinstance(e, Activate)] == [(A, True)]
 
 
 def test_too_many_waiting_requests_are_refused_from_the_young_end() -> None:
