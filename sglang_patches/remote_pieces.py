@@ -138,7 +138,7 @@ class ModelPieces:
     def run(self, first: int, end: int, state: State | None, ids: Any, positions: Any, batch: Any) -> Any:
         """Run pieces [first, end), at least one. ``state`` goes in unless ``first`` is 0; a state comes out, or
         SGLang's ``LogitsProcessorOutput`` when the head is among the pieces."""
-        with self.computing(), self._shown(self._loop(first, end, state)), self._without_embedding(first, end):
+        with self.computing(), self._shown(self._loop(first, end, state)), self._without_embedding(first, end, state):
             try:
                 found = self._forward(ids, positions.clone(), batch)  # Gemma-3 with images counts them up in place
             except _End as over:
@@ -208,15 +208,21 @@ class ModelPieces:
                 del self._parent.__dict__[self._attribute]
 
     @contextmanager
-    def _without_embedding(self, first: int, end: int) -> Iterator[None]:
-        """The embedding's weights may be elsewhere; what it says means nothing then."""
+    def _without_embedding(self, first: int, end: int, state: State | None) -> Iterator[None]:
+        """The embedding's weights may be elsewhere; what it says means nothing then, and is of the type of the state
+        that came (of a quantised layer's parameters none may be of it)."""
         held, blank = self.held(), list[Any]()
-        if first > 0 and end < self.count:
+        if state is not None and end < self.count:
             blank = [child for name, child in self._parent.named_children() if self._is_away(name, child, held)]
         if blank and any(one.of_embedding for one in self._taking):
             raise UnsupportedModel(f"layers that get {_OF_EMBEDDING} run where the embedding is, and it is not here")
+        dtype = torch.float32 if state is None else state[0].dtype
+
+        def nothing(ids: Any, *args: Any, **named: Any) -> torch.Tensor:
+            return torch.zeros((*ids.shape, self._hidden_size), dtype=dtype, device=ids.device)
+
         for child in blank:
-            child.__dict__["forward"] = self._nothing
+            child.__dict__["forward"] = nothing
         try:
             yield
         finally:
@@ -228,10 +234,6 @@ class ModelPieces:
         return not of_layers and any(
             self.piece_of(f"{name}.{part}") not in held for part, _ in child.named_parameters()
         )
-
-    def _nothing(self, ids: Any, *args: Any, **named: Any) -> torch.Tensor:
-        like = next(self._layers[0].parameters())
-        return torch.zeros((*ids.shape, self._hidden_size), dtype=like.dtype, device=ids.device)
 
 
 class _InPlace:

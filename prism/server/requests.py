@@ -93,9 +93,8 @@ def check_fields(kind: type[BaseModel], data: dict[str, Any]) -> None:
 def check_values(data: Mapping[str, Any]) -> None:
     """Bounds that the request models do not know, and shapes that their validators stumble over."""
     _whole(data, "n", 1, MAX_CHOICES)
-    _whole(
-        data, "max_tokens", 0 if data.get("echo") is True else 1, _INT32, "0 is for `echo`, which repeats the prompt"
-    )
+    hint = "0 is for 'echo', which repeats the prompt" if "prompt" in data else ""
+    _whole(data, "max_tokens", 0 if data.get("echo") is True else 1, _INT32, hint)
     _whole(data, "max_completion_tokens", 1, _INT32)
     _whole(data, "min_tokens", 0, _INT32)
     _whole(data, "top_logprobs", 0, MAX_TOP_LOGPROBS)
@@ -104,7 +103,7 @@ def check_values(data: Mapping[str, Any]) -> None:
     if not isinstance(data.get("logprobs"), bool):
         _whole(data, "logprobs", 0, MAX_TOP_LOGPROBS)
     if data.get("max_tokens") == 0 and data.get("min_tokens"):
-        raise invalid(f"'min_tokens' may be 0 with 'max_tokens' 0 (got {_shown(data['min_tokens'])}).", "min_tokens")
+        raise invalid(f"'min_tokens' must be 0 where 'max_tokens' is (got {_shown(data['min_tokens'])}).", "min_tokens")
     if data.get("top_logprobs") is not None and not data.get("logprobs"):
         raise invalid("'top_logprobs' needs 'logprobs' to be true.", "top_logprobs")
     for name in ("response_format", "stream_options", "chat_template_kwargs", "custom_params", "reasoning"):
@@ -190,12 +189,17 @@ def _bias(bias: Any) -> None:
 
 def check_prompt_ids(prompt: Any, context_tokens: int | None, param: str) -> None:
     """Raises :class:`ApiError` for more token ids than the model takes, before anything looks at them one by one:
-    millions would keep everybody else waiting."""
+    millions would keep everybody else waiting. And for true and false, which SGLang's models take for 1 and 0."""
     if context_tokens is None or not isinstance(prompt, list) or not prompt:
         return
     for row in prompt if isinstance(prompt[0], list) else [prompt]:
-        if isinstance(row, list) and row and not isinstance(row[0], str) and len(row) > context_tokens:
-            raise context_length_exceeded(context_tokens, len(row), None, param)
+        if isinstance(row, list) and row and not isinstance(row[0], str):
+            if len(row) > context_tokens:
+                raise context_length_exceeded(context_tokens, len(row), None, param)
+            if bool in map(type, row):
+                raise invalid(
+                    f"Token ids in {param!r} must be whole numbers (got true or false).", param, "invalid_type"
+                )
 
 
 def check_token_ids(request: Any, vocab_size: int) -> None:

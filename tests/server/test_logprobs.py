@@ -112,10 +112,12 @@ def test_a_prompt_is_repeated_without_an_answer(live: LiveFront, logprobs: int |
         ("/v1/completions", {"prompt": "x", "max_tokens": 0, "echo": False}, "max_tokens"),
         ("/v1/completions", {"prompt": "x", "max_tokens": 0, "echo": True, "min_tokens": 1}, "min_tokens"),
         ("/v1/completions", {"prompt": "x", "max_tokens": -1, "echo": True}, "max_tokens"),
+        ("/v1/completions", {"prompt": [True, 2]}, "prompt"),
+        ("/v1/completions", {"prompt": [[3], [1, False]]}, "prompt"),
         ("/v1/chat/completions", {"messages": [{"role": "user", "content": "x"}], "max_tokens": 0}, "max_tokens"),
     ],
 )
-def test_no_answer_is_for_prompts_that_are_repeated(
+def test_no_answer_is_for_prompts_that_are_repeated_and_ids_are_numbers(
     live: LiveFront, path: str, body: dict[str, Any], param: str
 ) -> None:
     answer = live.http.post(path, json={"model": "fast", **body})

@@ -62,6 +62,21 @@ class ByNumber(Layer):
         return hidden_states + torch.tanh(self.mix(hidden_states)) + per_layer_input
 
 
+class Quantised(Layer):
+    """None of its parameters is of the type of the states."""
+
+    def __init__(self, at: int) -> None:
+        super().__init__(at)
+        mix, scale = self.mix, 64.0
+        del self.mix
+        self.packed = torch.nn.Parameter((mix.weight * scale).to(torch.int8), requires_grad=False)
+
+    def forward(self, positions: Any, hidden_states: Any, forward_batch: Any, residual: Any) -> Any:
+        self.ran += 1
+        residual = hidden_states if residual is None else hidden_states + residual
+        return torch.tanh(torch.nn.functional.linear(residual, self.packed.double())), residual
+
+
 class Carries(Layer):
     """Something else goes from layer to layer."""
 
@@ -146,11 +161,14 @@ def test_pieces_by_engines_of_their_own_say_what_the_whole_says(
     assert torch.allclose(state, expected, atol=1e-6)
 
 
-def test_without_the_embedding_s_weights_nobody_asks_for_them() -> None:
-    model = Model(Layer)
-    pieces = ModelPieces(model, HIDDEN)
+@pytest.mark.parametrize("kind", [Layer, Quantised])
+def test_without_the_embedding_s_weights_nobody_asks_for_them(kind: type[Layer]) -> None:
+    """Nor where nobody knows yet what layers return, and one is tried."""
+    pieces = ModelPieces(Model(kind).double(), HIDDEN)
     state: State = pieces.run(0, 2, None, IDS, POSITIONS, None)
     expected = pieces.run(2, 4, state, IDS, POSITIONS, None)
+    model = Model(kind).double()
+    pieces = ModelPieces(model, HIDDEN)
     pieces.held = lambda: frozenset({2, 3})
     model.model.embed_tokens.weight.fill_(float("nan"))
     found = pieces.run(2, 4, state, IDS, POSITIONS, None)
