@@ -21,7 +21,7 @@ from prism.transfer.errors import PeerError
 from prism.transfer.peer_connection import PeerConnection
 from prism.transfer.server import TransferServer
 from prism.transfer.windows import WindowSources
-from tests.patience import happens
+from tests.patience import PATIENCE_S, happens
 
 WANTED = LayersWanted("m", "a/host:0")
 
@@ -82,8 +82,8 @@ async def test_who_has_which_pieces_is_found_and_its_connection_outlives_both_se
     a.server.close()
     c.server.close()
     with ours:
-        ours.settimeout(5.0)
-        theirs.settimeout(5.0)
+        ours.settimeout(PATIENCE_S)
+        theirs.settimeout(PATIENCE_S)
         ours.sendall(b"to the peer")
         assert theirs.recv(100) == b"to the peer"
         theirs.sendall(b"to the leader")

@@ -16,6 +16,7 @@ from prism.remote.notes import DoForeign, LeadersGone, Note, PartCame, RunPart
 from sglang_patches.remote_questions import PeerLost
 from sglang_patches.remote_ranks import Ranks, RanksApart, RanksOutcome
 from sglang_patches.remote_tensors import Unpacked, pack_tensors, unpack_tensors
+from tests.patience import PATIENCE_S
 
 WORLD = 2
 FETCH = FetchKv(batch=7, first_layer=0, end_layer=2, slots=[3, 4])
@@ -25,7 +26,7 @@ class Group:
     """What torch's collectives do, between threads."""
 
     def __init__(self) -> None:
-        self._barrier = threading.Barrier(WORLD, timeout=20.0)
+        self._barrier = threading.Barrier(WORLD, timeout=PATIENCE_S)
         self._given: list[Any] = [None] * WORLD
         self.rank = threading.local()
 
