@@ -61,6 +61,13 @@ def make_qwen2_5_vl(folder: Path, like: Path) -> None:
     make_qwen_vl("Qwen2_5_VL", "Qwen2VL", vision, {}, folder, like)
 
 
+def make_qwen3_vl(folder: Path, like: Path) -> None:
+    """What its encoder's layers say goes into several of the decoder's."""
+    vision = {**ENCODER, "num_position_embeddings": 64, "deepstack_visual_indexes": [0, 1], "patch_size": 14}
+    rope = {"rope_parameters": {**MROPE, "mrope_interleaved": True}}
+    make_qwen_vl("Qwen3VL", "Qwen3VL", vision, {"head_dim": 32, **rope}, folder, like)
+
+
 def make_qwen_vl(
     name: str, videos: str, vision: dict[str, Any], text: dict[str, Any], folder: Path, like: Path
 ) -> None:
@@ -155,7 +162,7 @@ def reference(path: Path, text: str, *images: Image.Image) -> list[int]:
 
 
 @pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")  # transformers, of Qwen-VL
-@pytest.mark.parametrize("make", [make_qwen2_vl, make_qwen2_5_vl, make_llava])
+@pytest.mark.parametrize("make", [make_qwen2_vl, make_qwen2_5_vl, make_qwen3_vl, make_llava])
 async def test_answers_to_images_are_those_of_hugging_face(
     rig: Rig, tmp_path: Path, make: Callable[[Path, Path], None]
 ) -> None:

@@ -24,6 +24,7 @@ from tests.engine.test_image_families import (
     make_llava,
     make_qwen2_5_vl,
     make_qwen2_vl,
+    make_qwen3_vl,
     reference,
 )
 from tests.engine.test_images import FrontSide
@@ -140,3 +141,16 @@ async def test_images_are_answered_while_weights_arrive(rig: Rig, tmp_path: Path
 async def the_books_are_exact(rig: Rig) -> None:
     for i in range(2):
         await happens(lambda n=i: rig.free_bytes(n) == DEVICE_BYTES, "the books are exact")  # type: ignore[misc]
+
+
+@pytest.mark.slow
+async def test_images_that_go_into_several_layers_are_refused(rig: Rig, tmp_path: Path) -> None:
+    """A peer would have to be given more than a state."""
+    path, _ = make(rig, tmp_path, make_qwen3_vl)
+    front = FrontSide(path)
+    engine = await rig.activate(rig.spec_at(path, **front.engine_args), [rig.devices[0]])
+    try:
+        with pytest.raises(OrderRefused, match="images that go into several layers"):
+            await engine.remote.serve_layers(rig.folder / "layers")
+    finally:
+        await engine.deactivate()
