@@ -81,8 +81,8 @@ own layers for the next token, NEXTN), tables of frequent tokens, other back end
 """
 IMAGES: Final = """
 Models that take images take them here when `server.images.max_count` allows some ([api.md](api.md#images)). A tiny
-Gemma-3, a Qwen2-VL (positions in three dimensions), a Qwen2.5-VL (windows in its encoder) and a LLaVA with Pixtral's
-encoder are compared with Hugging Face:
+Gemma-3, a Qwen2-VL (positions in three dimensions), a Qwen2.5-VL (windows in its encoder), a Qwen3-VL (its encoder's
+layers go into several of the decoder's), a LLaVA with Pixtral's encoder and a Mistral-3 are compared with Hugging Face:
 requests with one image, with two and with none, together, from files and from the image of weights, and going on in
 another engine (`tests/engine/test_images.py`, `tests/engine/test_image_families.py`). Others have not been tried. On a
 CPU SGLang 0.5.16 cannot import the processors of Qwen-VL and MiniCPM-V for want of operators that only Qwen-3.5 calls;

@@ -25,6 +25,17 @@ QWEN_MARKS: Final = {
 MROPE: Final[dict[str, Any]] = {"rope_type": "default", "rope_theta": 10000.0, "mrope_section": [4, 6, 6]}
 ENCODER: Final = {"depth": 2, "hidden_size": 32, "num_heads": 2, "intermediate_size": 64, "out_hidden_size": 128}
 PIXTRAL_MARKS: Final = {"image_token": "[IMG]", "break_token": "[IMG_BREAK]", "end_token": "[IMG_END]"}
+PIXTRAL: Final[dict[str, Any]] = {
+    "model_type": "pixtral",
+    "hidden_act": "silu",  # whatever it says, SGLang takes this one, which published models have
+    "hidden_size": 32,
+    "intermediate_size": 64,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "head_dim": 16,
+    "image_size": 56,
+    "patch_size": 14,
+}
 ASKED: Final = (("what is this", picture(1)), ("compare", picture(2), picture(3, 60, 120)), ("no picture",))
 
 
@@ -101,28 +112,43 @@ def make_llava(folder: Path, like: Path) -> None:
     tokenizer, ids = tokenizer_with(PIXTRAL_MARKS, like)
     config = transformers.LlavaConfig(
         text_config={"model_type": "mistral", **SMALL, "vocab_size": len(tokenizer), "sliding_window": None},
-        vision_config={
-            "model_type": "pixtral",
-            "hidden_act": "silu",  # whatever it says, SGLang takes this one, which published models have
-            "hidden_size": 32,
-            "intermediate_size": 64,
-            "num_hidden_layers": 2,
-            "num_attention_heads": 2,
-            "head_dim": 16,
-            "image_size": 56,
-            "patch_size": 14,
-        },
+        vision_config=PIXTRAL,
         image_token_index=ids["image_token"],
         vision_feature_layer=-1,
         vision_feature_select_strategy="full",
         dtype="float32",
     )
     save(transformers.LlavaForConditionalGeneration, config, folder)
+    save_pixtral_processor(tokenizer, folder)
+
+
+def make_mistral3(folder: Path, like: Path) -> None:
+    """Pixtral's encoder, four of whose patches become one."""
+    import transformers
+
+    tokenizer, ids = tokenizer_with(PIXTRAL_MARKS, like)
+    config = transformers.Mistral3Config(
+        text_config={"model_type": "mistral", **SMALL, "vocab_size": len(tokenizer), "sliding_window": None},
+        vision_config=PIXTRAL,
+        image_token_index=ids["image_token"],
+        spatial_merge_size=2,
+        vision_feature_layer=-1,
+        tie_word_embeddings=False,  # as published: SGLang looks for a tied head in the text's part only
+        dtype="float32",
+    )
+    save(transformers.Mistral3ForConditionalGeneration, config, folder)
+    save_pixtral_processor(tokenizer, folder, spatial_merge_size=2)
+
+
+def save_pixtral_processor(tokenizer: Any, folder: Path, **options: Any) -> None:
+    import transformers
+
     transformers.PixtralProcessor(
         transformers.PixtralImageProcessor(size={"longest_edge": 56}, patch_size={"height": 14, "width": 14}),
         tokenizer,
         patch_size=14,
         chat_template=template("[IMG]"),
+        **options,
         **{name.replace("break", "image_break").replace("end_", "image_end_"): m for name, m in PIXTRAL_MARKS.items()},
     ).save_pretrained(folder)
 
@@ -162,7 +188,7 @@ def reference(path: Path, text: str, *images: Image.Image) -> list[int]:
 
 
 @pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")  # transformers, of Qwen-VL
-@pytest.mark.parametrize("make", [make_qwen2_vl, make_qwen2_5_vl, make_qwen3_vl, make_llava])
+@pytest.mark.parametrize("make", [make_qwen2_vl, make_qwen2_5_vl, make_qwen3_vl, make_llava, make_mistral3])
 async def test_answers_to_images_are_those_of_hugging_face(
     rig: Rig, tmp_path: Path, make: Callable[[Path, Path], None]
 ) -> None:

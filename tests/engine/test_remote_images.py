@@ -22,6 +22,7 @@ from tests.engine.test_image_families import (
     ASKED,
     TOKENIZER,
     make_llava,
+    make_mistral3,
     make_qwen2_5_vl,
     make_qwen2_vl,
     make_qwen3_vl,
@@ -72,7 +73,7 @@ async def asked(front: FrontSide, new: int | None = None) -> list[Any]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("of_family", [make_gemma, make_qwen2_vl, make_qwen2_5_vl, make_llava])
+@pytest.mark.parametrize("of_family", [make_gemma, make_qwen2_vl, make_qwen2_5_vl, make_llava, make_mistral3])
 async def test_answers_to_images_over_layers_in_another_engine(
     rig: Rig, tmp_path: Path, of_family: Callable[[Path, Path], None]
 ) -> None:
