@@ -125,6 +125,9 @@ def check_values(data: Mapping[str, Any]) -> None:
     prompt = data.get("prompt")
     if isinstance(prompt, list) and prompt and not isinstance(prompt[0], int) and len(prompt) > MAX_PROMPTS:
         raise invalid(f"At most {MAX_PROMPTS} prompts in one request.", "prompt")
+    for row in [prompt, *prompt] if isinstance(prompt, list) else ():
+        if isinstance(row, list) and bool in map(type, row):  # which SGLang's models take for 0 and 1
+            raise invalid("Token ids in 'prompt' must be whole numbers (got true or false).", "prompt", "invalid_type")
 
 
 def _whole(data: Mapping[str, Any], name: str, low: int, high: int, of_zero: str = "") -> None:
@@ -189,17 +192,12 @@ def _bias(bias: Any) -> None:
 
 def check_prompt_ids(prompt: Any, context_tokens: int | None, param: str) -> None:
     """Raises :class:`ApiError` for more token ids than the model takes, before anything looks at them one by one:
-    millions would keep everybody else waiting. And for true and false, which SGLang's models take for 1 and 0."""
+    millions would keep everybody else waiting."""
     if context_tokens is None or not isinstance(prompt, list) or not prompt:
         return
     for row in prompt if isinstance(prompt[0], list) else [prompt]:
-        if isinstance(row, list) and row and not isinstance(row[0], str):
-            if len(row) > context_tokens:
-                raise context_length_exceeded(context_tokens, len(row), None, param)
-            if bool in map(type, row):
-                raise invalid(
-                    f"Token ids in {param!r} must be whole numbers (got true or false).", param, "invalid_type"
-                )
+        if isinstance(row, list) and row and not isinstance(row[0], str) and len(row) > context_tokens:
+            raise context_length_exceeded(context_tokens, len(row), None, param)
 
 
 def check_token_ids(request: Any, vocab_size: int) -> None:
