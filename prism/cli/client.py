@@ -55,8 +55,8 @@ class AdminClient:
 
 
 def model_path(name: str, *more: str) -> str:
-    """``models/NAME/...`` with the name quoted; a slash in it stays."""
-    return "/".join(("models", quote(name, safe="/"), *more))
+    """``models/NAME/...`` with the name quoted, its slashes too: ``../x`` must not lead to another path."""
+    return "/".join(("models", quote(name, safe=""), *more))
 
 
 def server_options(command: Callable[Concatenate[AdminClient, P], R]) -> Callable[..., R]:

@@ -48,6 +48,9 @@ VERBS: Final[dict[str, Verb]] = {
     "mem": Verb("prism.cli.mem", "Weights and memory", "Look at the devices' memory accounts."),
 }
 
+UNDOING: Final = {"unpin": "`prism pin MODEL --off`", "undrain": "`prism drain DEVICES --off`"}
+"""What undoes a verb is an option of that verb; by the names that one would guess."""
+
 
 class LazyGroup(click.Group):
     """A group whose commands are imported when they are called, so that ``prism --help`` imports none of them."""
@@ -71,6 +74,8 @@ class LazyGroup(click.Group):
         if args and not args[0].startswith("-") and args[0] not in VERBS:
             from difflib import get_close_matches
 
+            if args[0] in UNDOING:
+                ctx.fail(f"no such command {args[0]!r}; it is {UNDOING[args[0]]}")
             near = get_close_matches(args[0], list(VERBS), n=3) or list(VERBS)
             ctx.fail(f"no such command {args[0]!r}; choices: {', '.join(near)}")
         return super().resolve_command(ctx, args)

@@ -14,12 +14,12 @@ GAP: Final = 2
 """Blank cells between two columns."""
 LEAST_PROSE: Final = 16
 """Narrowest column of prose: narrower, its lines would be single words."""
-_NAME: Final = re.compile(r"(.*?)(~?)(>?)(?:\?(\d))?\Z", re.DOTALL)
+_NAME: Final = re.compile(r"(.*?)(~?)(>?)(?:\?(\d+))?\Z", re.DOTALL)
 
 
 class Column(NamedTuple):
     """One column as a verb names it: ``NAME``, then ``~`` for prose that may be wrapped, ``>`` for numbers (aligned to
-    the right), ``?1`` to ``?9`` for what may be left out of a table that is too wide, ``?1`` first."""
+    the right), ``?1``, ``?2``... for what may be left out of a table that is too wide, ``?1`` first."""
 
     title: str
     prose: bool

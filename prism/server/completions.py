@@ -126,7 +126,8 @@ class Completions:
     async def _request(self, body: bytes, caller: Caller, record: Record) -> tuple[Any, ServedModel]:
         front, data = self._front, read_json(body)
         if not isinstance(data.get("model"), str):
-            raise invalid("'model' must be the name of a model.", "model", "missing_parameter")
+            code = "missing_parameter" if data.get("model") is None else "invalid_type"
+            raise invalid("'model' must be the name of a model.", "model", code)
         model = await front.find(data["model"])
         front.gate.check_model(caller, model)
         record.model = model

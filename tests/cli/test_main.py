@@ -46,6 +46,11 @@ def test_help_imports_no_verb() -> None:
     subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True, stdout=subprocess.DEVNULL)
 
 
+def test_what_undoes_a_verb_is_said_to_be_an_option(prism: Run) -> None:
+    assert "`prism pin MODEL --off`" in prism("unpin", "a").output
+    assert "`prism drain DEVICES --off`" in prism("undrain", "host:0").output
+
+
 def test_unknown_verbs_name_near_ones(prism: Run) -> None:
     shown = prism("lod")
     assert shown.exit_code == 2

@@ -10,12 +10,13 @@ import pytest
 from click.testing import Result
 from rich.console import Console
 
-from prism.cli import output
-from prism.cli.table import fitted
+from prism.cli import mem, output, ps
+from prism.cli.table import Column, fitted
 from tests.cli.conftest import COLD, DEVICE, MODEL, FakeServer
 
 Run = Callable[..., Result]
 NAME = "meta-llama/Llama-3.1-8B-Instruct"
+QUOTED = "/admin/models/meta-llama%2FLlama-3.1-8B-Instruct"
 DECISION = {"at_s": 1.0, "do": "Activate", "devices": ["local/cuda:0"], "reason": {"code": "demand", "waiting": 3}}
 REQUEST = {
     "id": "chatcmpl-0123456789abcdef0123456789abcdef",
@@ -33,6 +34,12 @@ def narrow(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(output, "PIPE_WIDTH", 80)
 
 
+def test_columns_beyond_the_ninth_rank_have_one_too() -> None:
+    assert Column.of("LENT>?10") == Column("LENT", prose=False, right=True, rank=10)
+    titles = [Column.of(name).title for name in (*mem.COLUMNS, *ps.COLUMNS)]
+    assert not [title for title in titles if set(title) & set("~>?")]
+
+
 @pytest.mark.usefixtures("narrow")
 @pytest.mark.parametrize(
     ("arguments", "kept"),
@@ -47,7 +54,7 @@ def narrow(monkeypatch: pytest.MonkeyPatch) -> None:
 )
 def test_verbs(server: FakeServer, prism: Run, arguments: list[str], kept: list[str]) -> None:
     server.answers["GET /admin/models"] = {"models": [LONG, COLD]}
-    server.answers[f"GET /admin/models/{NAME}"] = {**LONG, "decisions": [DECISION]}
+    server.answers[f"GET {QUOTED}"] = {**LONG, "decisions": [DECISION]}
     server.answers["GET /admin/devices"] = {"devices": [DEVICE]}
     server.answers["GET /admin/requests"] = {"requests": [REQUEST]}
     move = {"model": NAME, "action": "move", "current": ["local/cuda:0"], "target": ["local/cuda:1"]}

@@ -86,7 +86,7 @@ def test_store_pool(server: FakeServer, prism: Run) -> None:
 
 def test_show(server: FakeServer, prism: Run) -> None:
     decision = {"at_s": 1.0, "do": "Activate", "devices": ["local/host:0"], "reason": {"code": "demand", "waiting": 3}}
-    server.answers["GET /admin/models/org/chat"] = {**MODEL, "decisions": [decision]}
+    server.answers["GET /admin/models/org%2Fchat"] = {**MODEL, "decisions": [decision]}
     shown = prism("show", "org/chat")
     for part in ("/models/chat", "500ms, met 97.5%", "4096 tokens", "1.25/s", "Activate", "demand (waiting=3)"):
         assert part in shown.output
@@ -99,6 +99,7 @@ def test_show(server: FakeServer, prism: Run) -> None:
         (["load", "a"], "POST /admin/models/a/load", {"devices": []}, "a is ready after"),
         (["load", "a", "--device", "host:1"], "POST /admin/models/a/load", {"devices": ["host:1"]}, "copy 120ms"),
         (["unload", "a", "--carry"], "POST /admin/models/a/unload", {"devices": [], "carry": True}, "has left all"),
+        (["pin", "../a"], "POST /admin/models/..%2Fa/pin", {}, "is pinned"),
         (["pin", "a"], "POST /admin/models/a/pin", {}, "is pinned"),
         (["pin", "a", "--off"], "POST /admin/models/a/unpin", {}, "no longer pinned"),
         (["drain", "d"], "POST /admin/drain", {"devices": ["d"], "carry": False}, "draining"),

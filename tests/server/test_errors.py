@@ -21,6 +21,11 @@ def text(**fields: Any) -> dict[str, Any]:
     return {"model": "fast", "prompt": "abc", **fields}
 
 
+def part(value: Any) -> list[dict[str, Any]]:
+    """Messages with one content part."""
+    return [{"role": "user", "content": [value]}]
+
+
 BAD_TOOL = {"type": "function", "function": {"name": "f", "parameters": {"type": 3}}}
 IMAGE = {"role": "user", "content": [{"type": "image_url", "image_url": {"url": "data:,"}}]}
 
@@ -28,11 +33,35 @@ BAD: list[tuple[str, Any, int, str | None, str]] = [
     (CHAT, [], 400, None, "invalid_json"),
     (CHAT, {}, 400, "model", "missing_parameter"),
     (CHAT, {"model": "fast"}, 400, "messages", "missing_parameter"),
-    (CHAT, {"model": 3, "messages": MESSAGES}, 400, "model", "missing_parameter"),
+    (CHAT, {"model": 3, "messages": MESSAGES}, 400, "model", "invalid_type"),
     (CHAT, chat(model="none"), 404, "model", "model_not_found"),
     (CHAT, chat(messages=[]), 400, "messages", "invalid_value"),
     (CHAT, chat(messages="hi"), 400, "messages", "invalid_value"),
     (CHAT, chat(messages=[{"role": "user"}]), 400, "messages.0.content", "missing_parameter"),
+    (CHAT, chat(messages=["hi"]), 400, "messages.0", "invalid_type"),
+    (CHAT, chat(messages=[{"role": "user", "content": None}]), 400, "messages.0.content", "invalid_type"),
+    (CHAT, chat(messages=[{"role": "user", "content": 3}]), 400, "messages.0.content", "invalid_type"),
+    (CHAT, chat(messages=part("hi")), 400, "messages.0.content.0", "invalid_type"),
+    (CHAT, chat(messages=part({})), 400, "messages.0.content.0.type", "missing_parameter"),
+    (CHAT, chat(messages=part({"type": 1})), 400, "messages.0.content.0.type", "invalid_type"),
+    (CHAT, chat(messages=part({"type": "text"})), 400, "messages.0.content.0.text", "missing_parameter"),
+    (CHAT, chat(messages=part({"type": "text", "text": 1})), 400, "messages.0.content.0.text", "invalid_type"),
+    (CHAT, chat(messages=part({"type": "image_url"})), 400, "messages.0.content.0.image_url", "missing_parameter"),
+    (CHAT, chat(messages=part({"type": "image_url", "image_url": "data:"})), 400, "messages.0.content.0.image_url",
+     "invalid_type"),
+    (CHAT, chat(messages=part({"type": "image_url", "image_url": {}})), 400, "messages.0.content.0.image_url.url",
+     "missing_parameter"),
+    (CHAT, chat(response_format={"type": "json_schema", "json_schema": {"name": "a"}}), 400,
+     "response_format.json_schema.schema", "missing_parameter"),
+    (CHAT, chat(response_format={"type": "json_schema", "json_schema": {"schema": {}}}), 400,
+     "response_format.json_schema.name", "missing_parameter"),
+    (TEXT, text(prompt=None), 400, "prompt", "invalid_type"),
+    (TEXT, text(prompt=3), 400, "prompt", "invalid_type"),
+    (TEXT, text(prompt=["a", 5]), 400, "prompt", "invalid_type"),
+    (TEXT, text(prompt=[1.5]), 400, "prompt", "invalid_type"),
+    (TEXT, text(prompt=[[1, "a"]]), 400, "prompt", "invalid_type"),
+    (TEXT, text(echo="true", max_tokens=0), 400, "echo", "invalid_type"),
+    (TEXT, text(echo=1, max_tokens=0), 400, "echo", "invalid_type"),
     (CHAT, chat(colour="red"), 400, "colour", "unknown_parameter"),
     (CHAT, chat(temperature="hot"), 400, "temperature", "invalid_value"),
     (CHAT, chat(temperature=-1), 400, "temperature", "invalid_value"),
