@@ -279,14 +279,13 @@ class RemoteLayers:
 
 
 def _check_engine(scheduler: Any) -> None:
-    args, model = scheduler.server_args, scheduler.tp_worker.model_runner.model
+    args = scheduler.server_args
     kvcache = scheduler.token_to_kv_pool_allocator.get_kvcache()
     found = {
         "LoRA adapters": scheduler.enable_lora,
         "speculative decoding": scheduler.draft_worker is not None,
         "embeddings": not scheduler.is_generation,
         "an encoder that layers look at": scheduler.model_config.is_encoder_decoder,
-        "images that go into several layers": bool(getattr(model, "use_deepstack", None)),
         strange_rows(kvcache): bool(strange_rows(kvcache)),
         f"pages of {args.page_size} tokens": args.page_size != 1,
     }

@@ -18,6 +18,7 @@ from prism.remote.messages import Leading
 from prism.remote.notes import Note, PartCame, RunPart
 from sglang_patches.remote_asking import PeerAsking, as_state
 from sglang_patches.remote_batches import BatchPart, forward_batch, whole_batch
+from sglang_patches.remote_deepstack import SeveralLayers
 from sglang_patches.remote_pieces import ModelPieces, State
 from sglang_patches.remote_questions import PeerLost, Question
 from sglang_patches.remote_ranks import Ranks, RanksOutcome
@@ -41,6 +42,7 @@ class RouteLeader:
         self._vocab = int(scheduler.model_config.vocab_size)
         self._pieces = pieces
         self._own = pieces.model.forward
+        self._deep = SeveralLayers(pieces.model, pieces.decoder)
         self.route: tuple[Stop, ...] = (Stop(None, 0, pieces.count),)
         self.cuts = True
         """Prefills go over the route in parts."""
@@ -93,6 +95,7 @@ class RouteLeader:
 
     def detach(self) -> None:
         self._pieces.model.__dict__.pop("forward", None)
+        self._deep.close()
 
     def tell_peers(self, known: Iterable[RoutePeer]) -> None:
         """Which of them the route leads over."""
@@ -138,14 +141,15 @@ class RouteLeader:
             self.prefill_tokens_s = tokens / max(seconds, 1e-6)
 
     def _at_once(self, whole: BatchPart, ids: Any, known: Any, positions: Any, batch: Any) -> Any:
-        """``known``: the ids that an embedding knows. Images are looked at where the embedding runs, which is here, and
-        SGLang forgets them then."""
+        """``known``: the ids that an embedding knows, others than ``ids`` where there are images. Those are looked at
+        where the embedding runs, which is here, and SGLang forgets them then."""
         state: Any = None
-        for stop in self.route:
+        for stop in self.route if known is ids else self._deep.stops(self.route):
             if stop.peer is None:
                 state = self._pieces.run(stop.first, stop.end, state, known if stop.first else ids, positions, batch)
             else:
                 state = self.asking.state_behind(stop, whole, state)
+            state = self._deep.added(state, stop.end)
         return state
 
     def _in_parts(self, parts: Sequence[BatchPart], ids: Any, positions: Any, batch: Any) -> Any:

@@ -131,6 +131,11 @@ class ModelPieces:
         self.computing: Callable[[], AbstractContextManager[None]] = nullcontext
         """Around each run."""
 
+    @property
+    def decoder(self) -> Any:
+        """The part of the model whose loop runs the layers."""
+        return self._parent
+
     def tensors_before(self, piece: int) -> range:
         """Of how many tensors the state before ``piece`` may be made: some layers name a residual and leave it out."""
         return range(0, 1) if piece == 0 else range(1, 2 if piece == 1 or not self._taking[0].residual else 3)

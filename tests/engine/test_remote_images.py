@@ -73,7 +73,9 @@ async def asked(front: FrontSide, new: int | None = None) -> list[Any]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("of_family", [make_gemma, make_qwen2_vl, make_qwen2_5_vl, make_llava, make_mistral3])
+@pytest.mark.parametrize(
+    "of_family", [make_gemma, make_qwen2_vl, make_qwen2_5_vl, make_qwen3_vl, make_llava, make_mistral3]
+)
 async def test_answers_to_images_over_layers_in_another_engine(
     rig: Rig, tmp_path: Path, of_family: Callable[[Path, Path], None]
 ) -> None:
@@ -142,16 +144,3 @@ async def test_images_are_answered_while_weights_arrive(rig: Rig, tmp_path: Path
 async def the_books_are_exact(rig: Rig) -> None:
     for i in range(2):
         await happens(lambda n=i: rig.free_bytes(n) == DEVICE_BYTES, "the books are exact")  # type: ignore[misc]
-
-
-@pytest.mark.slow
-async def test_images_that_go_into_several_layers_are_refused(rig: Rig, tmp_path: Path) -> None:
-    """A peer would have to be given more than a state."""
-    path, _ = make(rig, tmp_path, make_qwen3_vl)
-    front = FrontSide(path)
-    engine = await rig.activate(rig.spec_at(path, **front.engine_args), [rig.devices[0]])
-    try:
-        with pytest.raises(OrderRefused, match="images that go into several layers"):
-            await engine.remote.serve_layers(rig.folder / "layers")
-    finally:
-        await engine.deactivate()
