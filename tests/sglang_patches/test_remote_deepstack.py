@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from types import SimpleNamespace
 from typing import Any
 
@@ -55,10 +56,7 @@ def test_any_route_adds_what_the_model_would(cuts: set[int], images: int) -> Non
     embeds = torch.arange(TOKENS * images * HIDDEN, dtype=torch.float32).view(TOKENS, -1)
     bounds = [0, *sorted(cuts), PIECES]
     peer = RoutePeer(None)
-    route = [
-        Stop(peer if i % 2 else None, first, end)
-        for i, (first, end) in enumerate(zip(bounds, bounds[1:], strict=False))
-    ]
+    route = [Stop(peer if i % 2 else None, first, end) for i, (first, end) in enumerate(pairwise(bounds))]
     whole = Decoder()(None, 0, PIECES, input_deepstack_embeds=embeds)
     assert torch.equal(routed(route, images, embeds), whole)
     assert not torch.equal(whole, Decoder()(None, 0, PIECES)), "images say something"
