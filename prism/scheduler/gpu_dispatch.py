@@ -86,7 +86,7 @@ class Dispatcher:
                     self._memory.note_blocked(request.slo_ttft_s)
                 patient = code is ReasonCode.OVERDUE and now_s < request.must_run_s + request.max_wait_s
                 if cost_bytes is not None and not patient:  # 6
-                    free_bytes = 0
+                    free_bytes = 0.0
                 continue
             if (head := self._queue.head_of(model, too_late)) is not None:
                 heappush(heads, (head[0], model, too_late))

@@ -22,8 +22,9 @@ from prism.scheduler.survey import Survey
 
 _MAP_AFTER_S = 1.0
 """How long the fixed map waits for further devices after the first ones joined, unless a request comes earlier."""
-_QUANTUM_ACTIVATIONS = 5.0
-"""``qlm``: a group in use keeps its device at least this many activation times, else swapping is all that happens."""
+_QUANTUM_ACTIVATIONS = 80.0
+"""``qlm``: a group in use keeps its device at least this many activation times. With few of them an overloaded fleet
+swaps and prefills again what was running, and does little else (``docs/experiments/scheduling.md``)."""
 
 
 class FixedMapPolicy(ClusterPolicy):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from difflib import get_close_matches
-from typing import Final
+from typing import Any, Final
 
 from prism.core.ids import DeviceId, NodeId, device_id, node_of
 from prism.sim.cluster_sections import Cluster, FaultSection, NodeGroup
@@ -20,7 +20,7 @@ class Mistake:
 
     index: int
     key: str
-    value: object
+    value: Any
     why: str
     choices: tuple[str, ...] = ()
 
