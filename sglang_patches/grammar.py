@@ -1,11 +1,14 @@
-"""Structured output on the CPU: SGLang's xgrammar backend masks logits on GPUs only and raises elsewhere."""
+"""Structured output: SGLang's xgrammar backend masks logits on GPUs only and raises elsewhere, and what xgrammar makes
+of strings with a pattern or bounds is not always JSON."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from typing import Any
 
 from sglang_patches.hooks import Hook, HookKind
+from sglang_patches.json_strings import as_json_text
 
 
 def apply_mask(original: Callable[..., Any], self: Any, logits: Any, vocab_mask: Any) -> None:
@@ -27,6 +30,16 @@ def _mask(original: Callable[[], Any], logits: Any, vocab_mask: Any) -> None:
     apply_token_bitmask_inplace(logits, vocab_mask, backend="cpu")
 
 
+def compile_json(original: Callable[..., Any], self: Any, key_string: str) -> Any:
+    """Around the backend's ``dispatch_json`` and ``dispatch_structural_tag``: with the schemas as xgrammar has to be
+    told of them. What is no JSON is left to the original's words."""
+    try:
+        told = json.dumps(as_json_text(json.loads(key_string)))
+    except (ValueError, RecursionError):
+        told = key_string
+    return original(self, told)
+
+
 _XGRAMMAR = "sglang.srt.constrained.xgrammar_backend"
 HOOKS = (
     Hook(
@@ -42,5 +55,15 @@ HOOKS = (
         apply_mask_static,
         ("logits", "vocab_mask"),
         "the original raises for CPU logits and ends the engine",
+    ),
+    *(
+        Hook(
+            f"{_XGRAMMAR}.XGrammarGrammarBackend.{name}",
+            HookKind.AROUND,
+            compile_json,
+            ("self", "key_string"),
+            "strings with a pattern or bounds may hold quotes and control characters, which is no JSON",
+        )
+        for name in ("dispatch_json", "dispatch_structural_tag")
     ),
 )

@@ -106,7 +106,7 @@ class Completions:
         record.streams = call.streams
         call.max_prepared_bytes = int(front.catalog.server.images.max_prepared_bytes)
         call.piecewise = bool(getattr(request, "tools", None) or served.config.reasoning_parser)
-        adapted = await _convert(serving, request, body)
+        adapted = await _convert(serving, request, body, self._kind.param)
         tokens = await _affordable(front, caller, adapted, serving)
         try:
             await front.gate.admit(caller, tokens)
@@ -233,7 +233,7 @@ async def _submit(receive: Receive, serving: Any, adapted: Any, call: Any, kind:
         raise refused_by_sglang(str(error), kind.request.model_fields) from error
 
 
-async def _convert(serving: Any, request: Any, body: bytes) -> Any:
+async def _convert(serving: Any, request: Any, body: bytes, param: str) -> Any:
     try:
         if len(body) > LONG_BODY_BYTES:
             return await asyncio.to_thread(serving.convert, request)
@@ -242,7 +242,7 @@ async def _convert(serving: Any, request: Any, body: bytes) -> Any:
         raise
     except BAD_INPUT as error:
         log.info("a request could not be converted", exc_info=True)
-        raise invalid(f"The request cannot be processed: {error}.") from error
+        raise invalid(f"The request cannot be processed: {str(error).rstrip('.')}.", param) from error
     except Exception as error:
         if type(error).__module__.startswith("jinja2"):
             raise invalid(f"The model's chat template refuses the messages: {error}.", "messages") from error

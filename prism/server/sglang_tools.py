@@ -29,6 +29,10 @@ def check_tools(request: Any, parser: str | None, model: str) -> str | None:
     calls would come back as text: the client left the choice to the model, and text is one of its choices."""
     if not isinstance(request, ChatCompletionRequest) or not request.tools or request.tool_choice == "none":
         return None
+    if isinstance(request.tool_choice, ToolChoice):
+        named, known = request.tool_choice.function.name, [tool.function.name for tool in request.tools]
+        if named not in known:
+            raise invalid(f"'tool_choice' names {named!r}; 'tools' has {', '.join(map(repr, known))}.", "tool_choice")
     if not demanded(request):
         return None if parser else f"{NO_PARSER}; model={model!a}; calls come back as text"
     if not parser:

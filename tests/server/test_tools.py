@@ -103,6 +103,24 @@ def test_a_demanded_call_without_a_parser_is_refused(live: LiveFront, choice: ob
     assert "'tools'" in error["message"] and "'tool_call_parser'" in error["message"]
 
 
+@pytest.mark.parametrize("model", [PARSED, PLAIN])
+def test_a_named_tool_that_is_not_there_is_refused_with_those_that_are(live: LiveFront, model: str) -> None:
+    missing = {"type": "function", "function": {"name": "delta"}}
+    answer = live.http.post("/v1/chat/completions", json=chat(model, tool_choice=missing))
+    error = answer.json()["error"]
+    assert (answer.status_code, error["code"], error["param"]) == (400, "invalid_value", "tool_choice")
+    assert error["message"] == "'tool_choice' names 'delta'; 'tools' has 'alpha', 'beta', 'gamma'."
+
+
+def test_a_call_in_the_history_whose_arguments_are_no_json_is_refused(live: LiveFront) -> None:
+    call = {"id": "c", "type": "function", "function": {"name": "beta", "arguments": "{nope"}}
+    messages = [{"role": "user", "content": "hi"}, {"role": "assistant", "tool_calls": [call]}]
+    answer = live.http.post("/v1/chat/completions", json={**chat(PARSED), "messages": messages})
+    error = answer.json()["error"]
+    assert (answer.status_code, error["param"]) == (400, "messages")
+    assert error["message"].endswith("valid JSON.") and not error["message"].endswith("..")
+
+
 @pytest.mark.parametrize("stream", [False, True])
 def test_tools_without_a_parser_are_passed_to_the_model_with_a_warning(live: LiveFront, stream: bool) -> None:
     answer = live.http.post("/v1/chat/completions", json=chat(PLAIN, tools=SMALL, max_tokens=3, stream=stream))
