@@ -67,14 +67,20 @@ def test_too_late_is_an_error(folder: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.timeout(1500)
 def test_the_simulator_decides_the_same(tmp_path: Path) -> None:
-    """With faults: the decision logs are equal, byte for byte."""
+    """With faults, a pinned model and one that serves while it loads: the decision logs are equal, byte for byte."""
     compiled, trace = tmp_path / "compiled", tmp_path / "trace.jsonl"
     subprocess.run([sys.executable, "scripts/compile_simulator.py", str(compiled)], cwd=ROOT, check=True)
     spec = {"preset": "novita", "seed": 5, "models": 8, "duration": 330, "rate-rps": 8}
     options = [part for name, value in spec.items() for part in (f"--{name}", str(value))]
     names = ",".join(f"model-{i}" for i in range(8))
     prism("trace", "generate", *options, "--names", names, str(trace))
-    files = ["--cluster", "examples/sim/cluster-faults.yaml", "--catalog", "examples/sim/catalog-8.yaml"]
+    catalog = tmp_path / "catalog.yaml"
+    plain = (ROOT / "examples" / "sim" / "catalog-8.yaml").read_text()
+    changed = plain.replace("{name: model-2,", "{name: model-2, pin: true,").replace(
+        "{name: model-1,", "{name: model-1, live_scaling: auto,"
+    )
+    catalog.write_text(changed)
+    files = ["--cluster", "examples/sim/cluster-faults.yaml", "--catalog", str(catalog)]
     for policy in ("prism", "serverlessllm"):
         logs = []
         for folder in (None, compiled):

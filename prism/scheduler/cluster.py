@@ -149,8 +149,8 @@ class ClusterScheduler:
             case CatalogChanged():
                 self._catalog.on_catalog_changed(event, now_s)
                 self._carry_out(self.policy.on_catalog_changed(now_s), now_s)
-            case PinChanged(model, pinned):
-                self._catalog.on_pin_changed(model, pinned)
+            case PinChanged(name, pinned):
+                self._catalog.on_pin_changed(name, pinned)
             case NodeJoined() | NodeLost() | DeviceLost():
                 self._on_devices(event, now_s)
             case FleetKnown():
