@@ -80,7 +80,10 @@ def test_the_simulator_decides_the_same(tmp_path: Path) -> None:
         "{name: model-1,", "{name: model-1, live_scaling: auto,"
     )
     catalog.write_text(changed)
-    files = ["--cluster", "examples/sim/cluster-faults.yaml", "--catalog", str(catalog)]
+    cluster = tmp_path / "cluster.yaml"
+    plain = (ROOT / "examples" / "sim" / "cluster-faults.yaml").read_text()
+    cluster.write_text(plain.replace("gpus_per_node: 2}", "gpus_per_node: 2, rates: {process_bytes: 1.0e+9}}"))
+    files = ["--cluster", str(cluster), "--catalog", str(catalog)]
     for policy in ("prism", "serverlessllm"):
         logs = []
         for folder in (None, compiled):

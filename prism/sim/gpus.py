@@ -130,7 +130,7 @@ def gpu(name: str) -> GpuKind:
         raise InvalidValue("gpu", name, "unknown GPU", sorted(GPUS)) from None
 
 
-RATES: Final = tuple(f.name for f in fields(GpuKind) if f.type == "float")
+RATES: Final = tuple(f.name for f in fields(GpuKind) if f.type in ("float", float))  # compiled: the type itself
 """What a cluster file may set of a GPU."""
 
 
