@@ -3,7 +3,7 @@
     python scripts/compile_simulator.py [FOLDER]
 
 FOLDER (build/compiled) gets a module beside the other, what they have in common, and the digests of their sources, by
-which :mod:`prism.compiled` sees whether they are still of these.
+which :mod:`prism.compiled` sees whether they are still of these. CC and CFLAGS mean what they always do.
 """
 
 from __future__ import annotations
@@ -70,7 +70,8 @@ def _object(source: str, extension: Any, work: Path) -> Path:
     made: Path = work / "objects" / str(extension.name) / (Path(source).name + ".o")
     made.parent.mkdir(parents=True, exist_ok=True)
     folders = [*extension.include_dirs, str(work), sysconfig.get_paths()["include"]]
-    _run([*_compiler(), *OPTIMISED, *(f"-I{one}" for one in folders), "-c", source, "-o", str(made)])
+    flags = [*OPTIMISED, *os.environ.get("CFLAGS", "").split(), *(f"-I{one}" for one in folders)]
+    _run([*_compiler(), *flags, "-c", source, "-o", str(made)])
     return made
 
 
