@@ -20,6 +20,11 @@ from pathlib import Path
 from typing import Any, Final
 
 ROOT: Final = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT))
+os.environ.pop("PRISM_COMPILED", None)  # what it names may be what is to be made anew
+
+from prism.compiled import STAMP, digest  # noqa: E402
+
 PACKAGES: Final = ("prism/core", "prism/policy", "prism/scheduler", "prism/sim")
 NOT_COMPILED: Final = ("import msgspec", "from msgspec", "import multiprocessing")
 """Sources with such a line stay as they are: msgspec's structs are made at run time, and what goes to other processes
@@ -52,17 +57,10 @@ def compile_all(folder: Path) -> None:
     with ThreadPoolExecutor(os.cpu_count()) as pool:
         for extension in extensions:
             _link(extension, list(pool.map(lambda c, e=extension: _object(c, e, work), extension.sources)), folder)
-    digests = {one.removesuffix(".py").replace("/", "."): _digest(ROOT / one) for one in sources}
-    (folder / "sources.json").write_text(json.dumps(digests, indent=0))
+    digests = {one.removesuffix(".py").replace("/", "."): digest(ROOT / one) for one in sources}
+    (folder / STAMP).write_text(json.dumps(digests, indent=0))
     shutil.rmtree(work)
     print(f"PRISM_COMPILED={folder} makes a process use them")
-
-
-def _digest(source: Path) -> str:
-    sys.path.insert(0, str(ROOT))
-    from prism.compiled import digest
-
-    return digest(source)
 
 
 def _object(source: str, extension: Any, work: Path) -> Path:

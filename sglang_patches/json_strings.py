@@ -29,6 +29,7 @@ _CONTROLS: Final = {"n": "\n", "r": "\r", "t": "\t", "f": "\f", "b": "\b", "v": 
 _ESCAPED: Final = {'"': r"\\\"", "\\": r"\\\\", "\n": r"\\n", "\r": r"\\r", "\t": r"\\t", "\f": r"\\f", "\b": r"\\b"}
 """Characters as JSON writes them, as a regular expression."""
 _CODE: Final = re.compile(r"x([0-9a-fA-F]{2})|u([0-9a-fA-F]{4})|u\{([0-9a-fA-F]+)\}|c([A-Za-z])")
+_OPERATORS: Final = ".^$*+?()[]{}|"
 _TOP: Final = 0x10FFFF
 _LONG: Final = 4096
 """Longer patterns are left as they are."""
@@ -107,6 +108,8 @@ def _escape(pattern: str, at: int) -> tuple[int, str]:
         return at + 1, " "
     if char in "DWS":
         return at + 1, f"[^\\{char.lower()}{_NOT_UNSAFE}]"
+    if char == "b":
+        raise ValueError("the border of a word, not a character")
     at, code = _code(pattern, at)
     return at, _literal(code)
 
@@ -129,7 +132,7 @@ def _literal(code: int) -> str:
         return _ESCAPED[char]
     if code < 0x20:
         return rf"\\u00{code:02x}"
-    return re.escape(char) if code < 0x80 else char
+    return f"\\{char}" if char in _OPERATORS else char
 
 
 def _class(pattern: str, at: int) -> tuple[int, str]:

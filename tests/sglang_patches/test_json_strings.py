@@ -41,6 +41,7 @@ PATTERNS = [
     r"[\-\]\\^x]+",
     r"\.\+\/",
     "ä+",
+    r"\x23\x2b\#\-",
 ]
 
 
@@ -132,6 +133,6 @@ def test_the_backend_is_told_so() -> None:
         assert compile_json(original, backend, other) == "grammar" and told[-1] == other
 
 
-@pytest.mark.parametrize("pattern", ["(?=a)b", r"(a)\1", r"\p{L}", "[a", "\\", "[z-a]", "x" * 5000])
+@pytest.mark.parametrize("pattern", ["(?=a)b", r"(a)\1", r"\p{L}", r"\bword\b", "[a", "\\", "[z-a]", "x" * 5000])
 def test_what_is_not_understood_is_left_to_xgrammar(pattern: str) -> None:
     assert in_json(pattern) == pattern
