@@ -1,17 +1,32 @@
 """Settings of all tests."""
 
 import os
+import sys
 from collections.abc import Iterator
+from importlib.abc import MetaPathFinder
 
 import pytest
 from hypothesis import HealthCheck, settings
 
-from prism.engine import cuda_stub
+from prism.engine import boot, cuda_stub
 from tests.guard import Guard, guard_of, guarded, taken_clocks
 
 # SGLang decides when it is imported first which kernels there are. Who imports it before this, by whatever test comes
 # first, has none in this process for good.
 cuda_stub.load()
+
+
+class PreparedFirst(MetaPathFinder):
+    """Likewise it decides then, for good, that it computes on CPUs. Imports at the top of a test's file are made while
+    tests are collected, before any fixture prepares anything."""
+
+    def find_spec(self, fullname: str, path: object, target: object = None) -> None:
+        if fullname == "sglang":
+            sys.meta_path.remove(self)
+            boot.prepare_environment("host")
+
+
+sys.meta_path.insert(0, PreparedFirst())
 
 # How long an example takes says something about the machine, not about the code. Examples are the same in every run, so
 # that a change is judged and not luck; `make explore` looks for others.
