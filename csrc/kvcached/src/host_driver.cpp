@@ -1,6 +1,6 @@
 // Host memory as a device: address space is a PROT_NONE reservation, a physical page is a range of a memfd.
 //
-//   memfd     | page 0 | page 1 | hole | page 3 | ...      fallocate = create, punch a hole = destroy
+//   memfd     | page 0 | page 1 | hole | page 3 | ...      make_huge or fallocate = create, punch a hole = destroy
 //                  \________       ________/
 //   address   ......... | page 1 | page 3 | ..........      MAP_FIXED over the reservation = map
 #include <fcntl.h>
@@ -16,6 +16,7 @@
 
 #include "kvcached/driver.h"
 #include "kvcached/error.h"
+#include "kvcached/huge_pages.h"
 #include "kvcached/process.h"
 
 namespace kvcached {
@@ -74,7 +75,7 @@ class HostDriver final : public Driver {
   bool is_brief() const override { return true; }
 
   Address reserve(std::int64_t bytes) override {
-    // Aligned to the page, so that a huge page of the kernel could back it.
+    // Aligned to the page, so that the kernel's huge pages can be mapped as such.
     const std::int64_t slack = bytes + page_bytes_;
     void* got = mmap(nullptr, slack, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
     if (got == MAP_FAILED) throw system_error("mmap of a reservation", errno);
@@ -97,12 +98,14 @@ class HostDriver final : public Driver {
 
   Handle create(std::int64_t bytes, bool) override {
     const std::int64_t offset = take_range(bytes);
+    if (made_huge(offset, bytes)) return static_cast<Handle>(offset);
     int rc;
     do {
       rc = fallocate(fd_, 0, offset, bytes);
     } while (rc != 0 && errno == EINTR);
     if (rc == 0) return static_cast<Handle>(offset);
     const int code = errno;
+    punch(offset, bytes);  // what huge pages there were
     give_range(offset, bytes);
     if (code != ENOSPC && code != ENOMEM) throw system_error("fallocate of a page", code);
     throw Error(ErrorKind::OutOfMemory, name_ + ": the machine has no memory left for a page, though the account has",
@@ -110,11 +113,7 @@ class HostDriver final : public Driver {
   }
 
   void destroy(Handle handle, std::int64_t bytes) override {
-    int rc;
-    do {
-      rc = fallocate(fd_, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, static_cast<off_t>(handle), bytes);
-    } while (rc != 0 && errno == EINTR);
-    if (rc != 0) throw system_error("punching out a page", errno);
+    if (punch(static_cast<std::int64_t>(handle), bytes) != 0) throw system_error("punching out a page", errno);
     give_range(static_cast<std::int64_t>(handle), bytes);
   }
 
@@ -179,6 +178,14 @@ class HostDriver final : public Driver {
                 MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED, -1, 0) != MAP_FAILED;
   }
 
+  int punch(std::int64_t offset, std::int64_t bytes) {
+    int rc;
+    do {
+      rc = fallocate(fd_, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, offset, bytes);
+    } while (rc != 0 && errno == EINTR);
+    return rc;
+  }
+
   static void map_file(Address address, std::int64_t bytes, int fd, off_t offset) {
     void* got = mmap(reinterpret_cast<void*>(address), bytes, PROT_READ | PROT_WRITE,
                      MAP_SHARED | MAP_FIXED | MAP_POPULATE, fd, offset);
@@ -189,6 +196,20 @@ class HostDriver final : public Driver {
     }
   }
 
+  // A page that no address has yet is made through a window that is mapped for as long as that takes. A fork waits for it.
+  bool made_huge(std::int64_t offset, std::int64_t bytes) {
+    if (bytes % kHugePage != 0 || page_bytes_ % kHugePage != 0 || offset % kHugePage != 0) return false;
+    std::lock_guard<std::mutex> guard(lock_);
+    void* got = mmap(nullptr, bytes + kHugePage, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    if (got == MAP_FAILED) return false;
+    const Address start = reinterpret_cast<Address>(got);
+    void* window = reinterpret_cast<void*>((start + kHugePage - 1) / kHugePage * kHugePage);
+    const bool made = mmap(window, bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_FIXED, fd_, offset) != MAP_FAILED &&
+                      make_huge(fd_, offset, bytes, window);
+    munmap(got, bytes + kHugePage);
+    return made;
+  }
+
   std::int64_t take_range(std::int64_t bytes) {
     std::lock_guard<std::mutex> guard(lock_);
     auto& ranges = free_ranges_[bytes];
@@ -197,6 +218,7 @@ class HostDriver final : public Driver {
       ranges.pop_back();
       return offset;
     }
+    if (bytes % kHugePage == 0) end_ = (end_ + kHugePage - 1) / kHugePage * kHugePage;
     if (end_ + bytes > kFileBytes) {
       throw Error(ErrorKind::OutOfMemory, name_ + ": the backing file is used up", {{"requested_bytes", bytes}});
     }
