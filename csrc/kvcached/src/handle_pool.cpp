@@ -1,5 +1,7 @@
 #include "kvcached/handle_pool.h"
 
+#include <algorithm>
+
 #include "kvcached/error.h"
 
 namespace kvcached {
@@ -70,13 +72,13 @@ std::int64_t HandlePool::destroy_spares() {
   return bytes;
 }
 
-Handle HandlePool::create(std::int64_t bytes, bool exportable) {
+void HandlePool::create(Handle* out, std::int64_t count, std::int64_t bytes, bool exportable) {
   try {
-    return driver_->create(bytes, exportable);
+    return driver_->create_together(out, count, bytes, exportable);
   } catch (const Error& error) {
     if (error.kind() != ErrorKind::OutOfMemory || destroy_spares() == 0) throw;
   }
-  return driver_->create(bytes, exportable);
+  driver_->create_together(out, count, bytes, exportable);
 }
 
 void HandlePool::take(Handle* out, std::int64_t count, std::int64_t bytes, bool exportable) {
@@ -95,14 +97,15 @@ void HandlePool::take(Handle* out, std::int64_t count, std::int64_t bytes, bool 
     physical_ += fresh;
   }
   destroy(surplus);
-  std::int64_t made = pooled;
+  std::int64_t made = pooled, next = 0;
   try {
-    for (; made < count; ++made) {
-      published_.physical_bytes.fetch_add(bytes, std::memory_order_relaxed);  // before: the books never show less than there is
-      out[made] = create(bytes, exportable);
+    for (; made < count; made += next) {
+      next = std::min(count - made, driver_->most_together());
+      published_.physical_bytes.fetch_add(next * bytes, std::memory_order_relaxed);  // before: the books never show less than there is
+      create(out + made, next, bytes, exportable);
     }
   } catch (...) {
-    published_.physical_bytes.fetch_sub(bytes, std::memory_order_relaxed);
+    published_.physical_bytes.fetch_sub(next * bytes, std::memory_order_relaxed);
     {
       std::lock_guard<std::mutex> guard(lock_);
       physical_ -= (count - made) * bytes;

@@ -13,6 +13,8 @@
 #include <cerrno>
 #include <map>
 #include <mutex>
+#include <set>
+#include <vector>
 
 #include "kvcached/driver.h"
 #include "kvcached/error.h"
@@ -23,6 +25,7 @@ namespace kvcached {
 namespace {
 
 constexpr std::int64_t kFileBytes = std::int64_t{1} << 44;  // sparse: only what is allocated counts
+constexpr std::int64_t kTogether = 32;                      // pages, some 10 ms: a fork waits for as long
 
 class HostDriver;
 
@@ -65,7 +68,15 @@ class HostDriver final : public Driver {
     fd_ = -1;
     for (const auto& [address, bytes] : reserved_) blank(address, bytes);
   }
-  std::mutex& lock() { return lock_; }
+  // What a fork waits for.
+  void hold() {
+    making_.lock();
+    lock_.lock();
+  }
+  void release() {
+    lock_.unlock();
+    making_.unlock();
+  }
 
   std::string name() const override { return name_; }
   std::int64_t granularity_bytes() const override { return page_bytes_; }
@@ -96,17 +107,27 @@ class HostDriver final : public Driver {
     munmap(reinterpret_cast<void*>(address), bytes);
   }
 
-  Handle create(std::int64_t bytes, bool) override {
-    const std::int64_t offset = take_range(bytes);
-    if (made_huge(offset, bytes)) return static_cast<Handle>(offset);
-    int rc;
-    do {
-      rc = fallocate(fd_, 0, offset, bytes);
-    } while (rc != 0 && errno == EINTR);
-    if (rc == 0) return static_cast<Handle>(offset);
-    const int code = errno;
-    punch(offset, bytes);  // what huge pages there were
-    give_range(offset, bytes);
+  Handle create(std::int64_t bytes, bool exportable) override {
+    Handle made = 0;
+    create_together(&made, 1, bytes, exportable);
+    return made;
+  }
+
+  std::int64_t most_together() const override { return kTogether; }
+
+  void create_together(Handle* out, std::int64_t count, std::int64_t bytes, bool) override {
+    const std::vector<std::int64_t> offsets = take_ranges(count, bytes);
+    if (bytes % kHugePage == 0 && page_bytes_ % kHugePage == 0) make_runs_huge(offsets, bytes);
+    int code = 0;
+    for (std::int64_t offset : offsets) {  // what is huge by now is found quickly
+      while (code == 0 && fallocate(fd_, 0, offset, bytes) != 0) code = errno == EINTR ? 0 : errno;
+    }
+    if (code == 0) {
+      std::copy(offsets.begin(), offsets.end(), out);
+      return;
+    }
+    for (std::int64_t offset : offsets) punch(offset, bytes);
+    give_ranges(offsets, bytes);
     if (code != ENOSPC && code != ENOMEM) throw system_error("fallocate of a page", code);
     throw Error(ErrorKind::OutOfMemory, name_ + ": the machine has no memory left for a page, though the account has",
                 {{"requested_bytes", bytes}, {"errno", code}});
@@ -114,7 +135,7 @@ class HostDriver final : public Driver {
 
   void destroy(Handle handle, std::int64_t bytes) override {
     if (punch(static_cast<std::int64_t>(handle), bytes) != 0) throw system_error("punching out a page", errno);
-    give_range(static_cast<std::int64_t>(handle), bytes);
+    give_ranges({static_cast<std::int64_t>(handle)}, bytes);
   }
 
   void map(Address address, const Handle* handles, std::int64_t count, std::int64_t bytes) override {
@@ -196,48 +217,44 @@ class HostDriver final : public Driver {
     }
   }
 
-  // A page that no address has yet is made through a window that is mapped for as long as that takes. A fork waits for it.
-  bool made_huge(std::int64_t offset, std::int64_t bytes) {
-    if (bytes % kHugePage != 0 || page_bytes_ % kHugePage != 0 || offset % kHugePage != 0) return false;
-    std::lock_guard<std::mutex> guard(lock_);
-    void* got = mmap(nullptr, bytes + kHugePage, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-    if (got == MAP_FAILED) return false;
-    const Address start = reinterpret_cast<Address>(got);
-    void* window = reinterpret_cast<void*>((start + kHugePage - 1) / kHugePage * kHugePage);
-    const bool made = mmap(window, bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_FIXED, fd_, offset) != MAP_FAILED &&
-                      make_huge(fd_, offset, bytes, window);
-    munmap(got, bytes + kHugePage);
-    return made;
+  // Neighbours in the file together. A fork waits: the pages are mapped meanwhile.
+  void make_runs_huge(const std::vector<std::int64_t>& offsets, std::int64_t bytes) {
+    std::lock_guard<std::mutex> guard(making_);
+    for (std::size_t first = 0, next = 0; first < offsets.size(); first = next) {
+      std::int64_t end = offsets[first];
+      for (; next < offsets.size() && offsets[next] == end; ++next) end += bytes;
+      if (!make_huge(fd_, offsets[first], end - offsets[first])) return;
+    }
   }
 
-  std::int64_t take_range(std::int64_t bytes) {
+  // The lowest that are free, in order.
+  std::vector<std::int64_t> take_ranges(std::int64_t count, std::int64_t bytes) {
     std::lock_guard<std::mutex> guard(lock_);
-    auto& ranges = free_ranges_[bytes];
-    if (!ranges.empty()) {
-      const std::int64_t offset = ranges.back();
-      ranges.pop_back();
-      return offset;
-    }
+    auto& free = free_ranges_[bytes];
+    const auto reused = std::min(count, static_cast<std::int64_t>(free.size()));
     if (bytes % kHugePage == 0) end_ = (end_ + kHugePage - 1) / kHugePage * kHugePage;
-    if (end_ + bytes > kFileBytes) {
+    if (end_ + (count - reused) * bytes > kFileBytes) {
       throw Error(ErrorKind::OutOfMemory, name_ + ": the backing file is used up", {{"requested_bytes", bytes}});
     }
-    const std::int64_t offset = end_;
-    end_ += bytes;
-    return offset;
+    const auto behind = std::next(free.begin(), reused);
+    std::vector<std::int64_t> offsets(free.begin(), behind);
+    free.erase(free.begin(), behind);
+    for (; static_cast<std::int64_t>(offsets.size()) < count; end_ += bytes) offsets.push_back(end_);
+    return offsets;
   }
 
-  void give_range(std::int64_t offset, std::int64_t bytes) {
+  void give_ranges(const std::vector<std::int64_t>& offsets, std::int64_t bytes) {
     std::lock_guard<std::mutex> guard(lock_);
-    free_ranges_[bytes].push_back(offset);
+    free_ranges_[bytes].insert(offsets.begin(), offsets.end());
   }
 
   const std::string name_;
   const std::int64_t page_bytes_;
   int fd_ = -1;
+  std::mutex making_;  // before lock_
   std::mutex lock_;
   std::map<Address, std::int64_t> reserved_;
-  std::map<std::int64_t, std::vector<std::int64_t>> free_ranges_;  // by size
+  std::map<std::int64_t, std::set<std::int64_t>> free_ranges_;  // by size
   std::map<Handle, ExportedPage> imported_;
   Handle next_import_ = 1;
   std::int64_t end_ = 0;
@@ -245,16 +262,16 @@ class HostDriver final : public Driver {
 
 void before_fork() {
   g_lock.lock();
-  for (HostDriver* driver : all_drivers()) driver->lock().lock();
+  for (HostDriver* driver : all_drivers()) driver->hold();
 }
 void after_fork_in_parent() {
-  for (HostDriver* driver : all_drivers()) driver->lock().unlock();
+  for (HostDriver* driver : all_drivers()) driver->release();
   g_lock.unlock();
 }
 void after_fork_in_child() {
   for (HostDriver* driver : all_drivers()) {
     driver->forget();
-    driver->lock().unlock();
+    driver->release();
   }
   g_lock.unlock();
 }

@@ -50,6 +50,9 @@ class Driver {
   virtual void unreserve(Address address, std::int64_t bytes) = 0;
   // OutOfMemory if the device is full in spite of the account. Only an exportable page can be exported; it costs more.
   virtual Handle create(std::int64_t bytes, bool exportable = false) = 0;
+  // Several in one call, all or none, where that is cheaper: at most as many as most_together() says.
+  virtual std::int64_t most_together() const { return 1; }
+  virtual void create_together(Handle* out, std::int64_t, std::int64_t bytes, bool exportable) { *out = create(bytes, exportable); }
   virtual void destroy(Handle handle, std::int64_t bytes) = 0;
 
   // `count` pages of `bytes` each, one after the other from `address` on.

@@ -38,7 +38,7 @@ class HandlePool {
     Handle handle;
     std::int64_t bytes;
   };
-  Handle create(std::int64_t bytes, bool exportable);
+  void create(Handle* out, std::int64_t count, std::int64_t bytes, bool exportable);
   void destroy(const std::vector<Spare>& pages);
   std::vector<Spare> pick_over(std::int64_t most_bytes);  // spares beyond `most_bytes` of physical memory, taken out of the books
 

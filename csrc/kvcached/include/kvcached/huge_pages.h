@@ -1,4 +1,4 @@
-// Memory of a file in memory as the kernel's huge pages: made, found by a walk of one step, and given back as one each.
+// Files in memory whose pages are the kernel's huge ones: made together, found by one translation each, and given back as one.
 #pragma once
 
 #include <cstdint>
@@ -7,10 +7,16 @@ namespace kvcached {
 
 constexpr std::int64_t kHugePage = std::int64_t{2} << 20;
 
-// Puts huge pages, all zeros, behind `bytes` of the file `fd` from `offset` on, which this process has mapped at `address`
-// for writing; all three are multiples of kHugePage. False when the system does not give them: kernels before 6.1 cannot,
-// and later ones may find no piece of memory that large. What it made until then stays; allocate the rest as usual.
-// Whatever /sys/kernel/mm/transparent_hugepage says of files in memory, but for `deny`, is no matter here.
+// Makes huge pages, all zeros, of `bytes` of the file `fd` from `offset` on, which this process has mapped at `address` for
+// writing; all three are multiples of kHugePage. What there is already stays as it is. False when the system does not give
+// them: kernels before 6.1 cannot, and later ones may find no piece of memory that large. What it made until then stays;
+// allocate the rest as usual. Of what /sys/kernel/mm/transparent_hugepage says of files in memory only `deny` is heeded.
+//
+// Ask for many at once: beside a quarter of a millisecond for each there is a wait for all processors, once for a call,
+// which takes milliseconds where all are busy.
 bool make_huge(int fd, std::int64_t offset, std::int64_t bytes, void* address);
+
+// The same for a file that is mapped nowhere. A fork in the middle of it would give the child a mapping.
+bool make_huge(int fd, std::int64_t offset, std::int64_t bytes);
 
 }  // namespace kvcached
