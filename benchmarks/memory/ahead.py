@@ -58,6 +58,7 @@ class Engine:
         self.last_batch = self.chunked_req = None
         self.max_running_requests, self.chunked_prefill_size = REQUESTS, 2048
         self.new_token_ratio_tracker = SimpleNamespace(current=0.7)
+        self.spec_algorithm = SimpleNamespace(is_none=lambda: True)
         self.waiting_queue: list[Any] = []
         self.slots: dict[int, list[np.ndarray]] = {}
 

@@ -1,6 +1,6 @@
 """Elastic device memory shared by many engines: the Python face of ``csrc/kvcached``. See ``docs/memory.md``."""
 
-from prism.memory._kvcached import Fence, Pool, stream_copy
+from prism.memory._kvcached import Fence, Pool, make_huge, stream_copy
 from prism.memory.arena import Arena
 from prism.memory.device import Device, default_account_dir, open_device
 from prism.memory.groups import GroupKind, KvGroup
@@ -34,6 +34,7 @@ __all__ = [
     "default_account_dir",
     "free_kv",
     "free_kvcache",
+    "make_huge",
     "numpy_views",
     "open_device",
     "row_views",

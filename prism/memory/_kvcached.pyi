@@ -17,6 +17,11 @@ Slots: TypeAlias = Any  # one-dimensional int64: numpy, torch (CPU), any buffer;
 def stream_copy(destination_address: int, source_address: int, nbytes: int) -> None:
     """Copy past the caches between two addresses of this process; the ranges must not overlap."""
 
+def make_huge(file: int, first: int, end: int) -> bool:
+    """Put the kernel's huge pages behind bytes ``first .. end`` of a file in memory (a descriptor), as far as whole
+    ones lie there; without Python's lock. What is written stays. False where the system gives none: small ones are made
+    as bytes are written then. Ask for many at once (``kvcached/huge_pages.h``)."""
+
 def gather_rows(
     packed_address: int, base_address: int, stride_bytes: int, width_bytes: int, rows: Slots, streamed: bool = False
 ) -> None:

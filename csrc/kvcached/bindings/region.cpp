@@ -5,6 +5,7 @@
 #include <nanobind/stl/vector.h>
 
 #include "bindings.h"
+#include "kvcached/huge_pages.h"
 #include "kvcached/stream_copy.h"
 
 namespace nb = nanobind;
@@ -47,6 +48,14 @@ void bind_region(nb::module_& m) {
       },
       nb::arg("destination_address"), nb::arg("source_address"), nb::arg("nbytes"), NoGil(),
       "Copies past the caches between two addresses of this process; the ranges must not overlap.");
+  m.def(
+      "make_huge",
+      [](int fd, std::int64_t first, std::int64_t end) {
+        first = (first + kHugePage - 1) / kHugePage * kHugePage;
+        return make_huge(fd, first, end / kHugePage * kHugePage - first);
+      },
+      nb::arg("file"), nb::arg("first"), nb::arg("end"), NoGil(),
+      "Makes whole huge pages of the kernel in bytes `first .. end` of a file in memory; False where it gives none.");
   nb::class_<WeightRegion>(m, "CoreWeightRegion", nb::is_weak_referenceable())
       .def(nb::new_([](std::shared_ptr<Owner> owner, std::int64_t bytes, std::int64_t page_bytes, bool exportable,
                        const char* klass) {

@@ -26,6 +26,7 @@ namespace {
 
 constexpr std::int64_t kFileBytes = std::int64_t{1} << 44;  // sparse: only what is allocated counts
 constexpr std::int64_t kTogether = 32;                      // pages, some 10 ms: a fork waits for as long
+constexpr std::int64_t kWorthHuge = 8 << 20;                // together: see make_huge
 
 class HostDriver;
 
@@ -117,7 +118,7 @@ class HostDriver final : public Driver {
 
   void create_together(Handle* out, std::int64_t count, std::int64_t bytes, bool) override {
     const std::vector<std::int64_t> offsets = take_ranges(count, bytes);
-    if (bytes % kHugePage == 0 && page_bytes_ % kHugePage == 0) make_runs_huge(offsets, bytes);
+    if (bytes % kHugePage == 0 && page_bytes_ % kHugePage == 0 && count * bytes >= kWorthHuge) make_runs_huge(offsets, bytes);
     int code = 0;
     for (std::int64_t offset : offsets) {  // what is huge by now is found quickly
       while (code == 0 && fallocate(fd_, 0, offset, bytes) != 0) code = errno == EINTR ? 0 : errno;

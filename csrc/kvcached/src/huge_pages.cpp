@@ -18,29 +18,23 @@ std::atomic<bool> g_known{true};  // to this kernel
 
 }  // namespace
 
-bool make_huge(int fd, std::int64_t offset, std::int64_t bytes, void* address) {
-  static const std::int64_t small = sysconf(_SC_PAGESIZE);
+bool make_huge(int fd, std::int64_t offset, std::int64_t bytes) {
   if (bytes <= 0 || !g_known.load(std::memory_order_relaxed)) return false;
-  // The call wants one small page to begin with. The holes behind it become zeros of the huge page, at a quarter of what it
-  // costs to make 512 small ones.
+  // The call below wants one small page to begin with. The holes behind it become zeros of the huge page, at a quarter of
+  // what it costs to make 512 small ones.
+  static const std::int64_t small = sysconf(_SC_PAGESIZE);
   for (std::int64_t at = 0; at < bytes; at += kHugePage) {
     if (fallocate(fd, 0, offset + at, small) != 0) return false;
   }
-  if (madvise(address, static_cast<std::size_t>(bytes), MADV_COLLAPSE) == 0) return true;
-  if (errno == EINVAL) g_known.store(false, std::memory_order_relaxed);
-  return false;
-}
-
-bool make_huge(int fd, std::int64_t offset, std::int64_t bytes) {
-  if (bytes <= 0 || !g_known.load(std::memory_order_relaxed)) return false;
   const auto size = static_cast<std::size_t>(bytes + kHugePage);
   void* got = mmap(nullptr, size, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
   if (got == MAP_FAILED) return false;
   const auto start = reinterpret_cast<std::uintptr_t>(got);
   void* window = reinterpret_cast<void*>((start + kHugePage - 1) / kHugePage * kHugePage);
-  const bool made = mmap(window, static_cast<std::size_t>(bytes), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_FIXED, fd, offset) !=
-                        MAP_FAILED &&
-                    make_huge(fd, offset, bytes, window);
+  const auto length = static_cast<std::size_t>(bytes);
+  const bool mapped = mmap(window, length, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_FIXED, fd, offset) != MAP_FAILED;
+  const bool made = mapped && madvise(window, length, MADV_COLLAPSE) == 0;
+  if (mapped && !made && errno == EINVAL) g_known.store(false, std::memory_order_relaxed);
   munmap(got, size);
   return made;
 }

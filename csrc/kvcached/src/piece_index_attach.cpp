@@ -7,7 +7,6 @@
 
 #include <algorithm>
 
-#include "kvcached/huge_pages.h"
 #include "piece_index_locked.h"
 
 namespace kvcached {
@@ -93,20 +92,9 @@ void PieceIndex::attach(const std::string& directory, std::int64_t slots, std::i
   owners_ = reinterpret_cast<PieceOwner*>(reinterpret_cast<char*>(header_) + kOwnersOffset);
   buckets_ = reinterpret_cast<std::uint32_t*>(reinterpret_cast<char*>(header_) + kBucketsOffset);
   slots_ = reinterpret_cast<PieceSlot*>(reinterpret_cast<char*>(header_) + slots_offset(header_->buckets));
-  // At the border of a huge page, so that those of the file can be mapped as such.
-  const auto bytes = static_cast<std::size_t>(header_->virtual_bytes), slack = static_cast<std::size_t>(kHugePage);
-  void* const wide = mmap(nullptr, bytes + slack, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-  if (wide == MAP_FAILED) throw system_error("mmap " + directory + "/pieces", errno);
-  const auto start = reinterpret_cast<std::uintptr_t>(wide), aligned = (start + slack - 1) / slack * slack;
-  munmap(wide, aligned - start);
-  munmap(reinterpret_cast<void*>(aligned + bytes), start + slack - aligned);
-  void* const at = mmap(reinterpret_cast<void*>(aligned), bytes, PROT_READ | PROT_WRITE,
-                        MAP_SHARED | MAP_NORESERVE | MAP_FIXED, pieces_fd_, 0);
-  if (at == MAP_FAILED) {
-    const int code = errno;
-    munmap(reinterpret_cast<void*>(aligned), bytes);
-    throw system_error("mmap " + directory + "/pieces", code);
-  }
+  void* const at = mmap(nullptr, static_cast<std::size_t>(header_->virtual_bytes), PROT_READ | PROT_WRITE,
+                        MAP_SHARED | MAP_NORESERVE, pieces_fd_, 0);
+  if (at == MAP_FAILED) throw system_error("mmap " + directory + "/pieces", errno);
   memory_ = static_cast<std::uint8_t*>(at);
   flock(lock_fd_, LOCK_UN);
 }

@@ -8,7 +8,6 @@
 #include <cstring>
 #include <utility>
 
-#include "kvcached/huge_pages.h"
 #include "piece_index_locked.h"
 
 #ifndef MADV_POPULATE_WRITE
@@ -20,11 +19,6 @@ namespace {
 
 long g_die_in = 0;
 int g_refuse = 0;
-
-// Where an extent that starts at `at` or later does: one of a huge page or more at the border of one.
-std::int64_t start_of(std::int64_t at, std::int64_t bytes) {
-  return bytes < kHugePage ? at : (at + kHugePage - 1) / kHugePage * kHugePage;
-}
 
 std::int64_t pages_of(std::int64_t bytes) { return std::max<std::int64_t>(1, (bytes + kPiecePage - 1) / kPiecePage) * kPiecePage; }
 
@@ -72,7 +66,7 @@ std::int64_t PieceIndex::fresh_slot() {
 // costs nothing: the file is far larger than what may lie in it. -1: no gap is large enough.
 std::int64_t PieceIndex::fresh_extent(std::int64_t bytes) {
   bytes = pages_of(bytes);
-  if (start_of(header_->cursor, bytes) + bytes > header_->limit) {
+  if (header_->cursor + bytes > header_->limit) {
     std::vector<std::pair<std::int64_t, std::int64_t>> used{{header_->virtual_bytes, header_->virtual_bytes}};
     for (std::int64_t slot = 0; slot < header_->made_slots; ++slot) {
       const PieceSlot& s = slots_[slot];
@@ -87,20 +81,18 @@ std::int64_t PieceIndex::fresh_extent(std::int64_t bytes) {
       }
       end = std::max(end, last);
     }
-    if (start_of(from, bytes) + bytes > from + best) return -1;
+    if (best < bytes) return -1;
     put(header_->limit, std::int64_t{0});
     put(header_->cursor, from);
     put(header_->limit, from + best);
   }
-  const std::int64_t at = start_of(header_->cursor, bytes);
+  const std::int64_t at = header_->cursor;
   put(header_->cursor, at + bytes);
   return at;
 }
 
 void PieceIndex::back(const PieceExtent& extent) {
-  const std::int64_t huge = extent.offset % kHugePage == 0 ? extent.bytes / kHugePage * kHugePage : 0;
-  if (g_refuse == 0) make_huge(pieces_fd_, extent.offset, huge, memory_ + extent.offset);
-  allocate_memory(pieces_fd_, extent.offset, pages_of(extent.bytes));  // the rest, or all of it
+  allocate_memory(pieces_fd_, extent.offset, pages_of(extent.bytes));
   mapped(extent.slot);
 }
 

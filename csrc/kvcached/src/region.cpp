@@ -96,7 +96,9 @@ std::int64_t WeightRegion::commit_locked(std::int64_t offset, std::int64_t bytes
     }
   };
   try {
-    for (; taken < missing.size(); ++taken) owner_->pages().take(&handles_[missing[taken]], 1, page_bytes_, exportable_);
+    std::vector<Handle> pages(missing.size());
+    owner_->pages().take(pages.data(), static_cast<std::int64_t>(pages.size()), page_bytes_, exportable_);
+    for (; taken < missing.size(); ++taken) handles_[missing[taken]] = pages[taken];
     while (mapped < missing.size()) {  // neighbours in one call
       std::size_t next = mapped + 1;
       while (next < missing.size() && missing[next] == missing[next - 1] + 1) ++next;
