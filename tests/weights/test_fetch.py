@@ -48,7 +48,7 @@ class Machine(TransferServer):
         self.store = store
 
 
-def begin(machine: Machine, plan: NodePlan, hold: bool = False, dead_s: float = DEAD_S) -> PackFetch:
+def begin(machine: Machine, plan: NodePlan, hold: bool = False, dead_s: float = PATIENCE_S) -> PackFetch:
     return PackFetch(machine.store, machine, plan, PullOptions(hold=hold, dead_s=dead_s))
 
 
@@ -260,7 +260,7 @@ def test_a_peer_that_never_gets_the_end_of_a_piece_is_not_asked_for_ever(fleet: 
     servers = fleet(3)
     parts, data = plans(servers, pieces=1), whole(servers[0])
     held, copy = without_its_end(servers[1], parts["n1"], data)
-    running = begin(servers[2], msgspec.structs.replace(parts["n2"], receives=(("n1", 0),)))
+    running = begin(servers[2], msgspec.structs.replace(parts["n2"], receives=(("n1", 0),)), dead_s=DEAD_S)
     assert bytes(running.wait().data) == data
     assert running.progress.pieces_by_source == {"n0": 1}
     copy.close()
