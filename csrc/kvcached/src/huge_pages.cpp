@@ -4,22 +4,14 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
-#include <atomic>
-#include <cerrno>
-
 #ifndef MADV_COLLAPSE
 #define MADV_COLLAPSE 25
 #endif
 
 namespace kvcached {
-namespace {
-
-std::atomic<bool> g_known{true};  // to this kernel
-
-}  // namespace
 
 bool make_huge(int fd, std::int64_t offset, std::int64_t bytes) {
-  if (bytes <= 0 || !g_known.load(std::memory_order_relaxed)) return false;
+  if (bytes <= 0) return false;
   // The call below wants one small page to begin with. The holes behind it become zeros of the huge page, at a quarter of
   // what it costs to make 512 small ones.
   static const std::int64_t small = sysconf(_SC_PAGESIZE);
@@ -32,9 +24,8 @@ bool make_huge(int fd, std::int64_t offset, std::int64_t bytes) {
   const auto start = reinterpret_cast<std::uintptr_t>(got);
   void* window = reinterpret_cast<void*>((start + kHugePage - 1) / kHugePage * kHugePage);
   const auto length = static_cast<std::size_t>(bytes);
-  const bool mapped = mmap(window, length, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_FIXED, fd, offset) != MAP_FAILED;
-  const bool made = mapped && madvise(window, length, MADV_COLLAPSE) == 0;
-  if (mapped && !made && errno == EINVAL) g_known.store(false, std::memory_order_relaxed);
+  const bool made = mmap(window, length, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_FIXED, fd, offset) != MAP_FAILED &&
+                    madvise(window, length, MADV_COLLAPSE) == 0;
   munmap(got, size);
   return made;
 }

@@ -8,8 +8,8 @@ namespace kvcached {
 constexpr std::int64_t kHugePage = std::int64_t{2} << 20;
 
 // Puts huge pages, all zeros, behind `bytes` of the file `fd` from `offset` on, both multiples of kHugePage. What is written
-// there already stays. False when the system does not give them: kernels before 6.1 cannot, and later ones may find no piece
-// of memory that large. What it made until then stays; allocate the rest as usual. Of what
+// there already stays. False when the system does not give them: kernels before 6.1 cannot, later ones may find no piece of
+// memory that large, and a file on a disk has none. What it made until then stays; allocate the rest as usual. Of what
 // /sys/kernel/mm/transparent_hugepage says of files in memory only `deny` is heeded.
 //
 // For many at once: beside a quarter of a millisecond for each, a call waits for every processor to take part, milliseconds
