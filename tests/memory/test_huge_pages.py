@@ -1,4 +1,4 @@
-"""Memory of virtual devices and of the pool of KV lies in the kernel's huge pages, where it has them."""
+"""Memory of virtual devices and of reserved files lies in the kernel's huge pages, where it has them."""
 
 from __future__ import annotations
 

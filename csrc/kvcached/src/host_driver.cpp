@@ -118,7 +118,7 @@ class HostDriver final : public Driver {
 
   void create_together(Handle* out, std::int64_t count, std::int64_t bytes, bool) override {
     const std::vector<std::int64_t> offsets = take_ranges(count, bytes);
-    if (bytes % kHugePage == 0 && page_bytes_ % kHugePage == 0 && count * bytes >= kWorthHuge) make_runs_huge(offsets, bytes);
+    if (bytes % kHugePage == 0 && page_bytes_ % kHugePage == 0) make_runs_huge(offsets, bytes);
     int code = 0;
     for (std::int64_t offset : offsets) {  // what is huge by now is found quickly
       while (code == 0 && fallocate(fd_, 0, offset, bytes) != 0) code = errno == EINTR ? 0 : errno;
@@ -218,13 +218,13 @@ class HostDriver final : public Driver {
     }
   }
 
-  // Neighbours in the file together. A fork waits: the pages are mapped meanwhile.
+  // Neighbours in the file together, where they are worth a call. A fork waits: the pages are mapped meanwhile.
   void make_runs_huge(const std::vector<std::int64_t>& offsets, std::int64_t bytes) {
     std::lock_guard<std::mutex> guard(making_);
     for (std::size_t first = 0, next = 0; first < offsets.size(); first = next) {
       std::int64_t end = offsets[first];
       for (; next < offsets.size() && offsets[next] == end; ++next) end += bytes;
-      if (!make_huge(fd_, offsets[first], end - offsets[first])) return;
+      if (end - offsets[first] >= kWorthHuge && !make_huge(fd_, offsets[first], end - offsets[first])) return;
     }
   }
 
