@@ -28,7 +28,7 @@ ASAN_OPTIONS=detect_leaks=1 UBSAN_OPTIONS=print_stacktrace=1:halt_on_error=1 "$O
 
 echo "[3/3] address and undefined-behaviour sanitizers: Python tests"
 # The interpreter itself is not instrumented and never frees everything, so leaks are looked for in the stress driver only.
-# The sanitized extension takes the place of the installed one through KVCACHED_EXTENSION (see tests/memory/conftest.py).
+# The sanitized extension takes the place of the installed one through KVCACHED_EXTENSION (see tests/conftest.py).
 PRELOAD="$(${CXX:-c++} -print-file-name=libasan.so):$(${CXX:-c++} -print-file-name=libubsan.so):$(${CXX:-c++} -print-file-name=libstdc++.so)"
 EXTENSION=$(ls "$OUT"/address/_kvcached*.so)
 LD_PRELOAD="$PRELOAD" ASAN_OPTIONS=detect_leaks=0 UBSAN_OPTIONS=print_stacktrace=1:halt_on_error=1 PYTHONMALLOC=malloc \

@@ -1,5 +1,6 @@
 """Settings of all tests."""
 
+import importlib.util
 import os
 import sys
 from collections.abc import Iterator
@@ -7,6 +8,14 @@ from importlib.abc import MetaPathFinder
 
 import pytest
 from hypothesis import HealthCheck, settings
+
+# scripts/sanitize.sh puts another build of the extension into the place of the installed one: before anything of Prism
+# is imported, since a process can have only one of the two.
+if "KVCACHED_EXTENSION" in os.environ:
+    _spec = importlib.util.spec_from_file_location("prism.memory._kvcached", os.environ["KVCACHED_EXTENSION"])
+    assert _spec is not None and _spec.loader is not None
+    sys.modules[_spec.name] = importlib.util.module_from_spec(_spec)
+    _spec.loader.exec_module(sys.modules[_spec.name])
 
 from prism.engine import boot, cuda_stub
 from tests.guard import Guard, guard_of, guarded, taken_clocks

@@ -2,20 +2,10 @@
 
 from __future__ import annotations
 
-import importlib.util
-import os
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-
-# scripts/sanitize.sh puts another build of the extension into the place of the installed one.
-if "KVCACHED_EXTENSION" in os.environ:
-    _spec = importlib.util.spec_from_file_location("prism.memory._kvcached", os.environ["KVCACHED_EXTENSION"])
-    assert _spec is not None and _spec.loader is not None
-    sys.modules[_spec.name] = importlib.util.module_from_spec(_spec)
-    _spec.loader.exec_module(sys.modules[_spec.name])
 
 from prism import memory
 from tests.memory.drivers import CUDA, FAKE, HOST, Bed, FakeCuda, build_fake, why_no_gpu
