@@ -36,8 +36,10 @@ $(VENV)/.installed: $(VENV)/.dependencies pyproject.toml $(KERNEL) $(PACKAGES)
 	@PYTHONDONTWRITEBYTECODE= $(BIN)/python -c 'from prism.engine import boot; boot.boot("host")' > build/imports.log 2>&1 || { cat build/imports.log; exit 1; }
 	@touch $@
 
-demo: install ## create the three random-weight demo models
-	@test -f $(DEMO)/.complete || { $(BIN)/python scripts/make_demo_models.py $(DEMO) && touch $(DEMO)/.complete; }
+demo: $(DEMO)/.complete ## create the three random-weight demo models
+
+$(DEMO)/.complete: scripts/make_demo_models.py | install
+	@$(BIN)/python scripts/make_demo_models.py $(DEMO) && touch $@
 
 serve: demo ## serve the demo models on http://127.0.0.1:8000
 	@$(BIN)/prism-serve examples/quickstart.yaml
@@ -53,11 +55,11 @@ format: install ## rewrite the sources in the house format
 	@$(BIN)/ruff format .
 	@$(BIN)/ruff check --fix .
 
-test: install ## the tests (about 15 minutes on two cores)
+test: demo ## the tests (about 15 minutes on two cores)
 	@$(BIN)/python -m pytest -n 2 --dist loadfile $(BUSY:%=--ignore=%)
 	@$(BIN)/python -m pytest -n 2 --dist loadfile --durations=15 $(BUSY)
 
-test-slow: install ## the long ones: every family, chaos, ten thousand at once, memory under pressure (about 30 minutes)
+test-slow: demo ## the long ones: every family, chaos, ten thousand at once, memory under pressure (about 30 minutes)
 	@$(BIN)/python -m pytest -m slow -n 2 --dist loadfile --durations=15
 
 storm: install ## kill and stop processes of a real server under mixed load: make storm STORM="--seconds 600 --seed 7"
@@ -73,7 +75,7 @@ contracts: demo ## vLLM's and SGLang's own tests of OpenAI servers, fetched, aga
 explore: install ## property tests with examples that no run has seen (what fails becomes an @example)
 	@PRISM_EXPLORE=1 $(BIN)/python -m pytest -m "hypothesis and not slow and not net and not gpu"
 
-test-net: install ## multi-host tests in network namespaces (needs root and iproute2; skipped with a reason otherwise)
+test-net: demo ## multi-host tests in network namespaces (needs root and iproute2; skipped with a reason otherwise)
 	@$(BIN)/python -m pytest -m "net and not slow"
 
 sanitize: install ## the C++ core under AddressSanitizer, UBSan and ThreadSanitizer

@@ -2,9 +2,11 @@
 
 import importlib.util
 import os
+import subprocess
 import sys
 from collections.abc import Iterator
 from importlib.abc import MetaPathFinder
+from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -19,6 +21,8 @@ if "KVCACHED_EXTENSION" in os.environ:
 
 from prism.engine import boot, cuda_stub
 from tests.guard import Guard, guard_of, guarded, taken_clocks
+
+REPO = Path(__file__).resolve().parents[1]
 
 # SGLang decides when it is imported first which kernels there are. Who imports it before this, by whatever test comes
 # first, has none in this process for good.
@@ -46,6 +50,19 @@ settings.register_profile(
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture],
 )
 settings.load_profile("prism")
+
+
+@pytest.fixture(scope="session")
+def demo_models(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Folder with the demo models, which tests read and never change: that of `make demo` if it is up to date (all
+    targets that run engines make it), else one that is made now."""
+    script, made = REPO / "scripts" / "make_demo_models.py", REPO / "demo-models"
+    stamp = made / ".complete"
+    if stamp.exists() and stamp.stat().st_mtime >= script.stat().st_mtime:
+        return made
+    folder = tmp_path_factory.mktemp("models")
+    subprocess.run([sys.executable, str(script), str(folder)], check=True)
+    return folder
 
 
 @pytest.fixture(autouse=True)

@@ -1,26 +1,14 @@
-"""Fixtures of the end-to-end tests: the demo models and one server for all tests that need nothing special."""
+"""Fixtures of the end-to-end tests: one server for all tests that need nothing special."""
 
 from __future__ import annotations
 
 import shutil
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from .server import DEMOS, REPO, Server, catalog, start
-
-
-@pytest.fixture(scope="session")
-def demo_models(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The demo models of `make serve` if they are there, else made now."""
-    if (REPO / "demo-models" / ".complete").exists():
-        return REPO / "demo-models"
-    folder = tmp_path_factory.mktemp("models")
-    subprocess.run([sys.executable, "scripts/make_demo_models.py", str(folder)], cwd=REPO, check=True)
-    return folder
+from .server import DEMOS, Server, catalog, start
 
 
 @pytest.fixture(scope="session")

@@ -27,7 +27,7 @@ MODEL, TOKENS = "demo-llama", 16
 SAID = " ".join(f"the request number {i} waits for a device" for i in range(24))
 PIECES = 3
 """Whole ones of it, of 64 tokens each."""
-MBIT, SLOW_MBIT = 1000.0, 2.0
+MBIT, SLOW_MBIT = 1000.0, 1.0
 """The links, and that of "b" while KV is on its way: its megabyte takes some seconds."""
 
 

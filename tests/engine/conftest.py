@@ -1,4 +1,4 @@
-"""One zygote and one set of demo models for all engine tests; each test has its own pool, devices and front door."""
+"""One zygote for all engine tests; each test has its own pool, devices and front door."""
 
 from __future__ import annotations
 
@@ -18,16 +18,6 @@ from tests.engine.rig import Rig, opened
 from tests.engine.wide import make_wide_model
 
 ROOT = Path(__file__).resolve().parents[2]
-
-
-@pytest.fixture(scope="session")
-def demo_models(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Folder with the demo models (``PRISM_TEST_MODELS`` names one that exists already)."""
-    if given := os.environ.get("PRISM_TEST_MODELS"):
-        return Path(given)
-    folder = tmp_path_factory.mktemp("models")
-    subprocess.run([sys.executable, str(ROOT / "scripts" / "make_demo_models.py"), str(folder)], check=True)
-    return folder
 
 
 @pytest.fixture(scope="session")

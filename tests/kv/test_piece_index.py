@@ -150,7 +150,7 @@ def dies(directory: str, store_number: int, step: Step, known: Known) -> bool:
     return status != 0
 
 
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=25)
 @given(st.lists(steps, max_size=8), st.lists(steps, min_size=1, max_size=2), st.lists(steps, max_size=4))
 def test_whoever_dies_at_any_store_leaves_what_was_or_what_will_be(
     before: list[Step], dying: list[Step], after: list[Step]

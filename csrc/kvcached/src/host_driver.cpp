@@ -87,17 +87,12 @@ class HostDriver final : public Driver {
   bool is_brief() const override { return true; }
 
   Address reserve(std::int64_t bytes) override {
-    // Aligned to the page, so that the kernel's huge pages can be mapped as such.
-    const std::int64_t slack = bytes + page_bytes_;
-    void* got = mmap(nullptr, slack, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-    if (got == MAP_FAILED) throw system_error("mmap of a reservation", errno);
+    void* const got = reserve_aligned(bytes, page_bytes_);
+    if (got == nullptr) throw system_error("mmap of a reservation", errno);
     const Address start = reinterpret_cast<Address>(got);
-    const Address aligned = (start + page_bytes_ - 1) / page_bytes_ * page_bytes_;
-    if (aligned > start) munmap(got, aligned - start);
-    munmap(reinterpret_cast<void*>(aligned + bytes), start + slack - aligned - bytes);
     std::lock_guard<std::mutex> guard(lock_);
-    reserved_[aligned] = bytes;
-    return aligned;
+    reserved_[start] = bytes;
+    return start;
   }
 
   void unreserve(Address address, std::int64_t bytes) override {

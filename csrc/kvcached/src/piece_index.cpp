@@ -78,14 +78,16 @@ PieceExtent PieceIndex::take(const PieceName& name, std::int64_t bytes, std::int
 
 PieceExtent PieceIndex::begin(const PieceName& name, std::int64_t bytes, std::int64_t bound_bytes) {
   PieceExtent found = kNone;
+  Range ahead;
   {
     Locked lock(*this);
     found = take(name, bytes, bytes, bound_bytes);
     if (found.slot < 0) return kNone;
     book(slots_[found.slot], PieceState::Writing);
+    ahead = range_ahead(found, bound_bytes);
   }
   try {
-    back(found);
+    back(found, ahead);
   } catch (...) {
     abandon(found.slot);
     throw;
@@ -238,6 +240,7 @@ void PieceIndex::end() {
   for (std::int64_t slot = 0; slot < header_->made_slots; ++slot) {
     if (slots_[slot].state == PieceState::Piece) drop_slot(slot);
   }
+  punch_ahead(header_->ahead);
 }
 
 }  // namespace kvcached

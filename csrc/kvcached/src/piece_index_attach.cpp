@@ -7,6 +7,7 @@
 
 #include <algorithm>
 
+#include "kvcached/huge_pages.h"
 #include "piece_index_locked.h"
 
 namespace kvcached {
@@ -92,10 +93,11 @@ void PieceIndex::attach(const std::string& directory, std::int64_t slots, std::i
   owners_ = reinterpret_cast<PieceOwner*>(reinterpret_cast<char*>(header_) + kOwnersOffset);
   buckets_ = reinterpret_cast<std::uint32_t*>(reinterpret_cast<char*>(header_) + kBucketsOffset);
   slots_ = reinterpret_cast<PieceSlot*>(reinterpret_cast<char*>(header_) + slots_offset(header_->buckets));
-  void* const at = mmap(nullptr, static_cast<std::size_t>(header_->virtual_bytes), PROT_READ | PROT_WRITE,
-                        MAP_SHARED | MAP_NORESERVE, pieces_fd_, 0);
-  if (at == MAP_FAILED) throw system_error("mmap " + directory + "/pieces", errno);
-  memory_ = static_cast<std::uint8_t*>(at);
+  memory_ = reserve_aligned(header_->virtual_bytes);
+  if (memory_ == nullptr || mmap(memory_, static_cast<std::size_t>(header_->virtual_bytes), PROT_READ | PROT_WRITE,
+                                 MAP_SHARED | MAP_NORESERVE | MAP_FIXED, pieces_fd_, 0) == MAP_FAILED) {
+    throw system_error("mmap " + directory + "/pieces", errno);
+  }
   flock(lock_fd_, LOCK_UN);
 }
 
@@ -115,6 +117,7 @@ bool PieceIndex::nobody_uses_it() const {
 
 // A predecessor may have been killed half-way.
 void PieceIndex::initialise(std::int64_t slots, std::int64_t virtual_bytes) {
+  virtual_bytes = pages_of(virtual_bytes);
   const std::int64_t buckets = buckets_for(slots), start = slots_offset(buckets);
   const std::int64_t index_bytes = start + slots * static_cast<std::int64_t>(sizeof(PieceSlot));
   for (const auto& [fd, bytes] : {std::pair{index_fd_, index_bytes}, {pieces_fd_, virtual_bytes}}) {

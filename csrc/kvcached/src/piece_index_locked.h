@@ -1,6 +1,7 @@
 // The lock of a piece index, held for a scope, and stores that others see.
 #pragma once
 
+#include <algorithm>
 #include <atomic>
 #include <cerrno>
 
@@ -8,6 +9,10 @@
 #include "kvcached/piece_index.h"
 
 namespace kvcached {
+
+inline std::int64_t pages_of(std::int64_t bytes) {  // what an extent for them takes
+  return std::max<std::int64_t>(1, (bytes + kPiecePage - 1) / kPiecePage) * kPiecePage;
+}
 
 void piece_step();  // may be the moment at which a test kills the process
 void allocate_memory(int fd, std::int64_t offset, std::int64_t bytes);  // of a file; raises SystemFailed

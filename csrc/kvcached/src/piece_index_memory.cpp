@@ -8,6 +8,7 @@
 #include <cstring>
 #include <utility>
 
+#include "kvcached/huge_pages.h"
 #include "piece_index_locked.h"
 
 #ifndef MADV_POPULATE_WRITE
@@ -20,7 +21,7 @@ namespace {
 long g_die_in = 0;
 int g_refuse = 0;
 
-std::int64_t pages_of(std::int64_t bytes) { return std::max<std::int64_t>(1, (bytes + kPiecePage - 1) / kPiecePage) * kPiecePage; }
+std::int64_t huge_pages_of(std::int64_t bytes) { return (bytes + kHugePage - 1) / kHugePage * kHugePage; }
 
 std::int64_t extent_of(const PieceSlot& s) {
   return pages_of(s.bytes) + (s.state == PieceState::Claimed ? kPiecePage : 0);
@@ -82,6 +83,7 @@ std::int64_t PieceIndex::fresh_extent(std::int64_t bytes) {
       end = std::max(end, last);
     }
     if (best < bytes) return -1;
+    punch_ahead(header_->ahead);
     put(header_->limit, std::int64_t{0});
     put(header_->cursor, from);
     put(header_->limit, from + best);
@@ -91,7 +93,31 @@ std::int64_t PieceIndex::fresh_extent(std::int64_t bytes) {
   return at;
 }
 
-void PieceIndex::back(const PieceExtent& extent) {
+// What is to be made with the newest extent, for it and those that will follow. Nothing while a pool is small, or near its
+// bound, which what was made and is in no piece yet exceeds by this at most.
+PieceIndex::Range PieceIndex::range_ahead(const PieceExtent& extent, std::int64_t bound_bytes) {
+  if (header_->cursor <= header_->ahead || header_->booked_bytes < kPieceAhead) return {};
+  if (header_->booked_bytes + kPieceAhead > bound_bytes) return {};
+  const std::int64_t from = huge_pages_of(std::max(extent.offset, header_->ahead));
+  const std::int64_t end = huge_pages_of(std::max(from + kPieceAhead, header_->cursor));
+  if (end > header_->limit) return {};
+  put(header_->ahead, end);
+  return {from, end};
+}
+
+// What was made ahead of the cursor, up to `end`, will be in no piece.
+void PieceIndex::punch_ahead(std::int64_t end) {
+  const std::int64_t bytes = end - header_->cursor;
+  if (bytes > 0) fallocate(pieces_fd_, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, header_->cursor, bytes);
+  put(header_->ahead, std::int64_t{0});
+}
+
+void PieceIndex::back(const PieceExtent& extent, const Range& ahead) {
+  if (ahead.end > 0) {
+    make_huge(pieces_fd_, ahead.offset, ahead.end - ahead.offset);  // else in small ones, each with its extent
+    Locked lock(*this);
+    if (header_->ended != 0) punch_ahead(ahead.end);
+  }
   allocate_memory(pieces_fd_, extent.offset, pages_of(extent.bytes));
   mapped(extent.slot);
 }

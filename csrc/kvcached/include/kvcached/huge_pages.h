@@ -17,4 +17,8 @@ constexpr std::int64_t kHugePage = std::int64_t{2} << 20;
 // middle would give the child that mapping.
 bool make_huge(int fd, std::int64_t offset, std::int64_t bytes);
 
+// Addresses for mappings that begin at a multiple of `alignment`, so that huge pages can be mapped as such: `bytes` of them, a
+// multiple of the system's pages, without access and memory. nullptr: there are none, errno says why.
+std::uint8_t* reserve_aligned(std::int64_t bytes, std::int64_t alignment = kHugePage);
+
 }  // namespace kvcached

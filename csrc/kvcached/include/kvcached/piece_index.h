@@ -95,6 +95,9 @@ class PieceIndex {
  private:
   class Locked;
   friend class Locked;
+  struct Range {
+    std::int64_t offset = 0, end = 0;  // of the file `pieces`
+  };
 
   void attach(const std::string& directory, std::int64_t slots, std::int64_t virtual_bytes);
   void initialise(std::int64_t slots, std::int64_t virtual_bytes);
@@ -112,6 +115,8 @@ class PieceIndex {
   void unlink(std::int64_t slot);
   std::int64_t fresh_slot();
   std::int64_t fresh_extent(std::int64_t bytes);
+  Range range_ahead(const PieceExtent& extent, std::int64_t bound_bytes);
+  void punch_ahead(std::int64_t end);
   PieceExtent take(const PieceName& name, std::int64_t bytes, std::int64_t extent_bytes, std::int64_t bound_bytes);
   void count(const PieceSlot& slot, std::int64_t sign);
   void book(PieceSlot& slot, PieceState state);  // puts it into a state, and totals with it
@@ -119,7 +124,7 @@ class PieceIndex {
   std::int64_t drop_slot(std::int64_t slot);
   void punch(const PieceSlot& slot);
 
-  void back(const PieceExtent& extent);  // without the lock: memory for all of it, mapped
+  void back(const PieceExtent& extent, const Range& ahead);  // without the lock: memory for all of both, the first mapped
   PieceExtent mapped(std::int64_t slot);
   std::uint32_t& bucket(const PieceName& name) const;
 

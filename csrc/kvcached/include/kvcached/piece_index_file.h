@@ -8,11 +8,12 @@
 namespace kvcached {
 
 constexpr std::uint64_t kPieceIndexMagic = 0x585049564b4d5250;  // "PRMKVIPX"
-constexpr std::uint32_t kPieceIndexVersion = 1;
+constexpr std::uint32_t kPieceIndexVersion = 2;
 constexpr std::uint32_t kPieceOwners = 512;
 constexpr std::uint32_t kPieceOwnerPins = 31;
 constexpr std::int64_t kPieceBatch = 4096;  // slots that get memory together
 constexpr std::int64_t kPiecePage = 4096;
+constexpr std::int64_t kPieceAhead = std::int64_t{16} << 20;  // memory that is made together, in huge pages, before it is needed
 constexpr std::int64_t kLabelBytes = 128;  // of a claim: on a page behind it
 
 // By whom a piece is needed is in `space`, by which tokens in `key`; `position` is its number in its sequence.
@@ -50,6 +51,7 @@ struct PieceHeader {
   std::int64_t most_slots, buckets, virtual_bytes;  // `buckets`: a power of two
   std::int64_t backed_slots, made_slots;            // with memory; used at least once
   std::int64_t cursor, limit;                       // of `pieces`: no extent lies between them
+  std::int64_t ahead;                               // from the cursor up to here memory is made, or about to be
   pthread_mutex_t lock;
   // These follow from slots and owners:
   std::uint32_t free_slot;  // slot + 1
