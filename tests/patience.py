@@ -30,11 +30,13 @@ def until(
     """The condition's first true value. Errors of the kinds ``despite`` count as "not yet". Fails after ``limit_s``."""
     give_up_s = time.monotonic() + limit_s
     while True:
+        looked_s = time.monotonic()
         with suppress(*despite):
             if value := condition():
                 return value
-        assert time.monotonic() < give_up_s, f"{what} did not happen within {limit_s:.0f} s"
-        time.sleep(LOOK_S)
+        now_s = time.monotonic()
+        assert now_s < give_up_s, f"{what} did not happen within {limit_s:.0f} s"
+        time.sleep(max(LOOK_S, now_s - looked_s))  # what is waited for needs the processors, too
 
 
 async def happens(condition: Callable[[], T], what: str, *, limit_s: float = PATIENCE_S) -> T:

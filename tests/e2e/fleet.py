@@ -10,15 +10,16 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import psutil
 
-from tests.net.netns import Hosts
+from tests.net.netns import Hosts, inside
 from tests.patience import PATIENCE_S, START_S, free_port, until
 
-from .server import REPO
+from .server import HTTP, REPO
 
 PRISM = [sys.executable, "-m", "prism.cli.main"]
 
@@ -110,9 +111,19 @@ class Fleet:
         assert not ok or done.returncode == 0, done.stderr
         return done
 
+    def look(self, path: str) -> dict[str, Any]:
+        """What the admin API says, asked on the server's host: for who asks again and again, where a command would take
+        the processors from what is waited for."""
+        key = (self.folder / "local" / "admin.key").read_text().strip()
+        asked = partial(HTTP.get, f"{self.url}/admin/{path}", headers={"Authorization": f"Bearer {key}"})
+        return dict(inside(self.hosts[0].prefix, asked).raise_for_status().json())
+
+    def shown(self, model: str) -> dict[str, Any]:
+        """Everything about a model, as ``prism show`` has it."""
+        return self.look(f"models/{model}")
+
     def replicas(self, model: str) -> list[dict[str, Any]]:
-        shown = json.loads(self.prism("show", model, "--json").stdout)
-        return [r for r in shown["replicas"] if r["state"] == "ready"]
+        return [r for r in self.shown(model)["replicas"] if r["state"] == "ready"]
 
     def ask(self, model: str, prompt: str, tokens: int, at: Callable[[int], object] = lambda pieces: None) -> str:
         """A streamed greedy completion; ``at`` hears how many pieces have come."""

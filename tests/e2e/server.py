@@ -27,6 +27,9 @@ from tests.patience import PATIENCE_S, START_S, free_port
 REPO = Path(__file__).resolve().parents[2]
 DEMOS = ("demo-llama", "demo-qwen3", "demo-stablelm")
 T = TypeVar("T")
+HTTP = httpx.Client(verify=False, limits=httpx.Limits(max_keepalive_connections=0), timeout=PATIENCE_S)
+"""For single requests, each over a connection of its own (a kept one may lead to a front door that is dead). Made once:
+reading the system's certificates, of which nothing here has use, takes longer than a server takes to answer."""
 
 
 def until(condition: Callable[[], T], what: str, *, limit_s: float = PATIENCE_S) -> T:
@@ -64,7 +67,7 @@ class Server:
         key = (self.state / "admin.key").read_text().strip()
         headers = {"Authorization": f"Bearer {key}"}
         method = "GET" if body is None else "POST"
-        answer = httpx.request(method, f"{self.url}/admin/{path}", json=body, headers=headers, timeout=PATIENCE_S)
+        answer = HTTP.request(method, f"{self.url}/admin/{path}", json=body, headers=headers)
         answer.raise_for_status()
         return answer.json()
 
@@ -161,7 +164,7 @@ def start(folder: Path, catalog: dict[str, Any], *arguments: str, state: Path | 
 
     def ready() -> bool:
         assert process.poll() is None, f"prism-serve ended:\n{output.read_text()}"
-        return httpx.get(f"{server.url}/readiness", timeout=PATIENCE_S).status_code == 200
+        return HTTP.get(f"{server.url}/readiness").status_code == 200
 
     until(ready, "readiness", limit_s=START_S)
     return server

@@ -8,14 +8,13 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import httpx
 import openai
 import pytest
 
 from scripts.make_demo_adapter import make_adapter
 from tests.engine.adapters import merged
 
-from .server import Server, complete, greedy, prompts, start, stream, until
+from .server import HTTP, Server, complete, greedy, prompts, start, stream, until
 
 pytestmark = [pytest.mark.engine, pytest.mark.slow]
 BASE = "demo-llama"
@@ -80,5 +79,5 @@ def test_a_reload_adds_and_removes_adapters(server: Server, demo_models: Path, f
     assert complete(server.client, "four", prompt, 16) == greedy(str(folder / "four-merged"), prompt, 16)
     with pytest.raises(openai.NotFoundError):
         complete(server.client, "three", prompt, 8)
-    metrics = httpx.get(f"{server.url}/metrics").text
+    metrics = HTTP.get(f"{server.url}/metrics").text
     assert 'model="four"' in metrics

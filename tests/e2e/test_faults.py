@@ -6,13 +6,10 @@ import asyncio
 import json
 from pathlib import Path
 
-import httpx
 import openai
 import pytest
 
-from tests.patience import PATIENCE_S
-
-from .server import DEMOS, Server, complete, greedy, stream, until
+from .server import DEMOS, HTTP, Server, complete, greedy, stream, until
 
 pytestmark = pytest.mark.engine
 JSON = {"Content-Type": "application/json"}
@@ -62,7 +59,7 @@ def test_a_prompt_longer_than_the_context_is_the_callers_fault(server: Server, d
     ],
 )
 def test_malformed_requests_get_400_with_an_error_object(server: Server, body: bytes) -> None:
-    answer = httpx.post(f"{server.url}/v1/completions", content=body, headers=JSON, timeout=PATIENCE_S)
+    answer = HTTP.post(f"{server.url}/v1/completions", content=body, headers=JSON)
     assert answer.status_code == 400, answer.text
     assert set(answer.json()["error"]) >= {"message", "type", "param", "code"}
 

@@ -123,7 +123,7 @@ def test_weights_come_from_the_other_machines_memory(fleet: Fleet, demo_models: 
 
 def held(fleet: Fleet, model: str) -> dict[str, str]:
     """Machines that have the weights, and where."""
-    found: dict[str, str] = json.loads(fleet.prism("show", model, "--json").stdout)["held"]
+    found: dict[str, str] = fleet.shown(model)["held"]
     return found
 
 

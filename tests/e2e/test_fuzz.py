@@ -10,7 +10,7 @@ import pytest
 from tests.patience import PATIENCE_S
 
 from ..server.fuzzing import fuzz, load
-from .server import DEMOS, Server, complete, greedy, until
+from .server import DEMOS, HTTP, Server, complete, greedy, until
 
 pytestmark = pytest.mark.engine
 
@@ -21,6 +21,6 @@ def test_no_server_error(server: Server, demo_models: Path) -> None:
         # One model only: the devices do not hold all three pinned, and requests for the third would wait for long.
         fuzz(load(http.get("/openapi.json").json(), (DEMOS[0], "none")), http, key)
     server.admin(f"models/{DEMOS[0]}/unpin", {})
-    until(lambda: httpx.get(f"{server.url}/readiness", timeout=PATIENCE_S).status_code == 200, "readiness")
+    until(lambda: HTTP.get(f"{server.url}/readiness").status_code == 200, "readiness")
     for model in DEMOS:
         assert complete(server.client, model, "still here", 8) == greedy(str(demo_models / model), "still here", 8)

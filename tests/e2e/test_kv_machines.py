@@ -89,7 +89,7 @@ def books_are_exact(fleet: Fleet) -> bool:
 
 
 def devices(fleet: Fleet) -> list[dict[str, Any]]:
-    shown: list[dict[str, Any]] = json.loads(fleet.prism("top", "--once", "--json").stdout)["devices"]
+    shown: list[dict[str, Any]] = fleet.look("devices")["devices"]
     return shown
 
 

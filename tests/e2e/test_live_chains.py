@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -40,7 +39,7 @@ def has_all(shown: dict[str, Any]) -> bool:
 
 def sent(fleet: Fleet) -> dict[str, Any]:
     """The reason of the multicast that runs; empty: none does."""
-    shown = json.loads(fleet.prism("plan", "--json").stdout)["decisions"]
+    shown = fleet.look("plan")["decisions"]
     found: dict[str, Any] = next((line["reason"] for line in shown if line["action"] == "send"), {})
     return found
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import closing
@@ -44,7 +43,7 @@ def two(demo_models: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator
 
 def on_b(fleet: Fleet, model: str) -> dict[str, object]:
     """What operators see of its instance there."""
-    shown = json.loads(fleet.prism("show", model, "--json").stdout)["replicas"]
+    shown = fleet.shown(model)["replicas"]
     found = [r for r in shown if r["devices"] == ["b/host:0"]]
     return found[0] if found else {}
 
@@ -66,7 +65,7 @@ def leave_an_image_on_b(fleet: Fleet, model: str) -> None:
 
 
 def held(fleet: Fleet, model: str) -> list[str]:
-    return list(json.loads(fleet.prism("show", model, "--json").stdout)["held"])
+    return list(fleet.shown(model)["held"])
 
 
 def said_corrupt(fleet: Fleet) -> int:

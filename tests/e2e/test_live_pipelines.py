@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 import threading
 from collections.abc import Iterator
@@ -56,7 +55,7 @@ def linked(mbit: float) -> Iterator[Hosts | None]:
 
 def instances(fleet: Fleet) -> dict[str, dict[str, Any]]:
     """What operators see, by machine, whatever the state."""
-    shown = json.loads(fleet.prism("show", MODEL, "--json").stdout)["replicas"]
+    shown = fleet.shown(MODEL)["replicas"]
     return {replica["devices"][0].partition("/")[0]: replica for replica in shown}
 
 
@@ -77,7 +76,7 @@ def leave_an_image_on(fleet: Fleet, *machines: str) -> None:
 
 def held(fleet: Fleet) -> set[str]:
     """Machines that have the weights."""
-    return set(json.loads(fleet.prism("show", MODEL, "--json").stdout)["held"])
+    return set(fleet.shown(MODEL)["held"])
 
 
 def complete(fleet: Fleet, machine: str) -> bool:

@@ -10,7 +10,6 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-import httpx
 import psutil
 import pytest
 from click.testing import CliRunner
@@ -18,9 +17,8 @@ from click.testing import CliRunner
 from prism.cli.errors import Exit
 from prism.cli.main import main
 from prism.obs.names import METRICS
-from tests.patience import PATIENCE_S
 
-from .server import DEMOS, Server, catalog, complete, start, until
+from .server import DEMOS, HTTP, Server, catalog, complete, start, until
 
 pytestmark = pytest.mark.engine
 LLAMA, QWEN, STABLELM = DEMOS
@@ -159,7 +157,7 @@ def test_metrics_have_the_documented_names(server: Server) -> None:
     complete(server.client, LLAMA, "hello", 4)
 
     def scrape() -> str:
-        return httpx.get(f"{server.url}/metrics", timeout=PATIENCE_S).text
+        return HTTP.get(f"{server.url}/metrics").text
 
     until(lambda: re.search(r'prism_device_mapped_bytes{[^}]*use="weights"} [1-9]', scrape()), "mapped bytes")
     text = scrape()

@@ -9,14 +9,13 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import httpx
 import psutil
 import pytest
 
 from prism.weights.store.shared_memory import default_host_directory
 from tests.patience import PATIENCE_S, free_port
 
-from .server import DEMOS, REPO, Server, catalog, complete, greedy, start, until
+from .server import DEMOS, HTTP, REPO, Server, catalog, complete, greedy, start, until
 
 pytestmark = pytest.mark.engine
 
@@ -69,5 +68,5 @@ def a_dead_supervisor_takes_everything_along(server: Server) -> None:
 
 def listed(server: Server) -> set[str]:
     """The models that all of several fresh connections are told of: they may lead to different workers."""
-    answers = [httpx.get(f"{server.url}/v1/models", timeout=PATIENCE_S).json()["data"] for _ in range(8)]
+    answers = [HTTP.get(f"{server.url}/v1/models").json()["data"] for _ in range(8)]
     return set.union(*({m["id"] for m in answer} for answer in answers))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
@@ -45,7 +44,7 @@ def two(demo_models: Path, tmp_path: Path) -> Iterator[Fleet]:
 
 def replicas(fleet: Fleet) -> list[tuple[str, int]]:
     """State and generation of each instance that operators see."""
-    shown = json.loads(fleet.prism("show", MODEL, "--json").stdout)["replicas"]
+    shown = fleet.shown(MODEL)["replicas"]
     return [(replica["state"], replica["generation"]) for replica in shown]
 
 

@@ -72,11 +72,11 @@ async def test_what_needs_the_memory_of_the_window_is_let_in_between_long_prompt
     handle = await rig.activate(rig.spec_at(wide_model), [rig.devices[0]], kv_limit_bytes=limit)
     try:
         asked = [prompt(3 + i, LONG) for i in range(2)]
-        long = [rig.submit(handle, tokenized("", each, 200)) for each in asked]
+        long = [rig.submit(handle, tokenized("", each, 140)) for each in asked]
         assert await rig.wait_tokens(long[0], 1)
         short = rig.submit(handle, tokenized("", prompt(20, 150), 30))
         for each, rid in zip(asked, long, strict=True):
-            assert await rig.answer(rid) == reference(wide_model, each, 200)
+            assert await rig.answer(rid) == reference(wide_model, each, 140)
         assert await rig.answer(short) == reference(wide_model, prompt(20, 150), 30)
         assert list(rig.finish) == [short, *long], "in the order in which they ended"
         leaves = rig.submit(handle, tokenized("", asked[0], 400))
@@ -102,7 +102,7 @@ async def test_a_neighbour_gets_the_memory_of_the_window_and_the_long_prompt_goe
     neighbour = await rig.activate(rig.spec_at(wide_model), [rig.devices[0]])
     holder = device.register("holder")
     try:
-        long = rig.submit(handle, tokenized("", prompt(3, LONG), 300))
+        long = rig.submit(handle, tokenized("", prompt(3, LONG), 160))
         assert await rig.wait_tokens(long, 1)
         holder.reserve(device.free_bytes() // device.page_bytes * device.page_bytes, "weights")
         for number in range(3):
@@ -111,7 +111,7 @@ async def test_a_neighbour_gets_the_memory_of_the_window_and_the_long_prompt_goe
             assert long not in rig.finish, "the neighbour did not wait for its end"
             before = len(rig.tokens[long])
             await rig.wait_tokens(long, before + 1)
-        assert await rig.answer(long) == reference(wide_model, prompt(3, LONG), 300)
+        assert await rig.answer(long) == reference(wide_model, prompt(3, LONG), 160)
     finally:
         holder.close()
         await neighbour.deactivate()
