@@ -10,6 +10,9 @@ KERNEL := $(shell find csrc -type f 2>/dev/null)
 # The installation lists packages: a module that became one is found after the next.
 PACKAGES := $(shell find prism sglang_patches -name __init__.py)
 
+# Many container images forbid Python to keep what it compiled: each process of a server would compile all it imports.
+export PYTHONDONTWRITEBYTECODE :=
+
 .DEFAULT_GOAL := help
 .PHONY: help install serve demo check format test storm hostile contracts explore test-slow test-net sanitize compiled bench clean
 
@@ -18,9 +21,8 @@ help: ## list the targets
 
 install: $(VENV)/.installed ## create .venv, install pinned versions, build csrc/kvcached
 
-# uv resolves and installs in seconds what pip needs minutes for; the lock file names versions only. It compiles nothing,
-# and where PYTHONDONTWRITEBYTECODE is set (many container images set it) every process would compile all it imports:
-# the last step leaves the compiled modules behind, and ends with an error where engines cannot run.
+# uv resolves and installs in seconds what pip needs minutes for; the lock file names versions only. It compiles nothing:
+# the last step leaves compiled modules behind, for processes that may not, and ends with an error where engines cannot run.
 $(VENV)/.dependencies: requirements.lock
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and f"Python 3.11 or newer is needed, this is {sys.version.split()[0]}; try make PYTHON=python3.11" or 0)'
 	@test -x $(BIN)/uv || { echo "[1/4] creating $(VENV)"; $(PYTHON) -m venv $(VENV) && $(BIN)/python -m pip install -q uv; }
@@ -33,7 +35,8 @@ $(VENV)/.installed: $(VENV)/.dependencies pyproject.toml $(KERNEL) $(PACKAGES)
 	@$(BIN)/uv pip install --no-build-isolation --no-deps -e .
 	@echo "[4/4] importing what engines import, once: starts take half the time then"
 	@mkdir -p build
-	@PYTHONDONTWRITEBYTECODE= $(BIN)/python -c 'from prism.engine import boot; boot.boot("host")' > build/imports.log 2>&1 || { cat build/imports.log; exit 1; }
+	@$(BIN)/python -m compileall -q prism sglang_patches
+	@$(BIN)/python -c 'from prism.engine import boot; boot.boot("host")' > build/imports.log 2>&1 || { cat build/imports.log; exit 1; }
 	@touch $@
 
 demo: $(DEMO)/.complete ## create the three random-weight demo models
@@ -76,7 +79,7 @@ explore: install ## property tests with examples that no run has seen (what fail
 	@PRISM_EXPLORE=1 $(BIN)/python -m pytest -m "hypothesis and not slow and not net and not gpu"
 
 test-net: demo ## multi-host tests in network namespaces (needs root and iproute2; skipped with a reason otherwise)
-	@$(BIN)/python -m pytest -m "net and not slow"
+	@$(BIN)/python -m pytest -m "net and not slow" -n 2 --dist worksteal
 
 sanitize: install ## the C++ core under AddressSanitizer, UBSan and ThreadSanitizer
 	@PATH="$(CURDIR)/$(BIN):$$PATH" scripts/sanitize.sh

@@ -32,4 +32,5 @@ echo "[3/3] address and undefined-behaviour sanitizers: Python tests"
 PRELOAD="$(${CXX:-c++} -print-file-name=libasan.so):$(${CXX:-c++} -print-file-name=libubsan.so):$(${CXX:-c++} -print-file-name=libstdc++.so)"
 EXTENSION=$(ls "$OUT"/address/_kvcached*.so)
 LD_PRELOAD="$PRELOAD" ASAN_OPTIONS=detect_leaks=0 UBSAN_OPTIONS=print_stacktrace=1:halt_on_error=1 PYTHONMALLOC=malloc \
-  KVCACHED_EXTENSION="$EXTENSION" "$PYTHON" -m pytest -q tests/memory tests/kv/test_piece_index.py -m "not gpu and not slow" -p no:cacheprovider
+  KVCACHED_EXTENSION="$EXTENSION" "$PYTHON" -m pytest -q -n 2 tests/memory tests/kv/test_piece_index.py tests/kv/test_piece_memory.py \
+  -m "not gpu and not slow" -p no:cacheprovider
