@@ -32,6 +32,7 @@ from prism.engine.process import die_with_parent
 from prism.engine.zygote_messages import Exited, Fork, Forked, ForkFailed, Promote, ZygoteHello, encode, to_zygote
 
 TITLE: Final = "prism: zygote"
+WORKER: Final = "prism.engine.worker"
 STANDBY_TITLE: Final = "prism: standby zygote"
 STANDBY_PAUSE_S: Final = 1.0
 """Between two forks of a standby: one that dies at once must not keep the zygote busy."""
@@ -252,6 +253,7 @@ def main() -> None:
         boot.prepare_environment(options.kind)
     if options.kind == "host":
         boot.boot(options.kind)
+        importlib.import_module(WORKER)  # else each would, after its fork
     gc.collect()
     gc.freeze()
     boot_s = time.perf_counter() - start_s
