@@ -15,7 +15,7 @@ from prism.engine.link import WorkerLink
 from prism.engine.parking import ParkedTeams
 from tests.engine.rig import DEVICE_BYTES, MODELS, Rig, opened, prompt, tokenized
 
-NEW = 30
+NEW = 12
 engine = pytest.mark.engine
 
 

@@ -16,7 +16,7 @@ from prism.engine.sglang_args import group_shape
 from tests.engine.rig import DEVICE_BYTES, Rig, prompt, tokenized
 from tests.patience import happens
 
-NEW = 30
+NEW = 12
 A, B = DeviceId("n/host:0"), DeviceId("n/host:1")
 
 
