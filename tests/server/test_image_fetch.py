@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import base64
 import io
+import ssl
+import threading
 from collections.abc import Sequence
 from typing import Any
 
@@ -57,6 +59,32 @@ def test_the_connection_goes_to_the_address_that_was_looked_at() -> None:
     assert request.headers["host"] == "images.example.org"
     assert request.extensions["sni_hostname"] == "images.example.org"
     assert net.asked == [("images.example.org", 443)], "a second look could find another address"
+
+
+def test_certificates_are_read_once_and_beside_the_loop(monkeypatch: pytest.MonkeyPatch) -> None:
+    net, used, readers = Net(PUBLIC), [], []
+    client, read = httpx.AsyncClient, httpx.create_ssl_context
+
+    def opened(**options: Any) -> httpx.AsyncClient:
+        used.append(options["verify"])
+        return client(**{**options, "transport": httpx.MockTransport(net.handle)})
+
+    def reads(**options: Any) -> Any:
+        readers.append(threading.get_ident())
+        return read(**options)
+
+    monkeypatch.setattr(httpx, "AsyncClient", opened)
+    monkeypatch.setattr(httpx, "create_ssl_context", reads)
+    fetcher = ImageFetcher(ImageConfig(hosts=HOSTS), net.resolve)
+
+    async def fetched() -> list[bytes]:
+        return [await fetcher.fetch(f"{scheme}://images.example.org/x", "w") for scheme in ("https", "https", "http")]
+
+    assert asyncio.run(fetched()) == [png()] * 3
+    assert len(readers) == 1 and readers != [threading.get_ident()]
+    first, second, plain = used
+    assert isinstance(first, ssl.SSLContext) and first is second and plain is False
+    assert first.check_hostname and first.verify_mode is ssl.CERT_REQUIRED
 
 
 @pytest.mark.parametrize(
