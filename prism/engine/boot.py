@@ -64,8 +64,8 @@ WARM_MODULES: Final = (
 """Imported once in the zygote: what an engine needs and what a front-door worker needs."""
 
 GPU_MODULES: Final = ("flashinfer",)
-"""Kernels for GPUs, which SGLang uses where they are installed. Importing them takes a sixth of a start's processor
-time, and on virtual devices nothing of them can run."""
+"""Kernels for GPUs, which SGLang uses where they are installed. Importing them takes a tenth of a start's processor
+time (docs/results/engine.md), and on virtual devices nothing of them can run."""
 
 
 def prepare_environment(kind: str) -> None:
@@ -108,8 +108,8 @@ def boot(kind: str) -> None:
 
 @contextmanager
 def _uncollected() -> Iterator[None]:
-    """Eight thousand modules' objects stay. Looking through all that are there already, again and again, is a fifth of
-    the processor time that importing them takes."""
+    """Eight thousand modules' objects stay. Looking through all that are there already, again and again, is a tenth of
+    the processor time that importing them takes (docs/results/engine.md)."""
     was = gc.isenabled()
     gc.disable()
     try:
