@@ -79,7 +79,7 @@ explore: install ## property tests with examples that no run has seen (what fail
 	@PRISM_EXPLORE=1 $(BIN)/python -m pytest -m "hypothesis and not slow and not net and not gpu"
 
 test-net: demo ## multi-host tests in network namespaces (needs root and iproute2; skipped with a reason otherwise)
-	@$(BIN)/python -m pytest -m "net and not slow" -n 2 --dist worksteal
+	@$(BIN)/python -m pytest -m "net and not slow" -n 2 --maxschedchunk 1
 
 sanitize: install ## the C++ core under AddressSanitizer, UBSan and ThreadSanitizer
 	@PATH="$(CURDIR)/$(BIN):$$PATH" scripts/sanitize.sh
