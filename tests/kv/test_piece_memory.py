@@ -15,7 +15,6 @@ from tests.memory.huge import HUGE, huge_bytes, needs_them
 PIECE = HUGE + 4096
 BOUND = 96 << 20
 AHEAD = 16 << 20
-PAGE = 4096
 
 
 def opened(directory: Path) -> PieceIndex:
@@ -26,8 +25,8 @@ def name_of(number: int) -> str:
     return f"{7:032x}/{number:06x}-{number:032x}"
 
 
-def stored(index: PieceIndex, number: int, bound: int = BOUND) -> bool:
-    found = index.begin(name_of(number), PIECE, bound)
+def stored(index: PieceIndex, number: int) -> bool:
+    found = index.begin(name_of(number), PIECE, BOUND)
     if found is None:
         return False
     slot, offset, nbytes = found
