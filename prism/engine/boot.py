@@ -36,7 +36,7 @@ HOST_ENVIRONMENT: Final = {
     "TORCHDYNAMO_DISABLE": "1",
     "SGLANG_NCCL_SO_PATH": "/nonexistent",
     "CUDA_VISIBLE_DEVICES": "",
-    "TRITON_INTERPRET": "1",  # attention that only Triton's kernels compute runs on virtual devices, slowly
+    "TRITON_INTERPRET": "1",  # what only Triton's kernels compute runs on virtual devices, slowly
 }
 KEPT_MEMORY: Final = {
     -3: 32 << 20,  # M_MMAP_THRESHOLD: the most that glibc takes
@@ -63,9 +63,9 @@ WARM_MODULES: Final = (
 )
 """Imported once in the zygote: what an engine needs and what a front-door worker needs."""
 
-GPU_MODULES: Final = ("flashinfer",)
-"""Kernels for GPUs, which SGLang uses where they are installed. Importing them takes a tenth of a start's processor
-time (docs/results/engine.md), and on virtual devices nothing of them can run."""
+GPU_MODULES: Final = ("flashinfer", "cutlass", "cuda", "quack", "helion")
+"""Kernels for GPUs and what makes them, which SGLang uses where they are installed. Importing them takes a fifth of a
+start's processor time (docs/results/engine.md), and on virtual devices nothing of them can run."""
 
 
 def prepare_environment(kind: str) -> None:
@@ -104,6 +104,7 @@ def boot(kind: str) -> None:
     if kind == "host":
         importlib.import_module("sglang_patches.quantised").prepare()
         importlib.import_module("sglang_patches.host_operators").prepare()
+        importlib.import_module("sglang_patches.host_attention").prepare()
 
 
 @contextmanager

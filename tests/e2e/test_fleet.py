@@ -14,33 +14,26 @@ from prism.wire.secret import make_secret
 from tests.net.netns import Hosts, why_not
 from tests.patience import PATIENCE_S, until
 
-from .fleet import PRISM, Fleet, Host
+from .fleet import PRISM, Fleet, Host, on_hosts
 from .server import DEMOS, REPO, catalog, greedy
 
 LLAMA, QWEN, STABLELM = DEMOS
 TOKENS = 400
 
 
-@pytest.fixture(
-    scope="module",
-    params=[
-        pytest.param("loopback", marks=[pytest.mark.engine, pytest.mark.slow]),
-        pytest.param("namespaces", marks=[pytest.mark.engine, pytest.mark.net]),
-    ],
-)
-def fleet(
-    request: pytest.FixtureRequest, demo_models: Path, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[Fleet]:
-    """The server on host 0 and the machine "b" on host 1, each with one device that holds two models."""
+pytestmark = [pytest.mark.engine, pytest.mark.net]
+
+
+@pytest.fixture(scope="module")
+def fleet(demo_models: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
+    """The server on host 0 and the machine "b" on host 1, each with one device that holds two models; all on loopback
+    where there are no namespaces."""
     folder = tmp_path_factory.mktemp("f")
-    if request.param == "loopback":
+    if why_not():
         yield from running(Fleet(folder, [Host()] * 3), demo_models)
         return
-    if reason := why_not():
-        pytest.skip(reason)
     with Hosts(3, 1000.0) as hosts:
-        there = [Host(tuple(hosts.command(i, [])), hosts.ip(i)) for i in range(3)]
-        yield from running(Fleet(folder, there), demo_models)
+        yield from running(Fleet(folder, on_hosts(hosts)), demo_models)
 
 
 def running(fleet: Fleet, demo_models: Path) -> Iterator[Fleet]:

@@ -97,16 +97,13 @@ def kill(fleet: Fleet, victim: str) -> None:
         process.kill()
 
 
-SLOW, NET = (pytest.mark.engine, pytest.mark.slow), (pytest.mark.engine, pytest.mark.net)
-
-
+@pytest.mark.engine
 @pytest.mark.parametrize(
     ("mbit", "victim"),
     [
-        pytest.param(0.0, "machine", marks=SLOW),
-        pytest.param(0.0, "engine", marks=SLOW),
-        pytest.param(0.0, "controller", marks=SLOW),
-        pytest.param(FAST_MBIT, "machine", marks=NET),
+        pytest.param(0.0, "engine", marks=pytest.mark.slow),
+        pytest.param(0.0, "controller", marks=pytest.mark.slow),
+        pytest.param(FAST_MBIT, "machine", marks=pytest.mark.net),
     ],
 )
 def test_machines_serve_together_and_whoever_is_killed_every_answer_is_exact(
