@@ -1,7 +1,7 @@
 """What the kernels of SGLang's Triton back end compute, in torch, for devices without a GPU.
 
 Models with latent rows, or with windows beside full attention, have no other back end on a CPU. Triton's interpreter
-runs the same kernels there, operation by operation in Python: tens of times as long (docs/results/engine.md).
+runs the same kernels there, operation by operation in Python: a hundred times as long (docs/results/engine.md).
 
 ``T`` tokens of ``B`` requests, ``H`` heads of queries and ``G`` of keys and values, ``D`` and ``V`` their widths, ``N``
 slots of the KV cache. ``kv_indices[kv_indptr[i]:kv_indptr[i + 1]]`` are the slots of request ``i``.
@@ -181,16 +181,6 @@ def instead_of(kernel: Callable[..., None], here: Callable[..., None], cache_at:
 
     return run
 
-
-_KERNELS: Final[dict[str, Any]] = {
-    "lse_extend": None,
-    "skip_prefix": False,
-    "skip_extend": False,
-    "page_size": 1,
-    "score_mod": None,
-    "aux_tensors": None,
-}
-"""Parameters that are the kernel's business when they have another value than this."""
 
 _KERNELS: Final = "sglang.kernels.ops.attention"
 

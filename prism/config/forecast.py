@@ -55,7 +55,7 @@ _STATE_KEYS: Final = (
     "conv_L_cache",
 )
 HOST_BACK_ENDS: Final = ("torch_native", "triton", "intel_amx")
-"""SGLang's back ends for attention that compute on a CPU: Triton's under its interpreter, the last with AMX."""
+"""SGLang's back ends for attention that compute on a CPU: Triton's with attention in torch, the last with AMX."""
 _HOST_QUANTISED: Final = frozenset(
     ("fp8", "w8a8_fp8", "w8a8_int8", "blockwise_int8", "compressed-tensors", "modelopt", "gptq", "awq")
 )

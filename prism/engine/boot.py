@@ -63,9 +63,9 @@ WARM_MODULES: Final = (
 )
 """Imported once in the zygote: what an engine needs and what a front-door worker needs."""
 
-GPU_MODULES: Final = ("flashinfer", "cutlass", "cuda", "quack", "helion")
-"""Kernels for GPUs and what makes them, which SGLang uses where they are installed. Importing them takes a fifth of a
-start's processor time (docs/results/engine.md), and on virtual devices nothing of them can run."""
+GPU_MODULES: Final = ("flashinfer", "cutlass", "cuda", "quack")
+"""Kernels for GPUs and what makes them, which SGLang uses where they are installed. Importing them takes a quarter of
+a start's processor time (docs/results/engine.md), and on virtual devices nothing of them can run."""
 
 
 def prepare_environment(kind: str) -> None:

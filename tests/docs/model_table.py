@@ -13,7 +13,7 @@ from prism.config.unserved import UNSERVED, Unserved
 from sglang_patches.kv_guard import WORDS
 from tests.docs import adapt_tables
 from tests.docs.tables import paragraph, table
-from tests.engine.families import INTERPRETED, PLAIN, REPRESENTS, Family
+from tests.engine.families import PLAIN, REPRESENTS, TRITON_ONLY, Family
 from tests.engine.plain_families import EVERY_PLAIN
 
 DOCUMENT: Final = Path(__file__).resolve().parents[2] / "docs" / "models.md"
@@ -153,7 +153,7 @@ def layouts() -> str:
 
 
 def families() -> str:
-    rows = [(f"{f.serves}", f.layout, _back_end(f), _equal_to(f), _tested(f)) for f in (*EVERY_PLAIN, *INTERPRETED)]
+    rows = [(f"{f.serves}", f.layout, _back_end(f), _equal_to(f), _tested(f)) for f in (*EVERY_PLAIN, *TRITON_ONLY)]
     head = ("family", "layout", "attention on a CPU", "equal to", "tested")
     away = table(("family", "layout", "where not", "why"), [_unserved(family) for family in UNSERVED])
     words = "\n\n".join(map(paragraph, (FULL_KV, WINDOWS_ON_A_CPU, NOT_ON_A_CPU)))
@@ -176,7 +176,7 @@ def _unserved(family: Unserved) -> tuple[str, str, str, str]:
 
 
 def _back_end(family: Family) -> str:
-    return "Triton, interpreted" if family in INTERPRETED else "torch"
+    return "Triton's, in torch" if family in TRITON_ONLY else "torch"
 
 
 def _equal_to(family: Family) -> str:

@@ -83,7 +83,8 @@ TWO_ROPES: Final[dict[str, Any]] = {
     }
 }
 TRITON: Final[dict[str, Any]] = {"attention_backend": "triton", "triton_attention_num_kv_splits": 1}
-"""Under Triton's interpreter, which virtual devices have: slow, and twice as slow with prompts in eight parts."""
+"""Attention in torch there (`sglang_patches/host_attention.py`); SGLang without Prism runs the kernels under Triton's
+interpreter, twice as slowly with prompts in eight parts."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -266,7 +267,7 @@ FAMILIES: Final = (
         full_kv=False,
     ),
 )
-INTERPRETED: Final = tuple(family for family in FAMILIES if family.engine)
+TRITON_ONLY: Final = tuple(family for family in FAMILIES if family.engine)
 REPRESENTS: Final = {LATENT_ROWS: "DeepseekV3", WINDOWS: "Mellum"}
 """One family of each layout, for what is about the layout: devices, neighbours, prefixes, kills, pressure."""
 

@@ -8,7 +8,7 @@ import math
 from dataclasses import replace
 from typing import Any, Final
 
-from tests.engine.families import EXPERTS, FAMILIES, INTERPRETED, PLAIN, THREE_OF_FOUR, Family
+from tests.engine.families import EXPERTS, FAMILIES, PLAIN, THREE_OF_FOUR, TRITON_ONLY, Family
 
 _WIDE: Final[dict[str, Any]] = {"head_dim": 32}
 _QUIET: Final = {"embed_tokens": 0.15, "o_proj": 6.0, "down_proj": 6.0}
@@ -246,4 +246,4 @@ EVERYDAY: Final = (
     plain("BitNet", "BitNet"),
     plain("Olmo3", "OLMo-3", num_hidden_layers=4, layer_types=THREE_OF_FOUR, sliding_window=32),
 )
-EVERY_PLAIN: Final = (*EVERYDAY, *(family for family in FAMILIES if family not in INTERPRETED))
+EVERY_PLAIN: Final = (*EVERYDAY, *(family for family in FAMILIES if family not in TRITON_ONLY))

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from tests.engine.families import FAMILIES, INTERPRETED, PLAIN, make_model, named
+from tests.engine.families import FAMILIES, PLAIN, TRITON_ONLY, make_model, named
 from tests.engine.rig import Rig, prompt, reference, tokenized
 
 pytestmark = pytest.mark.engine
@@ -30,7 +30,7 @@ def make(rig: Rig, tmp_path: Path) -> Callable[[str], Path]:
     return lambda config: make_model(named(config), tmp_path / config.lower(), rig.models / "demo-llama")
 
 
-@pytest.mark.parametrize("config", [f.config for f in FAMILIES if f.layout == PLAIN and f not in INTERPRETED])
+@pytest.mark.parametrize("config", [f.config for f in FAMILIES if f.layout == PLAIN and f not in TRITON_ONLY])
 async def test_equal_at_first_and_from_the_image(rig: Rig, make: Callable[[str], Path], config: str) -> None:
     path, asked = make(config), prompt(3)
     expected = reference(path, asked, NEW)

@@ -57,8 +57,8 @@ class Talk:
 
 
 USUAL = Talk(200, 130, 280, 400)
-INTERPRETED = Talk(70, 66, 130, 150, slower=6)
-"""Of models whose attention runs in Triton's interpreter: it takes seconds for what others do in milliseconds."""
+BRIEF = Talk(70, 66, 130, 150, slower=6)
+"""Of models whose answers take longer."""
 
 
 class Story:
@@ -182,4 +182,4 @@ def test_and_so_do_those_of_latent_rows_and_windows(
     places: tuple[Path, Path], other: Other, schedule: Schedule
 ) -> None:
     path, engine = other
-    asyncio.run(tell(places, lambda rig: rig.spec_at(path, **engine), INTERPRETED, schedule))
+    asyncio.run(tell(places, lambda rig: rig.spec_at(path, **engine), BRIEF, schedule))

@@ -1,8 +1,8 @@
 """Attention state beyond K and V per token: greedy answers equal Hugging Face's whatever happens to the engine's
 memory.
 
-Latent rows and sliding windows run here under Triton's interpreter, so models, prompts and answers are small; windows
-are of 32 tokens, so that slots leave them.
+Models, prompts and answers are small: what is compared with SGLang without Prism runs under Triton's interpreter there.
+Windows are of 32 tokens, so that slots leave them.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ import pytest
 
 from prism.engine.handle import EngineHandle
 from tests.engine.families import (
-    INTERPRETED,
     LATENT_ROWS,
     PLAIN,
     REPRESENTS,
+    TRITON_ONLY,
     WINDOWS,
     Family,
     foretold,
@@ -114,7 +114,7 @@ async def compare_with_stock(path: Path, family: Family, found: list[Any]) -> No
     assert (found[0], found[1][:compared]) == (own[0], own[1][:compared])
 
 
-OTHERS = [f.name for f in INTERPRETED if f.name != REPRESENTS[LATENT_ROWS]]
+OTHERS = [f.name for f in TRITON_ONLY if f.name != REPRESENTS[LATENT_ROWS]]
 
 
 @pytest.mark.slow

@@ -12,7 +12,7 @@ import pytest
 
 from prism.core.specs import ModelSpec
 from prism.remote.orders import KvWay, RouteStop
-from tests.engine.families import INTERPRETED, LATENT_ROWS, REPRESENTS, Family, make_model, named
+from tests.engine.families import LATENT_ROWS, REPRESENTS, TRITON_ONLY, Family, make_model, named
 from tests.engine.plain_families import EVERY_PLAIN
 from tests.engine.rig import DEVICE_BYTES, Rig, prompt, reference, tokenized
 from tests.engine.test_remote_layers import _alone, lent_bytes
@@ -75,7 +75,7 @@ async def test_of_families_that_keep_k_and_v(rig: Rig, tmp_path: Path, family: F
 
 SOME = [
     pytest.param(f, marks=() if f.name == REPRESENTS[LATENT_ROWS] else pytest.mark.slow)
-    for f in INTERPRETED
+    for f in TRITON_ONLY
     if f.name in (*REPRESENTS.values(), "GptOss", "MiniCPM3")
 ]
 
