@@ -62,6 +62,12 @@ def seen_by_mask(mask: Tensor, before: int, new: int, offset: int) -> Tensor:
     return rows[:, offset:]
 
 
+def after(cached: Tensor, new: Tensor) -> Tensor:
+    """Both, one after the other. With nothing cached those that are new may have another shape than the cache: heads
+    instead of latent rows."""
+    return torch.cat([cached, new]) if len(cached) else new
+
+
 def extend(
     q_extend: Tensor,
     k_extend: Tensor,
@@ -108,8 +114,8 @@ def extend(
             seen = seen & (queries <= tokens + sliding_window_size)
         o_extend[rows] = attend(
             q_extend[rows],
-            torch.cat([k_buffer[where].float(), k_extend[rows].float()]),
-            torch.cat([v_buffer[where].float() * v_scale, v_extend[rows].float()]),
+            after(k_buffer[where].float(), k_extend[rows].float()),
+            after(v_buffer[where].float() * v_scale, v_extend[rows].float()),
             seen,
             scale if k_scale == 1.0 else torch.where(tokens < before, scale * k_scale, scale),
             logit_cap,

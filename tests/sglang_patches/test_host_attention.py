@@ -88,6 +88,19 @@ def test_prompts(seed: int, sees: str) -> None:
     torch.testing.assert_close(found[1], found[0], rtol=1e-4, atol=1e-5)
 
 
+def test_prompts_of_latent_rows_come_as_heads_when_nothing_is_cached() -> None:
+    torch.manual_seed(1)
+    q, k, v = (torch.randn(9, 4, width) for width in (32, 32, 16))
+    latents = torch.randn(SLOTS, 1, 48)
+    nothing = torch.zeros(2, dtype=torch.int32)
+    found = []
+    for run in (kernel("extend_attention"), host_attention.extend):
+        found.append(torch.zeros(9, 4, 16))
+        more = (starts([9]), nothing, torch.zeros(0, dtype=torch.int64), None, True, None, 9, 1.0, 1.0)
+        run(q, k, v, found[-1], latents, latents[..., :40], *more)
+    torch.testing.assert_close(found[1], found[0], rtol=1e-4, atol=1e-5)
+
+
 @pytest.mark.parametrize("seed", range(20))
 def test_decoding(seed: int) -> None:
     draw = random.Random(seed)
