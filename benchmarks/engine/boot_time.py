@@ -17,9 +17,9 @@ import sys
 
 PREPARED = {
     "as it is": "",
-    "with the garbage collector": "boot._uncollected = contextlib.nullcontext",
+    "with the garbage collector": "boot.uncollected = contextlib.nullcontext",
     "with kernels for GPUs": "boot.GPU_MODULES = ()",
-    "with both": "boot._uncollected = contextlib.nullcontext; boot.GPU_MODULES = ()",
+    "with both": "boot.uncollected = contextlib.nullcontext; boot.GPU_MODULES = ()",
 }
 CODE = """
 import contextlib, resource

@@ -89,9 +89,8 @@ def boot(kind: str) -> None:
     prepare_environment(kind)
     cuda_stub.load()
     if kind == "host":
-        for module in GPU_MODULES:
-            sys.modules.setdefault(module, None)  # type: ignore[arg-type]  # as if it were not installed
-    with _uncollected():
+        leave_out_gpu_modules()
+    with uncollected():
         for module in WARM_MODULES:
             try:
                 importlib.import_module(module)
@@ -107,8 +106,14 @@ def boot(kind: str) -> None:
         importlib.import_module("sglang_patches.host_attention").prepare()
 
 
+def leave_out_gpu_modules() -> None:
+    """As if :data:`GPU_MODULES` were not installed, for what imports SGLang after this."""
+    for module in GPU_MODULES:
+        sys.modules.setdefault(module, None)  # type: ignore[arg-type]
+
+
 @contextmanager
-def _uncollected() -> Iterator[None]:
+def uncollected() -> Iterator[None]:
     """Eight thousand modules' objects stay. Looking through all that are there already, again and again, is a tenth of
     the processor time that importing them takes (docs/results/engine.md)."""
     was = gc.isenabled()

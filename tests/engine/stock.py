@@ -84,7 +84,10 @@ def main() -> None:
     boot.prepare_environment("host")
     os.environ |= {"SGLANG_PLUGINS": "none", "PRISM_ENGINE": "0"}
     cuda_stub.load()
-    import sglang.srt.models.registry  # noqa: F401 (once, for all forks)
+    boot.leave_out_gpu_modules()
+    with boot.uncollected():
+        import sglang.benchmark.one_batch
+        import sglang.srt.models.registry  # noqa: F401 (once, for all forks)
 
     print(json.dumps([in_a_fork(work) for work in works]), flush=True)
 
