@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from typing import Final
 
 from redis.exceptions import AuthenticationError
 
@@ -11,6 +12,9 @@ from prism.store.connection import LOST, Connection
 from prism.store.redis_queues import RedisQueues
 from prism.store.redis_state import RedisState
 from prism.store.values import StoreRefused, StoreUnavailable
+
+ANSWER_S: Final = 1.0
+"""For one that is well to answer whether it is there."""
 
 
 class RedisStore(RedisQueues, RedisState):
@@ -23,12 +27,13 @@ class RedisStore(RedisQueues, RedisState):
 
     async def ping(self) -> None:
         try:
-            async with asyncio.timeout(1.0):
+            async with asyncio.timeout(ANSWER_S):
                 await self._conn.client.ping()
         except AuthenticationError as error:
             raise StoreRefused(f"{self._conn.shown} refuses the connection: {error}") from error
         except LOST as error:
-            raise StoreUnavailable(f"{self._conn.shown} does not answer: {error}") from error
+            why = str(error) or f"nothing came within {ANSWER_S:g} s"
+            raise StoreUnavailable(f"{self._conn.shown} does not answer: {why}") from error
 
     async def aclose(self) -> None:
         await self._conn.aclose()

@@ -28,7 +28,7 @@ from prism.config.state import StateDir
 from prism.controller.main import ControllerConfig
 from prism.core.ids import NodeId
 from prism.memory.gpus import gpus_if_any
-from prism.store.connect import open_store
+from prism.store.connect import open_store, reach
 from prism.store.embedded import EmbeddedServer
 from prism.store.interface import Store
 from prism.store.values import StoreUnavailable
@@ -86,7 +86,7 @@ class Machine(Supervisor):
         if not self._redis_url:
             self._start_valkey()
         async with self._store() as store:
-            await store.ping()
+            await reach(store)
             await check_alone(store, self.state, without_password(self._redis_url))
             if self._secret is not None:
                 await self._check_password()

@@ -16,7 +16,7 @@ from prism.config.state import StateDir
 from prism.core.ids import NodeId
 from prism.memory.gpus import gpus_if_any
 from prism.obs.metrics import expose
-from prism.store.connect import open_store
+from prism.store.connect import REACH_S, open_store
 from prism.store.interface import Store
 from prism.store.values import AgentRecord, StoreRefused, StoreUnavailable
 from prism.supervisor.base import CannotStart, Supervisor
@@ -24,8 +24,6 @@ from prism.supervisor.fleet import DOCUMENT, FleetDocument, FleetSettings, decod
 from prism.wire.message import PROTOCOL_VERSION
 from prism.wire.secret import FleetSecret, with_password, without_password
 
-REACH_S: Final = 10.0
-"""How long the store may take to answer at the start."""
 SAME_NAME_S: Final = 12.0
 """A machine of the same name that was heard of within this time is running."""
 LEAVE_S: Final = 90.0

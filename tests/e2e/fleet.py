@@ -150,8 +150,8 @@ class Fleet:
         return "".join(pieces), cached
 
     def kill(self, name: str) -> None:
-        """kill -9 of the machine: all of its processes."""
-        for process in self.family(name):
+        """kill -9 of the machine: all of its processes, if it has not ended by itself."""
+        for process in self.family(name) if self.processes[name].poll() is None else ():
             with suppress(psutil.NoSuchProcess):
                 process.kill()
         self.processes.pop(name).wait(PATIENCE_S)
