@@ -12,6 +12,7 @@ import msgspec
 
 from prism.config.errors import CatalogError
 from prism.config.sections.model import ModelConfig
+from prism.controller.takeover import fleet_heard
 from prism.core.effects import Activate, RefuseWaiting, decision_record
 from prism.core.errors import PrismError
 from prism.core.events import (
@@ -90,7 +91,7 @@ class Admin:
             return _error(command, type(error).__name__, str(error))
 
     async def _do(self, command: AdminCommand) -> dict[str, Any]:
-        model, devices = ModelName(command.model), self._devices(command.devices)
+        model, devices = ModelName(command.model), await self._named(command.devices)
         match command.verb:
             case "load":
                 if command.instances > 1:
@@ -117,6 +118,13 @@ class Admin:
         decided = _decided(self._c.feed(wish))
         await self._c.wishes.hold(wish)
         return decided
+
+    async def _named(self, names: list[str]) -> tuple[DeviceId, ...]:
+        """Of a machine that has just come the store knows before its first report is here."""
+        known = {name for node in self._c.nodes.all() for d in node.devices for name in (d.id, local_name(d.id))}
+        if not known.issuperset(names):
+            await fleet_heard(self._c.store, self._c.nodes)
+        return self._devices(names)
 
     def _devices(self, named: list[str]) -> tuple[DeviceId, ...]:
         """The devices as the scheduler calls them; the machine may be left out where one name means one device."""

@@ -1,4 +1,5 @@
-"""A controller that has just got the lease hears the fleet before it decides anything.
+"""A controller that has just got the lease hears the fleet before it decides anything; and an operator who names a
+machine that has just come is not told that there is none.
 
 What serves where is known by the machines, which report once a second. Until all of them have, an instance on one that
 has not been heard yet would be started again beside itself: for a pinned model, for a request that comes, for an

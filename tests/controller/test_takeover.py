@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 
 from prism.controller import takeover
+from prism.controller.admin import Admin, CommandRefused
 from prism.controller.nodes import FleetNodes
 from prism.controller.takeover import fleet_heard
 from prism.core.ids import DeviceId, NodeId
@@ -51,3 +54,30 @@ async def test_who_does_not_report_is_taken_for_gone(
     async with asyncio.timeout(PATIENCE_S):
         await fleet_heard(store, nodes)
     assert "taken for gone: dead" in caplog.text
+
+
+def admin_of(store: Store, nodes: FleetNodes) -> Any:
+    """What answers operators, of a controller that has these."""
+    return Admin(cast(Any, SimpleNamespace(store=store, nodes=nodes)))
+
+
+async def test_a_device_is_known_to_operators_when_its_machine_is_to_the_store() -> None:
+    store, nodes = open_store("memory://"), FleetNodes()
+    await announce(store, "a", "b")
+    nodes.report(report("a"), 0.0)
+    admin = admin_of(store, nodes)
+    assert await admin._named(["a/host:0"]) == ("a/host:0",), "who is known is not waited for"
+    asked = asyncio.create_task(admin._named(["b/host:0"]))
+    await asyncio.sleep(3 * takeover.LOOK_S)
+    assert not asked.done()
+    nodes.report(report("b"), 0.0)
+    async with asyncio.timeout(PATIENCE_S):
+        assert await asked == ("b/host:0",)
+
+
+async def test_a_device_that_nobody_has_is_refused() -> None:
+    store, nodes = open_store("memory://"), FleetNodes()
+    await announce(store, "a")
+    nodes.report(report("a"), 0.0)
+    with pytest.raises(CommandRefused, match=r"'c/host:0' names no device that is up; choices: a/host:0"):
+        await admin_of(store, nodes)._named(["c/host:0"])
