@@ -14,6 +14,7 @@ pytestmark = pytest.mark.engine
 QWEN = DEMOS[1]
 
 
+@pytest.mark.slow
 def test_a_model_leaves_when_it_has_been_idle_for_its_keep_alive(peculiar: Server) -> None:
     def reasons() -> list[dict[str, Any]]:
         """For its leaving: a model that came a moment ago may not be shown yet, as one that has left is not."""

@@ -64,6 +64,7 @@ async def test_prompts_larger_than_the_device_are_answered_as_on_a_large_one(
     assert claimed(tiers) == 0
 
 
+@pytest.mark.slow
 async def test_what_needs_the_memory_of_the_window_is_let_in_between_long_prompts_that_follow_each_other(
     rig: Rig, tiers: HostPool, wide_model: Path
 ) -> None:
@@ -93,6 +94,7 @@ async def test_what_needs_the_memory_of_the_window_is_let_in_between_long_prompt
     assert claimed(tiers) == 0
 
 
+@pytest.mark.slow
 async def test_a_neighbour_gets_the_memory_of_the_window_and_the_long_prompt_goes_on_behind_it(
     rig: Rig, tiers: HostPool, wide_model: Path
 ) -> None:
@@ -145,6 +147,7 @@ async def test_latent_rows_are_brought_like_any_others(rig: Rig, tiers: HostPool
     assert claimed(tiers) == 0
 
 
+@pytest.mark.slow
 async def test_its_adapter_goes_with_it_through_every_step(
     rig: Rig, tiers: HostPool, wide_model: Path, tmp_path: Path
 ) -> None:
@@ -212,6 +215,7 @@ async def test_one_that_waits_alone_is_given_what_its_neighbour_only_caches(
     assert rig.free_bytes() == DEVICE_BYTES
 
 
+@pytest.mark.slow
 async def test_the_ranks_of_an_engine_take_every_step_of_it_alike(rig: Rig, tiers: HostPool, wide_model: Path) -> None:
     """With one that needs the window's memory beside it, and a neighbour on one of the two devices, whose ranks have
     different room then."""

@@ -92,8 +92,8 @@ async def test_layers_that_see_the_last_tokens_only_are_brought_those(
     assert claimed(tiers) == 0
 
 
-@pytest.mark.parametrize("kv_cache_dtype", ["fp8_e4m3", "fp8_e5m2"])
-@pytest.mark.parametrize("tp", [1, 2])
+@pytest.mark.parametrize("kv_cache_dtype", ["fp8_e4m3", pytest.param("fp8_e5m2", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("tp", [1, pytest.param(2, marks=pytest.mark.slow)])
 async def test_kv_in_eight_bits_is_answered_as_by_the_same_engine_with_room_for_it(
     rig: Rig, tiers: HostPool, wide_model: Path, kv_cache_dtype: str, tp: int
 ) -> None:

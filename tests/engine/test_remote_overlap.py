@@ -26,6 +26,7 @@ async def ahead(zygote: Path, demo_models: Path) -> AsyncIterator[Rig]:
         yield rig
 
 
+@pytest.mark.slow
 async def test_a_route_beside_overlapped_steps(ahead: Rig) -> None:
     """Set and taken back while requests run, with requests of the peer's own; then it grows, and the peer is killed."""
     async with pair(ahead, "demo-llama", chunked_prefill_size=32) as p:

@@ -67,6 +67,7 @@ async def test_several_decode_and_prefill_in_one_pass(rig: Rig, name: str, count
             await share(each[0], before + NEW // 2)
 
 
+@pytest.mark.slow
 async def test_one_prefills_while_another_decodes(zygote: Path, demo_models: Path) -> None:
     """The peer answers a stream of its own, so that what leaders ask waits for its steps."""
     async with (
@@ -110,6 +111,7 @@ async def test_own_steps_take_leaders_along(zygote: Path, demo_models: Path) -> 
         await a.check((7,))
 
 
+@pytest.mark.slow
 async def test_a_leader_killed_in_the_middle_of_a_pass(zygote: Path, demo_models: Path) -> None:
     """It is in a pass with two others when it dies, and these answer."""
     async with (

@@ -50,6 +50,7 @@ async def check_all(rig: Rig, rids: list[str], prompts: list[tuple[int, ...]], t
         assert await rig.answer(rid) == rig.reference(NAME, p, tokens)
 
 
+@pytest.mark.slow
 async def test_both_lead_over_each_other_and_one_loses_a_rank(rig: Rig) -> None:
     """Each waits for the other while it works for it; when a rank of one is killed, the other takes over its layers."""
     async with left_image(rig) as stack:
@@ -93,6 +94,7 @@ async def test_a_leader_that_loses_a_rank_leaves_nothing_behind(rig: Rig, rank: 
         assert not leader.alive and whole.alive
 
 
+@pytest.mark.slow
 async def test_memory_that_one_rank_must_give_back_is_given_back_by_both(rig: Rig) -> None:
     """Only the second device wants it: both ranks of the peer drop what they keep, and the leader goes on alone."""
     async with left_image(rig) as stack:

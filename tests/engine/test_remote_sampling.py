@@ -11,6 +11,7 @@ from tests.engine.test_sampling import CASES
 pytestmark = pytest.mark.engine
 
 
+@pytest.mark.slow
 async def test_every_kind_of_sampling_over_a_route_and_resumed_there(rig: Rig) -> None:
     async with pair(rig, "demo-qwen3") as p:
         await p.leader.remote.set_route(p.over(p.path, 2, p.pieces - 1))
