@@ -18,6 +18,9 @@ from typing import Any, Final
 import torch
 from torch import Tensor
 
+ROWS: Final = 256
+"""Of a prompt are computed at a time: scores take memory for each of them, head by head and token by token."""
+
 
 def attend(
     q: Tensor,
@@ -112,16 +115,14 @@ def extend(
             seen = (tokens <= queries) if is_causal else torch.ones(new, before + new, dtype=torch.bool)
         if sliding_window_size > 0:
             seen = seen & (queries <= tokens + sliding_window_size)
-        o_extend[rows] = attend(
-            q_extend[rows],
-            after(k_buffer[where].float(), k_extend[rows].float()),
-            after(v_buffer[where].float() * v_scale, v_extend[rows].float()),
-            seen,
-            scale if k_scale == 1.0 else torch.where(tokens < before, scale * k_scale, scale),
-            logit_cap,
-            temperature_of(queries[:, 0], xai_temperature_len),
-            sinks,
-        ).to(o_extend.dtype)
+        k = after(k_buffer[where].float(), k_extend[rows].float())
+        v = after(v_buffer[where].float() * v_scale, v_extend[rows].float())
+        scales = scale if k_scale == 1.0 else torch.where(tokens < before, scale * k_scale, scale)
+        for first in range(0, new, ROWS):
+            part = slice(first, min(first + ROWS, new))
+            temperature = temperature_of(queries[part, 0], xai_temperature_len)
+            found = attend(q_extend[rows][part], k, v, seen[part], scales, logit_cap, temperature, sinks)
+            o_extend[rows][part] = found.to(o_extend.dtype)
 
 
 def decode(
