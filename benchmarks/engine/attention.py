@@ -3,7 +3,7 @@
     python -m benchmarks.engine.attention [--rounds 3]
 
 What SGLang's Triton back end computes for models with latent rows or windows: a prompt's chunk after a cached part, and
-a step of several requests; both ways in turns, on the same tensors. Medians of the processor's seconds.
+a step of several requests; both ways in turns, on tensors of the same shapes. Medians of the processor's seconds.
 
 Last result: docs/results/engine.md.
 """
@@ -47,14 +47,14 @@ def computed_s(extend: Callable[..., None], decode: Callable[..., None], before:
     q, out = torch.randn(rows, HEADS, WIDTH), torch.empty(rows, HEADS, WIDTH)
     k, v = (torch.randn(slots, GROUPS, WIDTH) for _ in range(2))
     starts, all_slots = torch.arange(0, slots + 1, before, dtype=torch.int32), torch.arange(slots)
+    k_new, v_new = (torch.randn(new, GROUPS, WIDTH) for _ in range(2))
+    scratch = torch.empty(rows, HEADS, 1, WIDTH), torch.empty(rows, HEADS, 1)
+    splits = torch.ones(rows, dtype=torch.int32)
     begun = time.process_time()
     if new:
-        k_new, v_new = (torch.randn(rows, GROUPS, WIDTH) for _ in range(2))
         more: tuple[Any, ...] = (starts, all_slots, None, True, None, new, 1.0, 1.0)
         extend(q, k_new, v_new, out, k, v, torch.tensor([0, new], dtype=torch.int32), *more)
     else:
-        scratch = torch.empty(rows, HEADS, 1, WIDTH), torch.empty(rows, HEADS, 1)
-        splits = torch.ones(rows, dtype=torch.int32)
         decode(q, k, v, out, starts, all_slots, *scratch, splits, 1, WIDTH**-0.5, 1.0, 1.0)
     return time.process_time() - begun
 

@@ -37,4 +37,4 @@ async def fleet_heard(store: State, nodes: FleetNodes) -> None:
         if not missing:
             return
         await asyncio.sleep(LOOK_S)
-    log.warning("machines that have not reported are taken for gone: %s", ", ".join(sorted(missing)))
+    log.warning("machines that have not reported count as gone until they do: %s", ", ".join(sorted(missing)))

@@ -114,8 +114,8 @@ def leave_out_gpu_modules() -> None:
 
 @contextmanager
 def uncollected() -> Iterator[None]:
-    """Eight thousand modules' objects stay. Looking through all that are there already, again and again, is a tenth of
-    the processor time that importing them takes (docs/results/engine.md)."""
+    """The objects of thousands of modules stay. Looking through all that are there already, again and again, is a tenth
+    of the processor time that importing them takes (docs/results/engine.md)."""
     was = gc.isenabled()
     gc.disable()
     try:

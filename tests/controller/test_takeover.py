@@ -53,7 +53,7 @@ async def test_who_does_not_report_is_taken_for_gone(
     nodes.report(report("a"), 0.0)
     async with asyncio.timeout(PATIENCE_S):
         await fleet_heard(store, nodes)
-    assert "taken for gone: dead" in caplog.text
+    assert "count as gone until they do: dead" in caplog.text
 
 
 def admin_of(store: Store, nodes: FleetNodes) -> Any:

@@ -32,6 +32,10 @@ does, and so does a prompt larger than its device), for EXAONE-4, Phi, PhiMoE an
 changes nothing about that, and *SGLang by itself* means that answers are those of SGLang without Prism.
 """
 WINDOWS_ON_A_CPU: Final = """
+*Triton's, in torch*: SGLang's Triton back end, whose attention virtual devices compute in torch
+(`sglang_patches/host_attention.py`); Triton's interpreter, which SGLang by itself runs there, takes a hundred times as
+long.
+
 SGLang's Triton back end lets a decoded token see one token less of its window than the same token of a prompt; here
 both see as many as with Hugging Face (`sglang_patches/windows.py`), so that requests that were resumed or retracted
 answer alike. MiMo's own configurations are code of their repositories: `trust_remote_code: true` among `engine_args`.
