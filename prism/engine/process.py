@@ -7,9 +7,12 @@ import os
 import select
 import signal
 import threading
+from pathlib import Path
 from typing import Final
 
 _PR_SET_PDEATHSIG: Final = 1
+_NAMESPACES: Final = {"net": 0x40000000, "mnt": 0x00020000}
+"""What :func:`join` enters, by the flags of ``setns(2)``."""
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
@@ -38,3 +41,17 @@ def die_with(pid: int) -> None:
         os.kill(os.getpid(), signal.SIGKILL)
 
     threading.Thread(target=watch, name="watch-owner", daemon=True).start()
+
+
+def join(pid: int) -> None:
+    """Go on in the namespaces (network and mounts) and the working directory of process ``pid``. Namespaces that this
+    process is in already are not entered, which would need privileges. Raises :class:`OSError`."""
+    own, other = Path("/proc/self/ns"), Path(f"/proc/{pid}/ns")
+    flags = sum(flag for name, flag in _NAMESPACES.items() if (own / name).readlink() != (other / name).readlink())
+    cwd = Path(f"/proc/{pid}/cwd").readlink()
+    if flags:
+        descriptor = os.pidfd_open(pid)
+        if _libc.setns(descriptor, flags) != 0:
+            raise OSError(ctypes.get_errno(), f"setns into the namespaces of process {pid} failed")
+        os.close(descriptor)
+    os.chdir(cwd)

@@ -8,7 +8,8 @@ context cannot be inherited, so each child imports for itself while it is parked
 
 With ``--standby`` one more fork of it waits at that socket: as warm as the zygote, most of its memory shared with it,
 and able to take its place at once when it dies (:func:`prism.engine.zygote_client.promote`). Importing anew takes
-seconds, on a busy machine minutes.
+seconds, on a busy machine minutes. A server that is started beside a warm zygote which is not its own may have its
+own forked from that one (:func:`prism.engine.zygote_client.another`): tests start hundreds of servers.
 """
 
 from __future__ import annotations
@@ -23,19 +24,43 @@ import socket
 import sys
 import time
 import traceback
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final, NoReturn
 
 from prism.engine import boot
 from prism.engine.frames import BadFrame, FrameSocket
-from prism.engine.process import die_with_parent
-from prism.engine.zygote_messages import Exited, Fork, Forked, ForkFailed, Promote, ZygoteHello, encode, to_zygote
+from prism.engine.process import die_with_parent, join
+from prism.engine.zygote_messages import (
+    Another,
+    Exited,
+    Fork,
+    Forked,
+    ForkFailed,
+    Promote,
+    ZygoteHello,
+    encode,
+    to_zygote,
+)
 
 TITLE: Final = "prism: zygote"
 WORKER: Final = "prism.engine.worker"
 STANDBY_TITLE: Final = "prism: standby zygote"
 STANDBY_PAUSE_S: Final = 1.0
 """Between two forks of a standby: one that dies at once must not keep the zygote busy."""
+
+
+def go_on_as(request: Another) -> NoReturn:
+    """Life of another zygote that was forked instead of started: from here on as if it had been."""
+    join(request.beside_pid)
+    os.setsid()
+    _log_to(request.log_file)
+    os.environ.clear()
+    os.environ.update(request.environment)
+    options = _parser().parse_args(request.arguments)
+    boot.prepare_environment(options.kind)
+    _title(TITLE)
+    Zygote(listen(options.socket), options.kind, 0.0, options.standby, options.parent_pid).serve()
 
 
 def boot_child(fork: Fork, kind: str) -> None:
@@ -52,10 +77,7 @@ def run_child(fork: Fork, kind: str) -> None:
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
         signal.set_wakeup_fd(-1)
         if fork.log_file is not None:
-            log = os.open(fork.log_file, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
-            os.dup2(log, 1)
-            os.dup2(log, 2)
-            os.close(log)
+            _log_to(fork.log_file)
         from setproctitle import setproctitle
 
         from prism.engine.process import die_with
@@ -153,11 +175,13 @@ class Zygote:
     def _read(self, client: FrameSocket) -> None:
         try:
             for frame in client.receive():
-                message: Fork | Promote = to_zygote.decode(frame)
-                if isinstance(message, Fork):
-                    self._fork(client, message)
-                else:
-                    self._promote()
+                match to_zygote.decode(frame):
+                    case Fork() as fork:
+                        self._fork(client, fork.ask, lambda fork=fork: run_child(fork, self._kind))
+                    case Another() as request:
+                        self._fork(client, request.ask, lambda request=request: go_on_as(request))
+                    case Promote():
+                        self._promote()
         except (BadFrame, ValueError) as error:
             print(f"zygote: dropped a client: {error}", file=sys.stderr)
             client.closed = True
@@ -170,17 +194,17 @@ class Zygote:
         self._selector.unregister(sock)
         sock.close()
 
-    def _fork(self, client: FrameSocket, fork: Fork) -> None:
+    def _fork(self, client: FrameSocket, ask: int, live: Callable[[], NoReturn]) -> None:
         try:
             pid = os.fork()
         except OSError as error:
-            client.send(encode(ForkFailed(ask=fork.ask, error=str(error))))
+            client.send(encode(ForkFailed(ask=ask, error=str(error))))
             return
         if pid == 0:
             self._close_inherited()
-            run_child(fork, self._kind)
+            live()
         self._children[pid] = client
-        client.send(encode(Forked(ask=fork.ask, pid=pid)))
+        client.send(encode(Forked(ask=ask, pid=pid)))
 
     def _close_inherited(self) -> None:
         self._selector.close()
@@ -223,6 +247,13 @@ def listen(path: Path) -> socket.socket:
     return listener
 
 
+def _log_to(file: str) -> None:
+    log = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+    os.dup2(log, 1)
+    os.dup2(log, 2)
+    os.close(log)
+
+
 def _pidfd(pid: int) -> int:
     """Readable once process ``pid`` ends. Ends this process when it has ended already."""
     try:
@@ -237,13 +268,17 @@ def _title(title: str) -> None:
     setproctitle(title)
 
 
-def main() -> None:
+def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description="Fork server for engine and front-door workers.")
     parser.add_argument("--socket", type=Path, required=True)
     parser.add_argument("--kind", choices=["host", "cuda", "bare"], default="host", help="bare: import nothing")
     parser.add_argument("--parent-pid", type=int, help="end when this parent process ends")
     parser.add_argument("--standby", type=Path, help="socket at which a warm copy waits to take over")
-    options = parser.parse_args()
+    return parser
+
+
+def main() -> None:
+    options = _parser().parse_args()
     if options.parent_pid is not None:
         die_with_parent(options.parent_pid)
     _title(TITLE)

@@ -9,13 +9,23 @@ import os
 import signal
 import socket
 import struct
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Final
 
 from prism.engine.errors import EngineSetupError
 from prism.engine.frames import pack, read_frame
-from prism.engine.zygote_messages import Exited, Fork, Forked, ForkFailed, Promote, ZygoteHello, encode, from_zygote
+from prism.engine.zygote_messages import (
+    Another,
+    Exited,
+    Fork,
+    Forked,
+    ForkFailed,
+    Promote,
+    ZygoteHello,
+    encode,
+    from_zygote,
+)
 
 PROMOTE_S: Final = 2.0
 """A standby that says nothing for so long is stopped or broken."""
@@ -43,6 +53,34 @@ async def promote(standby: Path, zygote: Path) -> int | None:
         return None
     finally:
         writer.close()
+
+
+async def another(warm: Path, arguments: Sequence[str], log_file: Path) -> int:
+    """Have the zygote at ``warm``, which is not this process's own, fork another one with these ``arguments`` of its
+    command line, in this process's environment. Returns its pid. Raises :class:`EngineSetupError`."""
+    request = Another(
+        ask=0,
+        arguments=list(arguments),
+        environment=dict(os.environ),
+        beside_pid=os.getpid(),
+        log_file=str(log_file),
+    )
+    try:
+        reader, writer = await asyncio.open_unix_connection(warm)
+    except OSError as error:
+        raise EngineSetupError(f"no zygote at {warm}: {error.strerror}") from None
+    try:
+        await read_frame(reader)  # its hello
+        writer.write(pack(encode(request)))
+        answer = await read_frame(reader)
+    finally:
+        writer.close()
+    match None if answer is None else from_zygote.decode(answer):
+        case Forked(pid=pid):
+            return pid
+        case ForkFailed(error=reason):
+            raise EngineSetupError(f"the zygote at {warm} could not fork: {reason}")
+    raise EngineSetupError(f"the zygote at {warm} is gone")
 
 
 def _listener_pid(writer: asyncio.StreamWriter) -> int:

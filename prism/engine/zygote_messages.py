@@ -27,6 +27,19 @@ class Fork(_Message, frozen=True, kw_only=True):
     """The child's stdout and stderr are appended here; None: they stay the zygote's."""
 
 
+class Another(_Message, frozen=True, kw_only=True):
+    """Client to zygote: fork another zygote, independent of this one."""
+
+    ask: int
+    arguments: list[str]
+    """As on the command line."""
+    environment: dict[str, str]
+    beside_pid: int
+    """It has this process's namespaces (network, mounts) and working directory."""
+    log_file: str
+    """Its stdout and stderr are appended here."""
+
+
 class Forked(_Message, frozen=True, kw_only=True):
     ask: int
     pid: int
@@ -57,7 +70,7 @@ class Promote(_Message, frozen=True, kw_only=True):
     """Supervisor to a standby, whose socket has the zygote's address now: it is the zygote, and forks a standby."""
 
 
-ToZygote = Fork | Promote
+ToZygote = Fork | Another | Promote
 FromZygote = ZygoteHello | Forked | ForkFailed | Exited
 
 to_zygote = msgspec.msgpack.Decoder(ToZygote)

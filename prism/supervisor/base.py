@@ -18,7 +18,7 @@ from prism.config.state import StateDir
 from prism.core.errors import PrismError
 from prism.core.ids import NodeId
 from prism.core.specs import DeviceKind, DeviceSpec
-from prism.engine.zygote_client import ZygoteClient, promote
+from prism.engine.zygote_client import ZygoteClient, another, promote
 from prism.kv.pool_directory import drop_host_pool
 from prism.kv.settings import write_kv_settings
 from prism.node.main import NodeConfig
@@ -33,6 +33,9 @@ from prism.weights.store.shared_memory import drop_shared
 from prism.wire.secret import without_password
 
 WARM_UP_S: Final = 300.0
+WARM_ZYGOTE: Final = "PRISM_WARM_ZYGOTE"
+"""Names the socket of a zygote from which that of a server on virtual devices is forked instead of started: SGLang is
+imported once for many servers. For tests: what it imported is the code of when it started."""
 READY_S: Final = 120.0
 
 
@@ -89,10 +92,15 @@ class Supervisor:
         waiting = self.state.run / "standby.sock"
         if standby:
             arguments += ["--standby", str(waiting)]
-        anew = python_module("prism.engine.zygote", arguments, self.state.logs / "zygote.out")
+        log_file = self.state.logs / "zygote.out"
+        anew = python_module("prism.engine.zygote", arguments, log_file)
+        warm = os.environ.get(WARM_ZYGOTE) if kind == "host" else None
 
         async def start() -> int:
-            return (await promote(waiting, self._zygote_socket) if standby else None) or await anew()
+            pid = await promote(waiting, self._zygote_socket) if standby else None
+            if pid is None and warm is not None:
+                pid = await another(Path(warm), arguments, log_file)
+            return pid or await anew()
 
         return start
 

@@ -18,7 +18,7 @@ def server(demo_models: Path, tmp_path_factory: pytest.TempPathFactory) -> Itera
     config = catalog(demo_models)
     config["models"].append({"name": "demo-tp2", "path": str(demo_models / DEMOS[0]), "tp": 2})
     config["models"].append({"name": "demo-vectors", "path": str(demo_models / DEMOS[1]), "kind": "embed"})
-    server = start(tmp_path_factory.mktemp("s"), config)
+    server = start(tmp_path_factory.mktemp("s"), config, from_warm=False)
     yield server
     server.stop()
 
@@ -42,6 +42,6 @@ def peculiar(demo_models: Path, tmp_path_factory: pytest.TempPathFactory) -> Ite
     config["models"].append({"name": "large", "path": str(large), "min_kv_memory": "1GiB"})
     config["models"].append({"name": "nowhere", "path": str(folder / "nowhere")})
     config["models"].append({"name": BRIEF, "path": str(demo_models / DEMOS[0]), "keep_alive": f"{KEEP_S:g}s"})
-    server = start(folder / "run", config)
+    server = start(folder / "run", config, from_warm=False)
     yield server
     server.stop()

@@ -16,10 +16,11 @@ from typing import Any
 
 import psutil
 
+from tests import warm
 from tests.net.netns import Hosts, inside
 from tests.patience import PATIENCE_S, START_S, free_port, until
 
-from .server import HTTP, REPO
+from .server import HTTP, REPO, family
 
 PRISM = [sys.executable, "-m", "prism.cli.main"]
 
@@ -99,7 +100,7 @@ class Fleet:
 
     def _spawn(self, name: str, host: int, command: list[str]) -> None:
         with (self.folder / f"{name}.txt").open("wb") as out:
-            environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+            environment = {**warm.environment(), "OMP_NUM_THREADS": "1"}
             self.processes[name] = subprocess.Popen(
                 [*self.hosts[host].prefix, *command], stdout=out, stderr=out, cwd=REPO, env=environment
             )
@@ -169,8 +170,7 @@ class Fleet:
             self.leave(name)
 
     def family(self, name: str) -> list[psutil.Process]:
-        root = psutil.Process(self.processes[name].pid)
-        return [root, *root.children(recursive=True)]
+        return family(self.processes[name].pid, self.folder / name)
 
     def _leader(self, name: str) -> int:
         """The program behind ``ip netns exec`` or ``unshare``, which replace themselves: the process itself."""

@@ -21,7 +21,7 @@ import psutil
 import redis
 
 from prism.wire import keys
-from tests import patience
+from tests import patience, warm
 from tests.patience import PATIENCE_S, START_S, free_port
 
 REPO = Path(__file__).resolve().parents[2]
@@ -120,18 +120,7 @@ class Server:
     def family(self) -> list[psutil.Process]:
         """Every process of this server: its descendants, and those that have a file of its state directory open (an
         engine whose zygote died has another parent)."""
-        found: dict[int, psutil.Process] = {}
-        with suppress(psutil.NoSuchProcess):
-            root = psutil.Process(self.process.pid)
-            found = {p.pid: p for p in (root, *root.children(recursive=True))}
-        for pid in psutil.pids():
-            with suppress(OSError, psutil.NoSuchProcess):
-                if pid not in found and pid != os.getpid() and self._opens(pid):
-                    found[pid] = psutil.Process(pid)
-        return list(found.values())
-
-    def _opens(self, pid: int) -> bool:
-        return any(str(fd.readlink()).startswith(f"{self.state}/") for fd in Path(f"/proc/{pid}/fd").iterdir())
+        return family(self.process.pid, self.state)
 
     def stop(self) -> None:
         """SIGTERM; afterwards no process is left."""
@@ -144,14 +133,34 @@ class Server:
         assert not alive, f"left behind: {[(p.pid, _title(p.pid)) for p in alive]}"
 
 
+def family(root: int, state: Path) -> list[psutil.Process]:
+    """Process ``root``, its descendants, and whoever has a file of the folder ``state`` open."""
+    found: dict[int, psutil.Process] = {}
+    with suppress(psutil.NoSuchProcess):
+        first = psutil.Process(root)
+        found = {p.pid: p for p in (first, *first.children(recursive=True))}
+    for pid in psutil.pids():
+        with suppress(OSError, psutil.NoSuchProcess):
+            if pid not in found and pid != os.getpid() and _opens(pid, state):
+                found[pid] = psutil.Process(pid)
+    return list(found.values())
+
+
+def _opens(pid: int, folder: Path) -> bool:
+    return any(str(fd.readlink()).startswith(f"{folder}/") for fd in Path(f"/proc/{pid}/fd").iterdir())
+
+
 def _title(pid: int) -> str:
     with suppress(psutil.NoSuchProcess, psutil.ZombieProcess):
         return " ".join(psutil.Process(pid).cmdline())
     return ""
 
 
-def start(folder: Path, catalog: dict[str, Any], *arguments: str, state: Path | None = None) -> Server:
-    """Starts prism-serve with ``catalog`` and waits until it answers."""
+def start(
+    folder: Path, catalog: dict[str, Any], *arguments: str, state: Path | None = None, from_warm: bool = True
+) -> Server:
+    """Starts prism-serve with ``catalog`` and waits until it answers. ``from_warm``: its zygote is forked from that of
+    the tests (:mod:`tests.warm`); otherwise it imports SGLang itself, as an operator's does."""
     folder.mkdir(parents=True, exist_ok=True)
     file = folder / "catalog.yaml"
     file.write_text(json.dumps(catalog))  # JSON is YAML
@@ -159,7 +168,13 @@ def start(folder: Path, catalog: dict[str, Any], *arguments: str, state: Path | 
     state = state or folder / "state"
     command = [sys.executable, "-m", "prism.cli.main", "serve", str(file), "--port", str(port), "--state-dir"]
     with output.open("ab") as out:
-        process = subprocess.Popen([*command, str(state), *arguments], stdout=out, stderr=out, cwd=REPO)
+        process = subprocess.Popen(
+            [*command, str(state), *arguments],
+            stdout=out,
+            stderr=out,
+            cwd=REPO,
+            env=warm.environment() if from_warm else None,
+        )
     server = Server(process, f"http://127.0.0.1:{port}", state, output)
 
     def ready() -> bool:

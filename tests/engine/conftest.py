@@ -2,39 +2,22 @@
 
 from __future__ import annotations
 
-import os
-import shutil
-import subprocess
-import sys
-import tempfile
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
 
 from prism.kv.host_pool import HostPool
+from tests import warm
 from tests.engine.long_tiers import host_tiers
 from tests.engine.rig import Rig, opened
 from tests.engine.wide import make_wide_model
 
-ROOT = Path(__file__).resolve().parents[2]
-
 
 @pytest.fixture(scope="session")
-def zygote() -> Iterator[Path]:
-    """Socket of a warm zygote that all tests share (``PRISM_TEST_ZYGOTE`` names one that runs already)."""
-    if given := os.environ.get("PRISM_TEST_ZYGOTE"):
-        yield Path(given)
-        return
-    folder = Path(tempfile.mkdtemp(prefix="prism-z-"))
-    path = folder / "zygote.sock"
-    command = [sys.executable, "-m", "prism.engine.zygote", "--socket", str(path), "--parent-pid", str(os.getpid())]
-    with (folder / "log").open("wb") as log:
-        process = subprocess.Popen(command, stdout=log, stderr=log, cwd=ROOT)
-    yield path
-    process.kill()
-    process.wait()
-    shutil.rmtree(folder)
+def zygote() -> Path:
+    """Socket of a warm zygote that all tests share."""
+    return warm.zygote()
 
 
 @pytest.fixture

@@ -15,8 +15,9 @@ from pathlib import Path
 import psutil
 import pytest
 
+from prism.engine.errors import EngineSetupError
 from prism.engine.zygote import STANDBY_TITLE, TITLE
-from prism.engine.zygote_client import ZygoteClient, promote
+from prism.engine.zygote_client import ZygoteClient, another, promote
 from prism.supervisor.children import python_module
 from tests.patience import PATIENCE_S
 
@@ -110,3 +111,37 @@ async def test_a_zygote_that_is_told_to_end_takes_its_standby_along(folder: Path
     async with asyncio.timeout(PATIENCE_S):
         while zygotes(folder):
             await asyncio.sleep(0.02)
+
+
+async def test_another_zygote_is_forked_and_lives_by_itself(folder: Path) -> None:
+    """As a server of the tests has it: what it was forked from may die, and it is in its own session."""
+    await starter(folder)()  # type: ignore[misc]
+    first = await the(folder, TITLE)
+    await forks(folder)
+    other = folder / "other"
+    other.mkdir()
+    arguments = ["--socket", str(other / "z.sock"), "--kind", "bare", "--parent-pid", str(os.getpid())]
+    pid = await another(folder / "z.sock", arguments, other / "out")
+    assert pid != first.pid and os.getsid(pid) == pid
+    first.kill()
+    await forks(other)
+    psutil.Process(pid).terminate()
+
+
+async def test_another_zygote_ends_with_whom_it_serves(folder: Path) -> None:
+    await starter(folder)()  # type: ignore[misc]
+    await forks(folder)
+    served = await asyncio.create_subprocess_exec("sleep", "1000")
+    arguments = ["--socket", str(folder / "o.sock"), "--kind", "bare", "--parent-pid", str(served.pid)]
+    pid = await another(folder / "z.sock", arguments, folder / "o.out")
+    process = psutil.Process(pid)
+    served.kill()
+    await served.wait()
+    async with asyncio.timeout(PATIENCE_S):
+        while process.is_running() and process.status() != psutil.STATUS_ZOMBIE:
+            await asyncio.sleep(0.02)
+
+
+async def test_no_zygote_to_fork_another_from_is_said(folder: Path) -> None:
+    with pytest.raises(EngineSetupError, match=r"no zygote at .*z\.sock: No such file"):
+        await another(folder / "z.sock", [], folder / "out")
