@@ -24,7 +24,6 @@ import socket
 import sys
 import time
 import traceback
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final, NoReturn
 
@@ -52,6 +51,7 @@ STANDBY_PAUSE_S: Final = 1.0
 
 def go_on_as(request: Another) -> NoReturn:
     """Life of another zygote that was forked instead of started: from here on as if it had been."""
+    signal.set_wakeup_fd(-1)
     join(request.beside_pid)
     os.setsid()
     _log_to(request.log_file)
@@ -175,13 +175,11 @@ class Zygote:
     def _read(self, client: FrameSocket) -> None:
         try:
             for frame in client.receive():
-                match to_zygote.decode(frame):
-                    case Fork() as fork:
-                        self._fork(client, fork.ask, lambda fork=fork: run_child(fork, self._kind))
-                    case Another() as request:
-                        self._fork(client, request.ask, lambda request=request: go_on_as(request))
-                    case Promote():
-                        self._promote()
+                message: Fork | Another | Promote = to_zygote.decode(frame)
+                if isinstance(message, Promote):
+                    self._promote()
+                else:
+                    self._fork(client, message)
         except (BadFrame, ValueError) as error:
             print(f"zygote: dropped a client: {error}", file=sys.stderr)
             client.closed = True
@@ -194,17 +192,19 @@ class Zygote:
         self._selector.unregister(sock)
         sock.close()
 
-    def _fork(self, client: FrameSocket, ask: int, live: Callable[[], NoReturn]) -> None:
+    def _fork(self, client: FrameSocket, request: Fork | Another) -> None:
         try:
             pid = os.fork()
         except OSError as error:
-            client.send(encode(ForkFailed(ask=ask, error=str(error))))
+            client.send(encode(ForkFailed(ask=request.ask, error=str(error))))
             return
         if pid == 0:
             self._close_inherited()
-            live()
+            if isinstance(request, Another):
+                go_on_as(request)
+            run_child(request, self._kind)
         self._children[pid] = client
-        client.send(encode(Forked(ask=ask, pid=pid)))
+        client.send(encode(Forked(ask=request.ask, pid=pid)))
 
     def _close_inherited(self) -> None:
         self._selector.close()

@@ -80,7 +80,8 @@ async def another(warm: Path, arguments: Sequence[str], log_file: Path) -> int:
             return pid
         case ForkFailed(error=reason):
             raise EngineSetupError(f"the zygote at {warm} could not fork: {reason}")
-    raise EngineSetupError(f"the zygote at {warm} is gone")
+        case _:
+            raise EngineSetupError(f"the zygote at {warm} is gone")
 
 
 def _listener_pid(writer: asyncio.StreamWriter) -> int:

@@ -16,8 +16,8 @@ from typing import Any, Final
 
 from prism.engine import boot, cuda_stub
 from prism.engine.sglang_args import COMMON, HOST, stored_dtype
-from tests.engine.conftest import ROOT
 
+ROOT: Final = Path(__file__).resolve().parents[2]
 LIMIT_S: Final = 120
 
 
