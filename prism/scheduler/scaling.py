@@ -265,17 +265,23 @@ class Scaling:
         return Place(devices, max(there), bearable, pressed, pays, evict)
 
     def _pays(self, devices: tuple[DeviceId, ...], busiest: InstanceRecord, wanted: int, now_s: float) -> bool:
-        """Whether an instance there would have more requests in time than its neighbours lose by it."""
+        """Whether an instance there would have more requests in time than its neighbours lose by it. Of a model whose
+        requests neither wait nor have slow tokens all are in time where they are: nothing is gained that neighbours may
+        lose."""
         if self._books.settings.placement is not Placement.GOODPUT:
             return True
         model = self._books.models[busiest.model]
         # An instance of many holds little, and for so long as the model had few, its mean is of one that holds all.
         kv_bytes = self._kv_share_bytes(model, wanted) or None
         rate_per_s = max(model.burst.per_s(now_s), model.rate.per_s(now_s)) / wanted
+        lacks = self._load.is_hot(model.name) or any(
+            self._is_slow(d, now_s) for i in model.in_state(InstanceState.READY) for d in i.shards
+        )
         before = after = 0.0
         for id in devices:
             site, newcomer = self._books.times.site_of(id), self._books.times.newcomer(model, id, rate_per_s, kv_bytes)
-            before, after = before + site.met_per_s, after + site.plus(newcomer).met_per_s
+            before += site.met_per_s
+            after += site.plus(newcomer if lacks else newcomer._replace(rate_per_s=0.0)).met_per_s
         return after >= (1.0 - _LOST_AT_MOST) * before
 
     def _kv_share_bytes(self, model: ModelRecord, wanted: int) -> int:

@@ -50,3 +50,13 @@ def test_two_that_are_always_busy_part() -> None:
     loads = {m.name: PlannedLoad(5.0, 140.0, 250.0) for m in specs}
     places = goodput_places(specs, GPUS, loads, 2048)
     assert set(places.values()) == {(DeviceId(d.id),) for d in GPUS}
+
+
+def test_models_that_a_burst_makes_hopeless_stand_where_the_mean_of_them_is_met() -> None:
+    """Eight times as much as expected leaves the two busy ones late wherever they are."""
+    specs = models(6, 28, 28, 16, 3)
+    rates, prompts = (0.05, 0.3, 1.0, 0.1, 0.1), (140.0, 140.0, 140.0, 140.0, 12_000.0)
+    loads = {m.name: PlannedLoad(r, p, 250.0) for m, r, p in zip(specs, rates, prompts, strict=True)}
+    places = goodput_places(specs, GPUS, loads, 2048)
+    assert places[specs[1].name] != places[specs[2].name]
+    assert met(places, specs, loads, GPUS) > 0.99 * sum(rates)
