@@ -179,7 +179,7 @@ def test_a_controller_that_stood_still_does_not_take_the_others_for_silent() -> 
     nodes.report(report(), 0.0)
     nodes.silent(1.0)
     assert nodes.silent(1000.0) == [], "their reports may be there, unread"
-    gone = [s for s in range(1001, 1020) if nodes.silent(float(s))]
+    gone = [s for s in range(1001, 1010 + int(LOST_AFTER_S)) if nodes.silent(float(s))]
     assert len(gone) == 1
 
 
