@@ -43,7 +43,8 @@ RECORDED: Final = {
     Split.TUNING: ("arena_prism_e2e_8m.parquet", "arena_vtc_27m.parquet", "hyperbolic_fig_7m_digitised.parquet"),
     Split.JUDGING: ("azure2023_conv.parquet", "mooncake_conversation.parquet", "semisynth_servegen_multi_2h.parquet"),
 }
-"""By name, as traces/README.md has them; ``composite.py`` draws moments of most of them, by its draws. The samples in ``traces/`` of the repository are for tuning."""
+"""By name, as traces/README.md has them; ``composite.py`` has moments of most of them in all of its draws. The samples
+in ``traces/`` of the repository are for tuning."""
 
 
 def draws(split: Split, count: int, first: int = 0) -> tuple[int, ...]:
