@@ -73,6 +73,7 @@ class Broker:
         self.waiting[stream.model] += 1
         try:
             await self.store.add(stream.queue, stream.id, encode(submission), self.max_queue)
+            stream.queued = True
         except QueueFull as full:
             self._drop(stream)
             raise self._full(full.length) from full
@@ -236,7 +237,9 @@ class Broker:
         while True:
             await asyncio.sleep(AUDIT_S)
             now_s = time.time()
-            silent = [s for s in self.streams.values() if now_s - (s.last_token_s or s.arrival_s) > AUDIT_S]
+            # One that is still on its way into a busy store is in no queue either.
+            queued = [s for s in self.streams.values() if s.queued]
+            silent = [s for s in queued if now_s - (s.last_token_s or s.arrival_s) > AUDIT_S]
             if not silent:
                 continue
             try:

@@ -82,6 +82,8 @@ class RequestStream:
     queue: str = ""
     ran_on: str = ""
     """The device that sent its first token, when it began in the inactive queue."""
+    queued: bool = False
+    """The store has taken it."""
     released: bool = False
     missing_since_s: float | None = None
     """When the store was first found not to have it any more."""
