@@ -13,7 +13,7 @@ from typing import Final
 
 import msgspec
 
-from prism.controller.nodes import LOST_AFTER_S, FleetNodes
+from prism.controller.nodes import FleetNodes
 from prism.controller.versions import Versions
 from prism.core.ids import DeviceId, NodeId
 from prism.store.interface import Store
@@ -25,6 +25,9 @@ log = logging.getLogger(__name__)
 
 FORGET_S: Final = 60.0
 """So long after a machine was last heard of nobody knows its queues any more."""
+UNHEARD_S: Final = 10.0
+"""A machine that this controller has never heard and that has announced nothing for so long is gone: it died with the
+controller before. One that lives all the same loses nothing but its work: ownership fences it."""
 READ_COUNT: Final = 256
 
 
@@ -39,7 +42,7 @@ class _Seen:
     """It reported to this controller: if it is not among the nodes now, it is gone."""
 
     def gone(self, now_s: float) -> bool:
-        return self.known or now_s - self.changed_s > LOST_AFTER_S
+        return self.known or now_s - self.changed_s > UNHEARD_S
 
 
 class Rescue:

@@ -50,17 +50,22 @@ STANDBY_PAUSE_S: Final = 1.0
 
 
 def go_on_as(request: Another) -> NoReturn:
-    """Life of another zygote that was forked instead of started: from here on as if it had been."""
-    signal.set_wakeup_fd(-1)
-    join(request.beside_pid)
-    os.setsid()
-    _log_to(request.log_file)
-    os.environ.clear()
-    os.environ.update(request.environment)
-    options = _parser().parse_args(request.arguments)
-    boot.prepare_environment(options.kind)
-    _title(TITLE)
-    Zygote(listen(options.socket), options.kind, 0.0, options.standby, options.parent_pid).serve()
+    """Life of another zygote that was forked instead of started: from here on as if it had been. Never returns."""
+    try:
+        signal.set_wakeup_fd(-1)
+        join(request.beside_pid)
+        os.setsid()
+        _log_to(request.log_file)
+        os.environ.clear()
+        os.environ.update(request.environment)
+        options = _parser().parse_args(request.arguments)
+        boot.prepare_environment(options.kind)
+        _title(TITLE)
+        Zygote(listen(options.socket), options.kind, 0.0, options.standby, options.parent_pid).serve()
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        os._exit(1)
 
 
 def boot_child(fork: Fork, kind: str) -> None:

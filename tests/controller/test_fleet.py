@@ -13,7 +13,7 @@ from prism.controller.companions import LiveCompany
 from prism.controller.distribution import LINK_KNOWN_S, RUNS_S, Supplies, WeightDistribution
 from prism.controller.images import ModelImages, read_images
 from prism.controller.nodes import BROKEN_AFTER_S, LOST_AFTER_S, FleetNodes
-from prism.controller.rescue import FORGET_S, Rescue
+from prism.controller.rescue import FORGET_S, UNHEARD_S, Rescue
 from prism.controller.transfers import Transfers
 from prism.controller.versions import Versions
 from prism.core.effects import Activate
@@ -303,15 +303,15 @@ async def test_a_new_controller_rescues_what_nobody_has_announced_for_long() -> 
     await submit(store, queue, "r")
     await store.announce_agent(record("b", 9e9))
     rescue, nobody = Rescue(store, "controller"), FleetNodes()
-    for now_s in (0.0, LOST_AFTER_S / 2, LOST_AFTER_S):
+    for now_s in (0.0, UNHEARD_S / 2, UNHEARD_S):
         await rescue.look(nobody, Versions(), now_s)
     assert await store.lengths([queue]) == [1]
     await store.announce_agent(record("b", 9e9 + 1))  # it lives, its report has not come yet
-    await rescue.look(nobody, Versions(), LOST_AFTER_S + 1)
+    await rescue.look(nobody, Versions(), UNHEARD_S + 1)
     assert await store.lengths([queue]) == [1]
-    await rescue.look(nobody, Versions(), 2 * LOST_AFTER_S + 2)
+    await rescue.look(nobody, Versions(), 2 * UNHEARD_S + 2)
     assert await store.lengths([queue, keys.INACTIVE_QUEUE]) == [0, 1]
-    await rescue.look(nobody, Versions(), 2 * LOST_AFTER_S + FORGET_S)
+    await rescue.look(nobody, Versions(), 2 * UNHEARD_S + FORGET_S)
     assert await store.agents() == []
 
 
