@@ -25,7 +25,7 @@ from prism.core.settings import LiveMode
 from prism.core.specs import DeviceKind
 from prism.policy.live.pipelines import ExecutionPipeline, LiveRequest, plan_live
 from prism.policy.multicast.estimate import NodeLink
-from prism.policy.multicast.links import estimate_links, split_by_topology
+from prism.policy.multicast.links import PairRates, estimate_links, split_by_topology
 from prism.policy.multicast.planner import LIVE_BLOCKS, TEN_GIGABIT, Plan, PlanRequest, first_blocks, plan
 from prism.policy.multicast.topology import NetworkTopology
 from prism.scheduler.beginnings import pipelined
@@ -157,12 +157,14 @@ class WeightDistribution:
         if not held:
             return {}, [], ()
         orders = [order for order, _ in group]
-        request = self._request(held, receivers, orders, layers, now_s)
+        rates = self._rates(now_s)
+        request = self._request(held, receivers, orders, layers, rates)
         chosen, pipelines = _planned(request, orders)
         session = uuid.uuid4().hex[:12]
         addresses = {str(n.id): n.weights for n in nodes.values()}
         first = first_blocks(request.first, chosen.schedule.blocks)
-        parts = node_plans(chosen, session, window_name(key), addresses, first=first, topology=request.topology)
+        name = window_name(key)
+        parts = node_plans(chosen, session, name, addresses, first=first, topology=request.topology, guessed=not rates)
         sent = sent_weights(orders[0].model, session, chosen)
         self._running[key] = _Running(sent, parts, {n: addresses[n] for n in parts}, now_s, set(map(str, receivers)))
         sends = [
@@ -178,12 +180,12 @@ class WeightDistribution:
         receivers: Iterable[NodeId],
         orders: Sequence[Activate],
         layers: int,
-        now_s: float,
+        rates: PairRates,
     ) -> PlanRequest:
         """With the links as the nodes' reports show them. Where any instance may serve before it has everything, all
         get first what is needed for that; with a pair's help, it uses what comes from the beginning on."""
-        topology, rates = split_by_topology(self._topology, self._rates(now_s))
-        known = estimate_links(rates)
+        topology, own = split_by_topology(self._topology, rates)
+        known = estimate_links(own)
         default = TEN_GIGABIT if known.typical is None else NodeLink(known.typical, known.typical)
         sources = sorted(held, key=lambda n: (not held[n].in_memory, n))
         nbytes = max(pack.nbytes for pack in held.values())
@@ -239,6 +241,7 @@ class WeightDistribution:
             sources=any_part.sources,
             pieces=any_part.pieces,
             piece_s=any_part.piece_s,
+            guessed=any_part.guessed,
             near=tuple(n for n in running.addresses if n in near),
             first=any_part.first,
         )

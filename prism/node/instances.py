@@ -187,7 +187,6 @@ class Instances:
         return None
 
     async def _load(self, instance: LocalInstance, message: ActivateCommand) -> CommandResult:
-        started_s = time.monotonic()
         model, devices = instance.key.model, instance.part.devices
         at_hand = await self._prepare(message)
         handle = await self._pool.activate(
@@ -201,7 +200,7 @@ class Instances:
         )
         instance.handle = handle  # others may lead over it before it leads itself
         early = await self._live.lead(instance, handle)
-        seconds = time.monotonic() - started_s
+        seconds = time.monotonic() - instance.ordered_s
         log.info("%s is ready on %s after %.3f s (%s)", instance.key, ", ".join(devices), seconds, message.reason)
         if handle.helped_bytes:
             log.info("%s: of its weights came over other devices: %s", instance.key, dict(handle.helped_bytes))

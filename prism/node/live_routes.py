@@ -32,7 +32,9 @@ ORDER_S: Final = 60.0
 """An engine that has not carried out an order by then is not asked again: it is between two steps every few
 milliseconds, except when it is being stopped by somebody."""
 PATIENCE_S: Final = 0.3
-"""An instance waits so long for its own pipeline when others could run its layers."""
+PATIENCE_SHARE: Final = 0.1
+"""An instance waits so long for its own pipeline when others could run its layers; or for such a part of the time since
+it was ordered, if that is longer: the slower weights come, the further apart they come."""
 MOST_AHEAD: Final = MAX_HANDED // 2
 """An instance connects with so many before it knows over whom it will lead."""
 Stops = tuple[RouteStop, ...]
@@ -120,7 +122,8 @@ class LiveRoutes:
         if not loading or not mine or names <= mine:
             return False
         now_s = time.monotonic()
-        return now_s - self._complete_s.setdefault(leader.key, now_s) < PATIENCE_S
+        patience_s = max(PATIENCE_S, PATIENCE_SHARE * (now_s - leader.ordered_s))
+        return now_s - self._complete_s.setdefault(leader.key, now_s) < patience_s
 
     @staticmethod
     def _plan(leader: LocalInstance, held: Set[int], helpers: Sequence[LayersAt]) -> tuple[tuple[Hop, ...], ...]:

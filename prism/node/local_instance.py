@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
@@ -76,6 +77,7 @@ class LocalInstance:
     whole_only: str = ""
     """Why no engine of the model runs layers for others, or has others run its own, as one of them said."""
     life: InstanceLife = field(default_factory=InstanceLife)
+    ordered_s: float = field(default_factory=time.monotonic)
     handle: Handle | None = None
     watcher: asyncio.Task[None] | None = None
     drained_by: asyncio.TimerHandle | None = None

@@ -57,7 +57,7 @@ class OutgoingSession:
         with self._guard:
             self._told = self._told or told
             self._ranges = dict(enumerate(cut_pieces(self.window.cut, plan.pieces)))
-            self._grants.follow(plan.sends, plan.piece_s, plan.near)
+            self._grants.follow(plan.sends, plan.known_piece_s, plan.near)
             self._pump()
 
     def on_arrived(self) -> None:

@@ -24,7 +24,9 @@ MIN_SLIP_S: Final = 0.5
 FIRST_SLIP_S: Final = 0.1
 """More for the first piece: nodes do not begin at the same moment."""
 UNKNOWN_S: Final = 1.0
-"""In place of everything derived from the step time while that is unknown."""
+"""In place of everything derived from the step time while that is unknown: for each step, and at least."""
+UNKNOWN_BYTES_S: Final = 12.5e6
+"""A link of which nothing is known may be as slow as this."""
 STRETCH: Final = 1.15
 """Steps may take so much longer than transfers without the plan counting as slipped."""
 SLOW_FACTOR: Final = 3.0
@@ -42,7 +44,7 @@ NOTED_BYTES: Final = 64 << 10
 
 class Patience:
     """``steps``: the step of each piece this node gets by the plan; ``piece_s``: what the plan expects a piece of
-    ``piece_bytes`` to take on a link (0: unknown); ``peers``: how many there are; ``near``: those of them that have
+    ``piece_bytes`` to take on a link (0: nobody knows); ``peers``: how many there are; ``near``: those of them that have
     other links to this node, whose rates say nothing of what the others' should be."""
 
     def __init__(
@@ -54,6 +56,7 @@ class Patience:
         near: Collection[str] = (),
     ) -> None:
         self._steps, self._piece_s = steps, piece_s
+        self._unknown_s = max(UNKNOWN_S, piece_bytes / UNKNOWN_BYTES_S)
         self._planned_rate = piece_bytes / piece_s if piece_s > 0 else 0.0
         self._near = frozenset(near)
         self._peers = peers - len(self._near)
@@ -72,7 +75,8 @@ class Patience:
     @property
     def typical_s(self) -> float:
         """What one piece takes; 0: unknown."""
-        return median(self._durations) if len(self._durations) >= 2 else self._piece_s
+        known = len(self._durations) >= (2 if self._piece_s > 0 else 1)
+        return median(self._durations) if known else self._piece_s
 
     def on_piece(self, piece: int, source: str, nbytes: int, took_s: float, now_s: float) -> None:
         """A whole piece, of which ``nbytes`` came from ``source`` in ``took_s``."""
@@ -90,7 +94,7 @@ class Patience:
             return float("inf")
         step_s = self.typical_s
         if step_s <= 0:
-            return self._step_zero_s + UNKNOWN_S
+            return self._step_zero_s + (self._steps[piece] + 1) * self._unknown_s
         due_s = self._step_zero_s + (self._steps[piece] + 1) * step_s * STRETCH
         return due_s + max(SLIP_STEPS * step_s, MIN_SLIP_S) + (0.0 if self._anchored else FIRST_SLIP_S)
 
@@ -103,7 +107,9 @@ class Patience:
     def half_s(self, source: str, nbytes: int) -> float:
         """How long the first half of ``nbytes`` may take before ``source`` counts as slow."""
         rate = self._others_rate(source)
-        return max(SLOW_FACTOR * nbytes / 2 / rate, MIN_SLOW_S) if rate > 0 else UNKNOWN_S
+        if rate <= 0:
+            return max(UNKNOWN_S, nbytes / 2 / UNKNOWN_BYTES_S)
+        return max(SLOW_FACTOR * nbytes / 2 / rate, MIN_SLOW_S)
 
     def _others_rate(self, source: str) -> float:
         others = [rate for node, rate in self._rates.items() if node != source]

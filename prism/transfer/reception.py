@@ -34,7 +34,7 @@ class Reception:
         self.stopped = False
         steps = {piece: step for (_, piece), step in zip(plan.receives, plan.steps, strict=False)}
         piece_bytes_mean = self.cut.nbytes / max(plan.pieces, 1)
-        self.patience = Patience(steps, plan.piece_s, piece_bytes_mean, len(plan.addresses) - 1, plan.near)
+        self.patience = Patience(steps, plan.known_piece_s, piece_bytes_mean, len(plan.addresses) - 1, plan.near)
         """Used with ``changed`` held."""
         self.slipped = not plan.receives
         """The plan is no longer followed."""

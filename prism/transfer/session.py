@@ -32,6 +32,8 @@ class NodePlan(msgspec.Struct, frozen=True, kw_only=True):
     """The plan's step of each of ``receives``."""
     piece_s: float = 0.0
     """What the planner expects one piece to take on a link; 0: unknown."""
+    guessed: bool = False
+    """That is a guess: nothing is known of the links. Nobody is late, or slow, by it."""
     near: tuple[str, ...] = ()
     """Nodes of the session to and from which this one has links of their own: what goes there takes nothing of its
     network link, and says nothing of it."""
@@ -39,6 +41,11 @@ class NodePlan(msgspec.Struct, frozen=True, kw_only=True):
     """Pieces that are wanted before all others, where the plan is not followed."""
     network: str = "tcp"
     """``tcp``, or a one-sided network to be used with the peers that offer it."""
+
+    @property
+    def known_piece_s(self) -> float:
+        """What one piece takes on a link; 0: nobody knows."""
+        return 0.0 if self.guessed else self.piece_s
 
     @property
     def first_step(self) -> int:
@@ -54,9 +61,10 @@ def node_plans(
     network: str = "tcp",
     first: Sequence[int] = (),
     topology: NetworkTopology | None = None,
+    guessed: bool = False,
 ) -> dict[str, NodePlan]:
     """Every node's part of ``plan``, which brings the pieces ``first`` first. ``addresses`` has every node of the
-    plan, ``topology`` those with links of their own between them."""
+    plan, ``topology`` those with links of their own between them. ``guessed``: nothing is known of the links."""
     schedule, names = plan.schedule, plan.nodes
     receives: dict[str, list[tuple[str, int]]] = {name: [] for name in names}
     sends: dict[str, list[tuple[str, int]]] = {name: [] for name in names}
@@ -81,6 +89,7 @@ def node_plans(
             sends=tuple(sends[name]),
             steps=tuple(steps[name]),
             piece_s=piece_s,
+            guessed=guessed,
             near=tuple(n for n in names if n in near_of(name)),
             first=tuple(first),
             network=network,

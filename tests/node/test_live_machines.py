@@ -165,23 +165,26 @@ async def test_it_is_connected_with_all_that_come_with_it_before_it_knows_over_w
     assert len(own) == len(fallback) == 1 and own != fallback
 
 
-@pytest.mark.parametrize("patience_s", [1000.0, 0.0])
+@pytest.mark.parametrize(("patience_s", "share"), [(1000.0, 0.0), (0.0, 1e6), (0.0, 0.0)])
 async def test_it_waits_a_moment_for_its_own_pipeline_when_another_one_has_all_layers(
     node: LiveNode,
     networked: FakeNetwork,
     given: list[tuple[str, str, bool]],
     monkeypatch: pytest.MonkeyPatch,
     patience_s: float,
+    share: float,
 ) -> None:
-    """The other one's members would run layers for two pipelines."""
+    """The other one's members would run layers for two pipelines. The longer it has loaded, the longer it waits."""
     monkeypatch.setattr(live_routes, "PATIENCE_S", patience_s)
+    monkeypatch.setattr(live_routes, "PATIENCE_SHARE", share)
+    waits = patience_s or share
     networked.held = [held("n2", SECOND, 0, 1, HEAD), held("n3", THIRD, 0, 1, 2, 3, 4, 5, 6, HEAD)]
     order = node.order(FIRST, LiveMode.PIPELINES, **ordered_with(SECOND, THIRD, apart=[THIRD]))
     coming = asyncio.create_task(node.instances.command(order))
     await happens(lambda: networked.looked > 50 or networked.connected, "its looking for routes")
-    assert networked.connected == ([] if patience_s else [THIRD])
+    assert networked.connected == ([] if waits else [THIRD])
     networked.held = [held("n2", SECOND, 0, 1, 2, 3, 4, 5, 6, HEAD), held("n3", THIRD, 0, 1, HEAD)]
-    assert (await coming).early and networked.connected == ([SECOND] if patience_s else [THIRD])
+    assert (await coming).early and networked.connected == ([SECOND] if waits else [THIRD])
 
 
 async def test_one_of_a_pipeline_that_gets_all_its_weights_first_needs_nobody(

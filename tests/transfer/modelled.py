@@ -48,9 +48,9 @@ class Node:
 
     def __post_init__(self) -> None:
         part = self.plan
-        self.grants = Grants(lambda piece: self.done.get(piece, 0.0) >= 1.0, part.piece_s, part.sends)
+        self.grants = Grants(lambda piece: self.done.get(piece, 0.0) >= 1.0, part.known_piece_s, part.sends)
         steps = {piece: step for (_, piece), step in zip(part.receives, part.steps, strict=True)}
-        self.patience = Patience(steps, part.piece_s, PIECE_BYTES, len(part.addresses) - 1)
+        self.patience = Patience(steps, part.known_piece_s, PIECE_BYTES, len(part.addresses) - 1)
         self.patience.begin_pulling(0.0)
         self.queue = list(part.receives)
         self.orphans: list[int] = []
@@ -67,10 +67,12 @@ class Node:
 
 class Model:
     """``slow``: by what factor a node's link is slower than the plan knows. ``run`` until every node has every piece;
-    no longer than ``limit_s``."""
+    no longer than ``limit_s``. ``guessed``: whoever planned knew nothing of the links."""
 
-    def __init__(self, plan: Plan, slow: dict[str, float] | None = None, true_s: float = PIECE_S) -> None:
-        parts = node_plans(plan, "s", "weights/m/raw", dict.fromkeys(plan.nodes, ""))
+    def __init__(
+        self, plan: Plan, slow: dict[str, float] | None = None, true_s: float = PIECE_S, *, guessed: bool = False
+    ) -> None:
+        parts = node_plans(plan, "s", "weights/m/raw", dict.fromkeys(plan.nodes, ""), guessed=guessed)
         rate = PIECE_S / true_s
         self.nodes = {name: Node(part, rate / (slow or {}).get(name, 1.0)) for name, part in parts.items()}
         self.now_s = 0.0

@@ -68,6 +68,20 @@ def test_a_network_slower_than_planned_sends_nothing_twice() -> None:
     assert sum(node.sent for node in model.nodes.values()) == pytest.approx(7 * 16)
 
 
+@pytest.mark.parametrize("algorithm", ["binomial", "chain"])
+@pytest.mark.parametrize("sources", [1, 2])
+def test_a_guess_makes_nobody_leave_the_plan(algorithm: str, sources: int) -> None:
+    """Of links of which nothing is known: they turn out to be two hundred times slower than the ten gigabits that were
+    planned with."""
+    true_s = 4 * PIECE_S
+    schedule = build_schedule(ALGORITHMS[algorithm], 8, sources, 16)
+    plan = Plan(tuple(f"n{i}" for i in range(8)), schedule, schedule.steps * PIECE_S / 50, {})
+    model = Model(plan, true_s=true_s, guessed=True)
+    took_s = finished_s(model, {})
+    assert not [name for name, node in model.nodes.items() if node.slipped and node.plan.receives]
+    assert took_s <= schedule.steps * (true_s + TICK_S)
+
+
 # --- patience ---
 
 
@@ -83,7 +97,7 @@ def test_the_plan_slips_when_a_piece_is_late() -> None:
     made.on_piece(0, "a", PIECE_BYTES, 1.0, 105.0)  # the others began later than this node: that is no lateness
     assert made.slips_at_s(1) > 106.0 + MIN_SLIP_S
     assert made.slips_at_s(None) == made.slips_at_s(7) == float("inf"), "not by the plan"
-    assert patience(0.0).slips_at_s(1) == 100.0 + UNKNOWN_S
+    assert patience(0.0).slips_at_s(1) == 100.0 + 2 * UNKNOWN_S, "one for each step"
 
 
 def test_slow_is_what_others_are_not() -> None:
@@ -95,6 +109,9 @@ def test_slow_is_what_others_are_not() -> None:
     made.on_piece(1, "c", PIECE_BYTES, PIECE_S, 102.0)
     assert made.half_s("a", PIECE_BYTES) <= by_plan_s
     assert patience(0.0).half_s("a", PIECE_BYTES) == UNKNOWN_S
+    assert patience(0.0).half_s("a", 250 << 20) == pytest.approx(10.5, rel=0.01), (
+        "what a slow link may take for so much"
+    )
 
 
 def test_links_inside_a_domain_are_no_measure_of_the_others() -> None:
