@@ -44,8 +44,8 @@ NOTED_BYTES: Final = 64 << 10
 
 class Patience:
     """``steps``: the step of each piece this node gets by the plan; ``piece_s``: what the plan expects a piece of
-    ``piece_bytes`` to take on a link (0: nobody knows); ``peers``: how many there are; ``near``: those of them that have
-    other links to this node, whose rates say nothing of what the others' should be."""
+    ``piece_bytes`` to take on a link (0: nobody knows); ``peers``: how many there are; ``near``: those of them that
+    have other links to this node, whose rates say nothing of what the others' should be."""
 
     def __init__(
         self,
