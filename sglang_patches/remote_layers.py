@@ -112,7 +112,7 @@ class RemoteLayers:
         return RemoteState(
             layers=layers,
             held_layers=sum(1 <= piece <= layers for piece in held),
-            pieces=sorted(held),
+            pieces=sorted(self._pieces.usable(held)),
             alone=self.whole,
             peers=[] if self.stalled else [peer.link.label or peer.name for peer in self._leader.peers],
             leaders=self._foreign.leaders,

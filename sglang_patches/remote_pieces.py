@@ -22,7 +22,7 @@ from typing import Any, Final
 
 import torch
 
-from prism.remote.pieces import layers_of, piece_of
+from prism.remote.pieces import is_apart, layers_of, piece_of
 from sglang_patches.kv_guard import UnsupportedModel
 
 State = tuple[Any, Any]
@@ -122,6 +122,9 @@ class ModelPieces:
         self._taking = [_Taking(layer) for layer in self._layers]
         if problem := next((one.problem for one in self._taking if one.problem), ""):
             raise _whole_only(model, problem)
+        outside = [name for name, _ in model.named_parameters() if not 1 <= self.piece_of(name) <= self.layers]
+        self._apart = all(map(is_apart, outside)) and not any(one.of_embedding for one in self._taking)
+        """Layers run where embedding and head are not."""
         self._forward = model.forward
         self._returned: int | None = None
         """Of how many values layers return a tuple; 0: the hidden states by themselves. None: nobody knows yet."""
@@ -156,6 +159,11 @@ class ModelPieces:
     def piece_of(self, name: str) -> int:
         """The piece that the parameter ``name`` belongs to."""
         return piece_of(name, self.layers)
+
+    def usable(self, held: frozenset[int]) -> frozenset[int]:
+        """Of the pieces ``held`` those that run for others: none, where layers look at what comes with embedding or
+        head and these are not here."""
+        return held if self._apart or held >= {0, self.count - 1} else frozenset()
 
     def close(self) -> None:
         """The model is SGLang's alone again."""

@@ -3,7 +3,7 @@ with it, dealt to execution pipelines."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass
 
 from prism.controller.nodes import Node
@@ -25,6 +25,7 @@ class LiveCompany:
     pipeline: int = 0
     turn: int = 0
     turns: int = 1
+    leads: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,11 +36,14 @@ class _PipelineTurn:
 
 
 def company_of(
-    orders: Sequence[Activate], planned: Sequence[ExecutionPipeline], nodes: Iterable[Node]
+    orders: Sequence[Activate],
+    planned: Sequence[ExecutionPipeline],
+    nodes: Iterable[Node],
+    late: Set[str] = frozenset(),
 ) -> dict[InstanceKey, LiveCompany]:
     """Of the ``orders``, all of one model and one decision. ``planned``: pipelines of those whose weights come over the
     network; the others, which load from their own memory or disk in shifted order, are one more (lambda-Scale's warm
-    start; :func:`prism.policy.live.pipelines.plan_warm`)."""
+    start; :func:`prism.policy.live.pipelines.plan_warm`). ``late``: machines to which embedding and head come late."""
     seats = _seats(pipelined(orders), planned)
     there = _there(orders, nodes)
     lead = {order.key: queue_device(order.parts) for order in orders}
@@ -53,7 +57,8 @@ def company_of(
             if o.key != order.key and o.live is not LiveMode.WHOLE
         ]
         mine = seats.get(order.key, _PipelineTurn(0, 0, 1))
-        found[order.key] = LiveCompany((*coming, *there), mine.pipeline, mine.turn, mine.turns)
+        leads = order.key not in seats or _node(order) not in late
+        found[order.key] = LiveCompany((*coming, *there), mine.pipeline, mine.turn, mine.turns, leads)
     return found
 
 

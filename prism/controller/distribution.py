@@ -26,7 +26,7 @@ from prism.core.specs import DeviceKind
 from prism.policy.live.pipelines import ExecutionPipeline, LiveRequest, plan_live
 from prism.policy.multicast.estimate import NodeLink
 from prism.policy.multicast.links import PairRates, estimate_links, split_by_topology
-from prism.policy.multicast.planner import LIVE_BLOCKS, TEN_GIGABIT, Plan, PlanRequest, first_blocks, plan
+from prism.policy.multicast.planner import LIVE_BLOCKS, TEN_GIGABIT, Plan, PlanRequest, end_blocks, first_blocks, plan
 from prism.policy.multicast.topology import NetworkTopology
 from prism.scheduler.beginnings import pipelined
 from prism.transfer.session import NodePlan, node_plans
@@ -64,6 +64,8 @@ class _Running:
     addresses: dict[str, str]
     seen_s: float
     receivers: set[str] = field(default_factory=set)
+    late: frozenset[str] = frozenset()
+    """Of these, those to which embedding and head come behind layers."""
 
 
 class WeightDistribution:
@@ -87,18 +89,21 @@ class WeightDistribution:
         plans: dict[tuple[InstanceKey, NodeId], list[bytes]] = {}
         sends: list[tuple[str, Distribute]] = []
         pipelines: dict[ModelName, list[ExecutionPipeline]] = {}
+        late: dict[ModelName, set[str]] = {}
         for key, group in self._wanted(orders, images, nodes).items():
             layers = images[group[0][0].model].layers
             given, sources, planned = self._multicast(key, group, nodes, layers, now_s)
             sends += sources
-            pipelines.setdefault(group[0][0].model, []).extend(planned)
+            model = group[0][0].model
+            pipelines.setdefault(model, []).extend(planned)
+            late.setdefault(model, set()).update(self._running[key].late if planned else ())
             for order, node in group:
                 if node in given:
                     plans.setdefault((order.key, node), []).append(msgspec.msgpack.encode(given[node]))
         company: dict[InstanceKey, LiveCompany] = {}
         for model in dict.fromkeys(order.model for order in orders):
             mine = [order for order in orders if order.model == model]
-            company |= company_of(mine, pipelines.get(model, ()), nodes.values())
+            company |= company_of(mine, pipelines.get(model, ()), nodes.values(), late.get(model, set()))
         supplies: Supplies = {}
         for order in orders:
             mark = images[order.model].mark
@@ -162,11 +167,15 @@ class WeightDistribution:
         chosen, pipelines = _planned(request, orders)
         session = uuid.uuid4().hex[:12]
         addresses = {str(n.id): n.weights for n in nodes.values()}
-        first = first_blocks(request.first, chosen.schedule.blocks)
+        blocks = chosen.schedule.blocks
+        first, ends = first_blocks(request.first, blocks), end_blocks(request, blocks)
         name = window_name(key)
-        parts = node_plans(chosen, session, name, addresses, first=first, topology=request.topology, guessed=not rates)
+        topology, guessed = request.topology, not rates
+        parts = node_plans(chosen, session, name, addresses, first=first, ends=ends, topology=topology, guessed=guessed)
         sent = sent_weights(orders[0].model, session, chosen)
-        self._running[key] = _Running(sent, parts, {n: addresses[n] for n in parts}, now_s, set(map(str, receivers)))
+        self._running[key] = _Running(
+            sent, parts, {n: addresses[n] for n in parts}, now_s, set(map(str, receivers)), chosen.late
+        )
         sends = [
             (nodes[NodeId(n)].mailbox, Distribute(part=msgspec.msgpack.encode(part)))
             for n, part in parts.items()
@@ -190,6 +199,7 @@ class WeightDistribution:
         sources = sorted(held, key=lambda n: (not held[n].in_memory, n))
         nbytes = max(pack.nbytes for pack in held.values())
         live = any(order.live is not LiveMode.WHOLE for order in orders)
+        shift = all(order.live is not LiveMode.PAIR for order in orders)
         first = tuple(held[sources[0]].first) if live else ()
         return PlanRequest(
             tuple(map(str, sources)),
@@ -198,9 +208,10 @@ class WeightDistribution:
             links=known.links,
             default_link=default,
             first=first,
+            ends=tuple(held[sources[0]].ends) if shift and pipelined(orders) else (),
             layers=max(0, layers - 1) if first else 0,
             least_blocks=LIVE_BLOCKS if live else 1,
-            shift=all(order.live is not LiveMode.PAIR for order in orders),
+            shift=shift,
             topology=topology,
             sending=self._sending(),
         )
@@ -243,7 +254,7 @@ class WeightDistribution:
             piece_s=any_part.piece_s,
             guessed=any_part.guessed,
             near=tuple(n for n in running.addresses if n in near),
-            first=any_part.first,
+            first=max((part.first for part in running.parts.values()), key=len),
         )
 
     def _forget(self, now_s: float) -> None:

@@ -159,6 +159,7 @@ class Orders:
             pipeline=supply.company.pipeline,
             turn=supply.company.turn,
             turns=supply.company.turns,
+            leads=supply.company.leads,
         )
 
     def _deactivate_command(self, key: InstanceKey, carry: bool) -> DeactivateCommand:

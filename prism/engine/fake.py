@@ -70,6 +70,7 @@ class FakeHandle:
         speed: FakeSpeed,
         outbox: Outbox,
         began_with: Sequence[int] = (),
+        layers: int = 0,
     ) -> None:
         self.id, self.key, self.devices = EngineId(engine), key, devices
         self.phases: Mapping[str, float] = {"fake": speed.activation_s}
@@ -85,7 +86,7 @@ class FakeHandle:
         """Tokens to answer a prompt with, ending with ``stop``; None: made-up tokens up to the limit."""
         self.workers = (str(self.id),)
         self.began_with = tuple(began_with)
-        self.remote = FakeLayers(self.began_with)
+        self.remote = FakeLayers(self.began_with, layers)
         self._speed, self._outbox = speed, outbox
         self._runs: dict[str, _Run] = {}
         self._events: asyncio.Queue[AnyEvent | None] = asyncio.Queue()
@@ -269,7 +270,7 @@ class FakePool:
                 raise CannotActivate(spec.name, part.devices, ActivationCause.ENGINE_DIED, self.broken[device])
         if (cause := self.failures.get(spec.name)) is not None:
             raise CannotActivate(spec.name, part.devices, cause, "the fake pool was told to fail")
-        return self.start_engine(key, part.devices, kv_limit_bytes, first_pieces)
+        return self.start_engine(key, part.devices, kv_limit_bytes, first_pieces, spec.shape.layers)
 
     def counts(self) -> Mapping[DeviceId, Mapping[str, int]]:
         active: dict[DeviceId, dict[str, int]] = {}
@@ -288,10 +289,11 @@ class FakePool:
         devices: Sequence[DeviceId],
         kv_limit_bytes: int | None = None,
         first_pieces: Sequence[int] = (),
+        layers: int = 0,
     ) -> FakeHandle:
         """An engine at once, for callers that have no :class:`ModelSpec`."""
         name = f"fake-{os.getpid()}-{next(self._numbers)}"
-        handle = FakeHandle(name, key, tuple(devices), self.speed, self._outbox, first_pieces)
+        handle = FakeHandle(name, key, tuple(devices), self.speed, self._outbox, first_pieces, layers)
         handle.set_kv_limit(kv_limit_bytes)
         handle.remote.refuses, handle.remote.whole_only = self.refuses_layers, bool(self.refuses_layers)
         self.handles.append(handle)

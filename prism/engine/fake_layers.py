@@ -16,7 +16,7 @@ class FakeLayers:
     :meth:`arrive` says so; ``refuses`` is what it answers every order with, ``whole_only`` that all engines of
     its model will, always."""
 
-    def __init__(self, began_with: Sequence[int]) -> None:
+    def __init__(self, began_with: Sequence[int], layers: int) -> None:
         self.told: Callable[[], None] = lambda: None
         self.state: RemoteState | None = None
         """As the engine tells it."""
@@ -26,7 +26,7 @@ class FakeLayers:
         self.refuses, self.whole_only = "", False
         self.order: Sequence[int] = ()
         self.when_whole = False
-        self._layers = max(began_with, default=1) - 1
+        self._layers = layers
         self._pieces = list(began_with)
         if began_with:
             self._tell([])

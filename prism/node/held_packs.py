@@ -7,11 +7,14 @@ from pathlib import Path
 from prism.transfer.errors import TransferError
 from prism.weights.errors import WeightsError
 from prism.weights.packs.format import PackKey
-from prism.weights.store.disk_fill import lead_parts
+from prism.weights.store.disk_fill import end_parts, lead_parts
 from prism.weights.store.host_copy import open_copy
 from prism.weights.store.weight_store import PackInfo, WeightStore
 from prism.weights.store.whereabouts import Tier
 from prism.wire.reports import PackReport
+
+Parts = list[tuple[float, float]]
+"""Of a pack's data, as fractions (from, to) of it."""
 
 
 class HeldPacks:
@@ -21,7 +24,7 @@ class HeldPacks:
         self._store = store
         self._complete: set[tuple[Path, int]] = set()
         """Files and their inodes."""
-        self._first: dict[PackKey, list[tuple[float, float]]] = {}
+        self._first: dict[PackKey, tuple[Parts, Parts]] = {}
         self.damaged: set[PackKey] = set()
         """Whose copies in memory had a corrupt block, as of the last look."""
 
@@ -34,26 +37,29 @@ class HeldPacks:
             if in_memory and not self._is_whole(info, damaged):
                 continue
             before = found.get(info.key)
+            first, ends = self._first_parts(info.key)
             found[info.key] = PackReport(
                 model=info.key.model,
                 layout=info.key.layout,
                 nbytes=info.nbytes,
                 in_memory=in_memory or (before is not None and before.in_memory),
-                first=self._first_parts(info.key),
+                first=first,
+                ends=ends,
             )
         self._first = {key: first for key, first in self._first.items() if key in found}
         self.damaged = damaged
         return list(found.values())
 
-    def _first_parts(self, key: PackKey) -> list[tuple[float, float]]:
+    def _first_parts(self, key: PackKey) -> tuple[Parts, Parts]:
+        """What an instance needs before it can serve, and of that what only who leads requests does."""
         if key not in self._first:
             try:
                 header = self._store.header(key)
             except (WeightsError, OSError):
-                return []
+                return [], []
             if header is None:
-                return []
-            self._first[key] = lead_parts(header)
+                return [], []
+            self._first[key] = lead_parts(header), end_parts(header)
         return self._first[key]
 
     def _is_whole(self, info: PackInfo, damaged: set[PackKey]) -> bool:

@@ -75,10 +75,12 @@ class LivePairs:
     async def first_pieces(self, leader: LocalInstance) -> tuple[int, ...]:
         """What the engine of ``leader``, which is about to be made, needs before it can serve: embedding, first layer
         (what the layers share is in its block) and head, or (empty) all of the model. A peer is asked first, unless
-        others come with it that will be its peers."""
+        others come with it that will be its peers. One that does not lead at first runs layers before it can."""
         if leader.begins.mode is LiveMode.WHOLE or self._folder is None or whole_only(leader.spec):
             return ()
         first = (0, 1, piece_count(leader) - 1)
+        if leader.begins.pipelined and not leader.begins.leads:
+            return (1,)
         if leader.begins.pipelined or await self._routes.possible(leader, frozenset(first)):
             return first
         same = (x for x in self._instances() if x.key.model == leader.key.model)

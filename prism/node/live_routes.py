@@ -127,10 +127,11 @@ class LiveRoutes:
 
     @staticmethod
     def _plan(leader: LocalInstance, held: Set[int], helpers: Sequence[LayersAt]) -> tuple[tuple[Hop, ...], ...]:
-        facts = [helper.facts for helper in helpers]
+        facts, count = [helper.facts for helper in helpers], piece_count(leader)
+        if not held >= {0, count - 1}:
+            return ()  # it runs layers for others so far
         if leader.state is InstanceState.LOADING and leader.begins.waits_for_company:
             facts = [one for one in facts if one.company is not Company.OTHER]
-        count = piece_count(leader)
         whole = {one.name for one in facts if len(one.held) == count}
         before = sum(str(key) not in whole and key < leader.key for key in leader.begins.company)
         return plan_routes(count, held, facts, leader.begins.pipelined, before)

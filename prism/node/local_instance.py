@@ -30,6 +30,7 @@ class LiveBeginning:
     pipeline: int = 0
     turn: int = 0
     turns: int = 1
+    leads: bool = True
     """See :class:`prism.wire.commands.ActivateCommand`."""
 
     @classmethod
@@ -43,7 +44,7 @@ class LiveBeginning:
             for companion in order.companions
         }
         nodes = frozenset(node_of(DeviceId(companion.device)) for companion in order.companions)
-        return cls(order.live, company, nodes, order.pipeline, order.turn, order.turns)
+        return cls(order.live, company, nodes, order.pipeline, order.turn, order.turns, order.leads)
 
     @property
     def pipelined(self) -> bool:

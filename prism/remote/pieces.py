@@ -9,6 +9,8 @@ from typing import Final
 
 _LAYER: Final = re.compile(r"(?:^|\.)(?:layers|h)\.(\d+)\.")
 _EMBEDDING: Final = "embed_tokens."
+_ENDS: Final = re.compile(r"(?:^|\.)(?:embed_tokens|norm|ln_f|lm_head)\.")
+"""Of what is in no layer, what no layer looks at."""
 _ENCODER: Final = re.compile(
     r"(?:^|\.)(?:visual|vision_\w+|image_\w+|audio_\w+|multi_modal_projector|mm_projector)(?:\.|$)"
 )
@@ -19,6 +21,11 @@ def reads_images(name: str) -> bool:
     """Whether the parameter ``name`` is of an encoder of images or sounds, or of what stands between it and the
     model."""
     return _ENCODER.search(name) is not None
+
+
+def is_apart(name: str) -> bool:
+    """Whether layers can run without the parameter ``name`` of no layer."""
+    return reads_images(name) or _ENDS.search(name) is not None
 
 
 def layers_of(names: Iterable[str]) -> int:

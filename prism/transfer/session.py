@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 import msgspec
 
@@ -60,11 +60,13 @@ def node_plans(
     addresses: dict[str, str],
     network: str = "tcp",
     first: Sequence[int] = (),
+    ends: Collection[int] = (),
     topology: NetworkTopology | None = None,
     guessed: bool = False,
 ) -> dict[str, NodePlan]:
-    """Every node's part of ``plan``, which brings the pieces ``first`` first. ``addresses`` has every node of the
-    plan, ``topology`` those with links of their own between them. ``guessed``: nothing is known of the links."""
+    """Every node's part of ``plan``, which brings the pieces ``first`` first, but for ``ends`` where they come late.
+    ``addresses`` has every node of the plan, ``topology`` those with links of their own between them. ``guessed``:
+    nothing is known of the links."""
     schedule, names = plan.schedule, plan.nodes
     receives: dict[str, list[tuple[str, int]]] = {name: [] for name in names}
     sends: dict[str, list[tuple[str, int]]] = {name: [] for name in names}
@@ -91,7 +93,7 @@ def node_plans(
             piece_s=piece_s,
             guessed=guessed,
             near=tuple(n for n in names if n in near_of(name)),
-            first=tuple(first),
+            first=tuple(piece for piece in first if name not in plan.late or piece not in ends),
             network=network,
         )
         for name in names

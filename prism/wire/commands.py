@@ -50,6 +50,9 @@ class ActivateCommand(Message, frozen=True, kw_only=True):
     turn: int = 0
     """With which of ``turns`` chunks of its layers it begins, where they do not come in the order of a plan."""
     turns: int = 1
+    leads: bool = True
+    """False: layers that its pipeline needs come to it before embedding and head do. It runs them for the others, and
+    leads requests of its own when these are there, too."""
 
 
 class DeactivateCommand(Message, frozen=True, kw_only=True):

@@ -103,6 +103,8 @@ class PackReport(msgspec.Struct, frozen=True, kw_only=True):
     first: list[tuple[float, float]] = []
     """Where in its data, as fractions (from, to) of it, what an instance needs before it can serve lies: embedding,
     first layer and head."""
+    ends: list[tuple[float, float]] = []
+    """What of ``first`` only who leads requests needs: embedding and head, where no layer lies beside them."""
 
 
 class ArrivalReport(msgspec.Struct, frozen=True, kw_only=True):

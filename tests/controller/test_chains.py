@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import msgspec
+import pytest
 
 from prism.controller.distribution import WeightDistribution
 from prism.controller.images import ModelImages
@@ -24,11 +25,13 @@ PACK = PackKey("weights of m")
 M = ModelName("m")
 IMAGES = {M: ModelImages("weights of m", {DeviceKind.HOST: (PACK,)}, layers=12)}
 RATE = 1e9
-FIRST = [(0.0, 0.1), (0.95, 1.0)]
+FIRST = [(0.0, 0.05), (0.05, 0.1), (0.95, 1.0)]
 
 
 def report(node: str, holds: bool, **more: object) -> AgentReport:
-    pack = PackReport(model=PACK.model, layout=PACK.layout, nbytes=1 << 30, in_memory=True, first=FIRST)
+    pack = PackReport(
+        model=PACK.model, layout=PACK.layout, nbytes=1 << 30, in_memory=True, first=FIRST, ends=more.pop("ends", [])
+    )
     device = DeviceStatus(id=f"{node}/host:0", kind="host", domain="", capacity_bytes=1 << 30, free_bytes=1 << 30)
     fixed = {"incarnation": "one", "mailbox": node, "devices": [device], "weights": f"{node}:2"}
     values = {"instances": [], "packs": [pack] if holds else [], **more}
@@ -57,6 +60,7 @@ class Fleet:
             key, device = InstanceKey(M, Generation(self.generation)), DeviceId(f"{name}/host:0")
             orders.append(Activate(key, whole_model([device]), because(ReasonCode.OPERATOR), live=live))
         supplies, sends = self.distribution.supply(orders, IMAGES, 0.0)
+        self.leads = {node for by in supplies.values() for node, supply in by.items() if supply.company.leads}
         raw = [p for by_node in supplies.values() for supply in by_node.values() for p in supply.plans]
         raw += [message.part for _, message in sends]
         return {part.node: part for part in (msgspec.msgpack.decode(r, type=NodePlan) for r in raw)}
@@ -187,3 +191,20 @@ def test_who_forms_pipelines_on_a_chain_begins_with_a_layer_of_its_own() -> None
     first = set(parts["b"].first)
     begins = {node: next(piece for _, piece in parts[node].receives if piece not in first) for node in "bcef"}
     assert begins["b"] == begins["c"] and begins["e"] == begins["f"] and begins["b"] != begins["e"]
+
+
+@pytest.mark.parametrize("live", [LiveMode.PIPELINES, LiveMode.PAIR, LiveMode.WHOLE])
+def test_embedding_and_head_come_at_once_to_one_of_each_pipeline(live: LiveMode) -> None:
+    """The others are told that they lead later. In pairs everybody leads."""
+    ends = [FIRST[0], FIRST[2]]
+    holders = {name: report(name, True, ends=ends) for name in "ad"}
+    fleet = Fleet("abcdef", "ad", NetworkTopology(), **holders)
+    parts = fleet.load("bcef", live)
+    first = {name: set(parts[name].first) for name in "bcef"}
+    some = set.union(*first.values())
+    early = {n for n in "bcef" if {p for _, p in parts[n].receives[: len(some) + 3]} >= some}
+    if live is LiveMode.PIPELINES:
+        assert early == fleet.leads == {name for name in "bcef" if first[name] == some} and len(early) == 2
+        assert all(first[name] and not first[name] & {0, parts[name].pieces - 1} for name in {*"bcef"} - early)
+    else:
+        assert early == fleet.leads == {*"bcef"} and all(each == some for each in first.values())

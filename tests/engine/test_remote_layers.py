@@ -287,6 +287,34 @@ async def test_engines_that_have_all_layers_only_together(rig: Rig) -> None:
             await happens(lambda n=name: _alone(engines[n]), "it goes on alone")
 
 
+async def test_an_engine_without_embedding_and_head_runs_layers_and_leads_when_they_are_here(rig: Rig) -> None:
+    """Another one leads over it meanwhile; then each leads over the other, and in the end it is alone."""
+    async with AsyncExitStack() as stack:
+        spec = rig.spec("demo-llama")
+        first = await rig.activate(spec, [rig.devices[1]])
+        await first.deactivate()  # it leaves an image
+        image = SlowImage(WeightStore(rig.folder / "store"), "demo-llama")
+        stack.callback(image.close)
+        image.arrive(0, 1, 2, 5)
+        engines: dict[str, EngineHandle] = {}
+        for i, (name, pieces) in enumerate({"low": [0, 1, 2, 5], "high": [1]}.items()):
+            engines[name] = await rig.activate(spec, [rig.devices[i]], first_pieces=pieces)
+            rig.pool.memory[rig.devices[i]].offer(0)
+            await engines[name].remote.serve_layers(rig.folder / name)
+            stack.push_async_callback(engines[name].deactivate)
+        image.arrive(3, 4)
+        await engines["high"].remote.grow_route(order=[3, 4, 0, 5, 2])
+        await happens(lambda: _pieces(engines["high"]) >= {1, 3, 4}, "its having layers for others")
+        low, high = str(rig.folder / "low"), str(rig.folder / "high")
+        await engines["low"].remote.set_route([RouteStop("", 0, 3), RouteStop(high, 3, 5), RouteStop("", 5, 6)])
+        await Pair(rig, "demo-llama", engines["high"], engines["low"], rig.folder).check((80, 81), length=40)
+        await happens(lambda: _pieces(engines["high"]) >= {0, 5}, "its having embedding and head")
+        await engines["high"].remote.set_route([RouteStop("", 0, 2), RouteStop(low, 2, 3), RouteStop("", 3, 6)])
+        await Pair(rig, "demo-llama", engines["low"], engines["high"], rig.folder).check((82, 80), length=40)
+        await engines["high"].remote.grow_route()
+        await happens(lambda: _alone(engines["high"]), "it goes on alone")
+
+
 async def test_an_engine_that_cannot_run_layers_apart_waits_for_all_of_them(rig: Rig) -> None:
     """It was to begin with some pieces, and says that it has all."""
     spec = rig.spec("demo-llama", page_size=16)
@@ -315,6 +343,10 @@ def _peers(engine: EngineHandle) -> list[str]:
 
 def _parts(engine: EngineHandle) -> int:
     return engine.load.remote.parts if engine.load and engine.load.remote else 0
+
+
+def _pieces(engine: EngineHandle) -> set[int]:
+    return set(engine.load.remote.pieces) if engine.load and engine.load.remote else set()
 
 
 def _alone(engine: EngineHandle) -> bool:

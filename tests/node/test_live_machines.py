@@ -112,6 +112,31 @@ async def test_a_pipeline_over_machines_serves_as_soon_as_it_holds_the_model(
     assert leader.remote.grows and leader.remote.when_whole, "both lead over it, too"
 
 
+async def test_one_to_which_embedding_and_head_come_late_runs_layers_before_it_leads(
+    node: LiveNode, networked: FakeNetwork, given: list[tuple[str, str, bool]]
+) -> None:
+    """Its engine is there with the first layer; others lead over it meanwhile. It is ready when it can lead itself."""
+    networked.held = [held("n2", SECOND, 0, 1, 2, 3, HEAD)]
+    order = node.order(FIRST, LiveMode.PIPELINES, leads=False, turn=1, **ordered_with(SECOND))
+    coming = asyncio.create_task(node.instances.command(order))
+    await happens(lambda: networked.looked > 5 and networked.connected, "its looking for routes")
+    runs = node.handle(FIRST)
+    assert runs.began_with == (1,) and runs.remote.grows
+    runs.remote.arrive(4, 5, 6)
+    node.instances.start()
+    assert networked.offered is not None
+    offered = networked.offered.held(LayersWanted("m", "n2/host:3"))
+    assert [(one.key, one.pieces) for one in offered] == [(FIRST, [1, 4, 5, 6])]
+    seen = networked.looked
+    await happens(lambda: networked.looked > seen + 5, "its looking again")
+    assert not coming.done() and not runs.remote.routes, "together they have all layers; it has no embedding"
+    runs.remote.arrive(0)
+    runs.remote.arrive(HEAD)
+    assert (await coming).early
+    ((route,),) = runs.remote.routes
+    assert [(stop.first, stop.end) for stop in route if stop.path] == [(2, 4)]
+
+
 async def test_it_changes_over_to_its_pipeline_and_back_when_that_breaks(
     node: LiveNode, networked: FakeNetwork, given: list[tuple[str, str, bool]]
 ) -> None:

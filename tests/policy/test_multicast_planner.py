@@ -23,6 +23,7 @@ from prism.policy.multicast.planner import (
     PlanRequest,
     build_schedule,
     chunk_starts,
+    end_blocks,
     first_blocks,
     plan,
 )
@@ -218,6 +219,34 @@ def test_pipelines_are_complete_sooner_where_sub_groups_begin_with_a_layer() -> 
     request = PlanRequest(names(4), ("c", "d", "e", "f"), 62 << 20, first=parts, least_blocks=64)
     assert complete_after(plan(request)) == 27
     assert complete_after(plan(replace(request, layers=19))) == 25
+
+
+def test_pipelines_are_complete_sooner_where_embedding_and_head_come_to_the_first_sub_group_alone() -> None:
+    """The model above, whose first layer is in three of the leaves that come first."""
+    first = ((0.0, 3 / 61), (3 / 61, 6 / 61), (58 / 61, 1.0))
+    all_alike = PlanRequest(names(4), ("c", "d", "e", "f"), 62 << 20, first=first, layers=19, least_blocks=64)
+    request = replace(all_alike, ends=(first[0], (59 / 61, 1.0)))
+    assert complete_after(plan(all_alike)) == 25 and complete_after(plan(request)) == 21
+    chosen, ends = plan(request), end_blocks(request, 64)
+    assert not plan(all_alike).late and chosen.late == {chosen.nodes[i] for (i,) in chosen.groups[1:]}
+    for (node,) in chosen.groups:
+        blocks = [block for _, block in chosen.schedule.receives(node)]
+        assert sorted(blocks) == list(range(64))
+        begins = set(blocks[: len(first_blocks(first, 64))])
+        assert (begins >= set(ends)) == (chosen.nodes[node] not in chosen.late)
+    pair = plan(replace(request, shift=False))
+    assert not pair.late and [b for _, b in pair.schedule.receives(7)][:10] == first_blocks(first, 64)
+
+
+@given(st.integers(1, 6), st.integers(1, 40), st.data())
+def test_orders_of_sub_groups_have_every_block_once(groups: int, blocks: int, data: st.DataObject) -> None:
+    first = sorted(data.draw(st.sets(st.integers(0, blocks - 1), max_size=blocks - 1)))
+    ends = data.draw(st.sets(st.sampled_from(first))) if first else set()
+    orders = block_orders(groups, blocks, first=first, ends=ends)
+    assert all(sorted(order) == list(range(blocks)) for order in orders)
+    assert orders[0][: len(first)] == first
+    for order in orders[1:]:
+        assert order[: len(first) - len(ends)] == [block for block in first if block not in ends]
 
 
 def complete_after(chosen: Plan) -> int:

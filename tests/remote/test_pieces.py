@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from prism.remote.pieces import layers_of, piece_of
+from prism.remote.pieces import is_apart, layers_of, piece_of
 
 GEMMA = [f"vision_tower.vision_model.encoder.layers.{i}.mlp.fc1.weight" for i in range(27)] + [
     f"language_model.model.layers.{i}.mlp.down_proj.weight" for i in range(4)
@@ -33,3 +33,16 @@ def test_layers_of_an_encoder_are_not_the_decoders() -> None:
 )
 def test_what_reads_images_is_with_the_embedding(name: str, piece: int) -> None:
     assert piece_of(name, 4) == piece
+
+
+@pytest.mark.parametrize(
+    "name", ["model.embed_tokens.weight", "model.norm.bias", "lm_head.weight", "visual.blocks.1.w"]
+)
+def test_what_layers_never_look_at(name: str) -> None:
+    assert is_apart(name)
+
+
+@pytest.mark.parametrize("name", ["model.shared_head_norm.weight", "transformer.wpe.weight", "model.altup.scale"])
+def test_what_they_might(name: str) -> None:
+    """Names that nobody knows: layers wait for everything that is in no layer."""
+    assert not is_apart(name)

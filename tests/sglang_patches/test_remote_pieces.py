@@ -180,6 +180,17 @@ def test_without_the_embedding_s_weights_nobody_asks_for_them(kind: type[Layer])
         pieces.run(2, 4, (state[0], None), IDS, POSITIONS, None)
 
 
+def test_layers_that_look_at_more_than_themselves_run_where_embedding_and_head_are() -> None:
+    layers, ends = frozenset({2, 3}), frozenset({0, LAYERS + 1})
+    assert ModelPieces(Model(Layer), HIDDEN).usable(layers) == layers
+    shares = Model(Layer)
+    shares.model.shared_scale = torch.nn.Parameter(torch.ones(HIDDEN))
+    for model in (shares, Model(ByNumber)):
+        pieces = ModelPieces(model, HIDDEN)
+        assert not pieces.usable(layers) and not pieces.usable(layers | {0})
+        assert pieces.usable(layers | ends) == layers | ends
+
+
 def test_what_cannot_be_cut_is_refused_with_the_reason() -> None:
     with pytest.raises(UnsupportedModel, match="Model runs as a whole only: layers that get kv_states"):
         ModelPieces(Model(Carries), HIDDEN)

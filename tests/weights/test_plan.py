@@ -5,11 +5,11 @@ from __future__ import annotations
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from prism.policy.multicast.planner import first_blocks
+from prism.policy.multicast.planner import PlanRequest, end_blocks, first_blocks
 from prism.transfer.session import cut_pieces
 from prism.weights.packs.blocks import TensorPlan, layout_header, plan_blocks, stage_of
 from prism.weights.packs.format import PackKey
-from prism.weights.store.disk_fill import lead_first, lead_parts
+from prism.weights.store.disk_fill import end_parts, lead_first, lead_parts
 
 
 def plans(*names: str, nbytes: int = 100) -> list[TensorPlan]:
@@ -65,6 +65,7 @@ def test_a_copy_is_filled_with_embedding_first_layer_and_head_first() -> None:
     header = layout_header(PackKey("a" * 32), plan_blocks(plans), leaf_bytes=4096)
     assert lead_first(header) == [0, 1, 2, 3, 8, 9, 4, 5, 6, 7]
     assert lead_parts(header) == [(0.0, 0.2), (0.2, 0.4), (0.8, 1.0)]
+    assert end_parts(header) == [(0.0, 0.2), (0.8, 1.0)], "without the first layer, which has what layers share"
     assert lead_first(header, (1, 2)) == [0, 1, 2, 3, 8, 9, 6, 7, 4, 5], "it loads beside another one"
 
 
@@ -77,7 +78,13 @@ def test_the_first_pieces_of_a_multicast_have_every_leaf_that_an_engine_begins_w
     names = ["model.embed_tokens.weight", *(f"model.layers.{i}.w" for i in range(len(sizes) - 2)), "lm_head.weight"]
     tensors = [TensorPlan(name, "float32", (size,)) for name, size in zip(names, sizes, strict=True)]
     header = layout_header(PackKey("a" * 32), plan_blocks(tensors), leaf_bytes=4096)
-    first = first_blocks(lead_parts(header), pieces)
-    brought = {leaf for piece in first for leaf in cut_pieces(header.cut, pieces)[piece]}
-    needed = (b for b in header.blocks if b.name in ("embeddings", "layer0", "head"))
-    assert brought >= {leaf for b in needed for leaf in header.cut.holding(b.offset, b.offset + b.nbytes)}
+    first, ends = tuple(lead_parts(header)), tuple(end_parts(header))
+    request = PlanRequest(("a", "b"), ("c", "d"), 1 << 20, first=first, ends=ends)
+    at_once, late = first_blocks(first, pieces), end_blocks(request, pieces)
+    for names, pieces_there in (
+        (("embeddings", "layer0", "head"), at_once),
+        (("layer0",), [piece for piece in at_once if piece not in late]),
+    ):
+        brought = {leaf for piece in pieces_there for leaf in cut_pieces(header.cut, pieces)[piece]}
+        needed = (b for b in header.blocks if b.name in names)
+        assert brought >= {leaf for b in needed for leaf in header.cut.holding(b.offset, b.offset + b.nbytes)}

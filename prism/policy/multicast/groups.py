@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
+from typing import Final
 
 import numpy as np
 
 from prism.policy.multicast.schedule import Schedule, build
+
+
+_MORE: Final = 2
+"""Blocks behind a chunk that begins with a layer: the last one of the chunk ends there, as far as is known."""
 
 
 def transfer_orders(sources: int, blocks: int) -> list[list[int]]:
@@ -23,15 +28,30 @@ def orders_from(starts: Sequence[int], blocks: int) -> list[list[int]]:
 
 
 def block_orders(
-    groups: int, blocks: int, shift: bool = True, first: Sequence[int] = (), starts: Sequence[int] = ()
+    groups: int,
+    blocks: int,
+    shift: bool = True,
+    first: Sequence[int] = (),
+    starts: Sequence[int] = (),
+    ends: Collection[int] = (),
 ) -> list[list[int]]:
     """The order of the blocks in each sub-group: its own (``shift``) or the same for all, in any case behind the blocks
-    ``first``. ``starts``: the block with which each begins behind these, where chunks are not of equal size."""
+    ``first``. ``starts``: the block with which each begins behind these, where chunks are not of equal size. ``ends``:
+    of the blocks ``first``, those that all sub-groups with an order of their own but the first get behind their own
+    chunk only."""
     rest = [block for block in range(blocks) if block not in first]
     shifted = transfer_orders(groups, len(rest)) if shift else [list(range(len(rest)))] * groups
     if starts:
         shifted = orders_from([rest.index(block) for block in starts], len(rest))
-    return [[*first, *(rest[i] for i in order)] for order in shifted]
+    orders = [[rest[i] for i in order] for order in shifted]
+    if not shift or not ends or not rest or groups == 1:
+        return [[*first, *order] for order in orders]
+    found = [[*first, *orders[0]]]
+    for order, following in zip(orders[1:], [*orders[2:], orders[0]], strict=True):
+        own = order.index(following[0]) + (_MORE if starts else 0)
+        later = [block for block in first if block in ends]
+        found.append([*(block for block in first if block not in ends), *order[:own], *later, *order[own:]])
+    return found
 
 
 def sub_groups(nodes: int, sources: int) -> list[list[int]]:
@@ -57,10 +77,11 @@ def k_way(
     shift: bool = True,
     first: Sequence[int] = (),
     starts: Sequence[int] = (),
+    ends: Collection[int] = (),
 ) -> Schedule:
     """Nodes 0..sources-1 send to all others: each sub-group runs ``one_source`` by itself, with the blocks in its own
     order or all in the same one (:func:`block_orders`). A sub-group without receivers is idle."""
-    orders = block_orders(sources, blocks, shift, first, starts)
+    orders = block_orders(sources, blocks, shift, first, starts, ends)
     parts: list[Schedule] = []
     name = ""
     for members, order in zip(sub_groups(nodes, sources), orders, strict=True):

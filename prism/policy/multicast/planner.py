@@ -12,9 +12,11 @@ switches; the others only feel them, in the estimate.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
+from fractions import Fraction
 from itertools import pairwise
+from math import ceil
 from typing import Final
 
 import numpy as np
@@ -86,6 +88,10 @@ class PlanRequest:
     first: tuple[tuple[float, float], ...] = ()
     """Parts of the data, as fractions (from, to) of it, that every receiver is to have first: what an instance needs
     to serve while the rest comes."""
+    ends: tuple[tuple[float, float], ...] = ()
+    """Of ``first``, what nobody needs but who leads requests (embedding and head): with ``shift`` the first sub-group
+    alone has it at once, the others have layers sooner for that. Together they have everything at the same moment,
+    which is sooner than if all had it first."""
     layers: int = 0
     """In what lies between ``first``, of about equal size each: who receives is used layer by layer, so that sub-groups
     begin with one. 0: it is not, or not known."""
@@ -115,6 +121,8 @@ class Plan:
     """Where the schedule is one of chains: each one's groups in order, the source's first."""
     left_out: tuple[str, ...] = ()
     """Sources that send nothing because their outgoing direction carries other traffic."""
+    late: frozenset[str] = frozenset()
+    """Receivers that get what only who leads needs behind layers (:attr:`PlanRequest.ends`)."""
 
     def words(self) -> str:
         """Who sends to whom, for operators: ``a > b+c > d; e > f``, or sources and receivers where nothing is a
@@ -156,6 +164,7 @@ def plan(request: PlanRequest) -> Plan:
         groups=case.groups(name),
         chains=chained if name == CHAIN else (),
         left_out=case.left_out,
+        late=case.late(name, schedule.blocks),
     )
 
 
@@ -164,15 +173,32 @@ def first_blocks(parts: Sequence[tuple[float, float]], blocks: int) -> list[int]
     return [b for b in range(blocks) if any(a * blocks < b + 1 and b < end * blocks for a, end in parts)]
 
 
+def end_blocks(request: PlanRequest, blocks: int) -> list[int]:
+    """The blocks with nothing but :attr:`PlanRequest.ends`."""
+    inside = [(a * blocks, end * blocks) for a, end in request.ends]
+    return [b for b in range(blocks) if any(a <= b and b + 1 <= end for a, end in inside)]
+
+
 def chunk_starts(
-    parts: Sequence[tuple[float, float]], layers: int, sources: int, blocks: int, first: Sequence[int]
+    parts: Sequence[tuple[float, float]],
+    layers: int,
+    sources: int,
+    blocks: int,
+    first: Sequence[int],
+    ends: Collection[int] = (),
 ) -> list[int]:
     """The block with which each of ``sources`` sub-groups begins behind the blocks ``first``: where a layer begins, as
-    the chunk before needs all of its last one, and each has as many layers. None: there are too few, or the layers do
-    not lie together between ``parts``."""
+    the chunk before needs all of its last one, and each has as many layers; the first one fewer, by as much as the
+    blocks ``ends`` are, which come to it alone. None: there are too few, or the layers do not lie together between
+    ``parts``."""
     bounds = [0.0, *(x for part in sorted(parts) for x in part), 1.0]
     begin, end = max(zip(bounds[::2], bounds[1::2], strict=True), key=lambda gap: gap[1] - gap[0])
-    at = [begin + (end - begin) * -(-layers * i // sources) / max(layers, 1) for i in range(sources)]
+    more = len(ends) / blocks * layers / (end - begin) if end > begin else 0.0  # in layers
+    others = (
+        min(Fraction(layers) + Fraction(more), Fraction(sources * max(layers - 1, 0), max(sources - 1, 1))) / sources
+    )
+    before = [layers - (sources - i) * others if i else Fraction(0) for i in range(sources)]
+    at = [begin + (end - begin) * ceil(one) / max(layers, 1) for one in before]
     rest = [block for block in range(blocks) if block not in first]
     found = [next((b for b in rest if b >= int(x * blocks)), -1) for x in at]
     apart = all(a < b for a, b in pairwise(found))
@@ -187,12 +213,14 @@ def build_schedule(
     first: Sequence[int] = (),
     starts: Sequence[int] = (),
     shift: bool = True,
+    ends: Collection[int] = (),
 ) -> Schedule:
     """``algorithm`` from ``sources`` nodes: by itself for one source, in sub-groups for several, with shifted chunks
-    (``starts``: their first blocks) unless not ``shift``; the blocks ``first`` before all others."""
+    (``starts``: their first blocks) unless not ``shift``; the blocks ``first`` before all others, but for ``ends`` in
+    all shifted sub-groups but the first."""
     if sources == 1 and not first:
         return algorithm(nodes, blocks)
-    return k_way(algorithm, nodes, sources, blocks, shift, first, starts)
+    return k_way(algorithm, nodes, sources, blocks, shift, first, starts, ends)
 
 
 @dataclass(frozen=True, slots=True)
@@ -222,12 +250,19 @@ class _Case:
     def schedule(self, name: str, blocks: int) -> Schedule:
         request, count = self.request, len(self.chains) if name == CHAIN else self.sources
         first = first_blocks(request.first, blocks)
+        ends = end_blocks(request, blocks)
         by_layer = request.layers and request.shift
-        starts = chunk_starts(request.first, request.layers, count, blocks, first) if by_layer else []
+        starts = chunk_starts(request.first, request.layers, count, blocks, first, ends) if by_layer else []
         if name == CHAIN:
-            orders = block_orders(count, blocks, request.shift, first, starts)
+            orders = block_orders(count, blocks, request.shift, first, starts, ends)
             return chain_schedule(self.chains, len(self.order), self.sources, orders)
-        return build_schedule(ALGORITHMS[name], len(self.order), self.sources, blocks, first, starts, request.shift)
+        nodes, shift = len(self.order), request.shift
+        return build_schedule(ALGORITHMS[name], nodes, self.sources, blocks, first, starts, shift, ends)
+
+    def late(self, name: str, blocks: int) -> frozenset[str]:
+        if not self.request.shift or not end_blocks(self.request, blocks):
+            return frozenset()
+        return frozenset(self.order[node] for group in self.groups(name)[1:] for node in group)
 
 
 def _case_of(request: PlanRequest) -> _Case:

@@ -99,6 +99,16 @@ def lead_parts(header: PackHeader) -> list[tuple[float, float]]:
     return [(leaves.start / count, leaves.stop / count) for leaves in held]
 
 
+def end_parts(header: PackHeader) -> list[tuple[float, float]]:
+    """What of these has nothing but embedding and head: no layer ends or begins in a leaf of it."""
+    cut = header.cut
+    ends = [(b.offset, b.offset + b.nbytes) for b in header.blocks if not b.name.startswith(LAYER)]
+    layers = [(b.offset, b.offset + b.nbytes) for b in header.blocks if b.name.startswith(LAYER)]
+    shared = {leaf for begin, end in layers for leaf in cut.holding(begin, end)}
+    alone = [[leaf for leaf in cut.holding(begin, end) if leaf not in shared] for begin, end in ends]
+    return [(leaves[0] / cut.leaves, (leaves[-1] + 1) / cut.leaves) for leaves in alone if leaves]
+
+
 def _lead(header: PackHeader) -> list[BlockEntry]:
     return [b for b in header.blocks if not b.name.startswith(LAYER) or b.name.partition(".")[0] == f"{LAYER}0"]
 
