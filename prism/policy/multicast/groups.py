@@ -9,7 +9,6 @@ import numpy as np
 
 from prism.policy.multicast.schedule import Schedule, build
 
-
 _MORE: Final = 2
 """Blocks behind a chunk that begins with a layer: the last one of the chunk ends there, as far as is known."""
 
