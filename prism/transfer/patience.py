@@ -3,7 +3,8 @@
 Three questions, answered from what came so far:
 
 - *Has the plan slipped?* Every piece has a time: that of its step, on the measured step time. Once the piece at hand is
-  ``SLIP_STEPS`` behind it, this receiver leaves the plan and takes pieces wherever they are.
+  ``SLIP_STEPS`` behind it, this receiver leaves the plan and takes pieces wherever they are. The times follow what
+  comes a little late: where everybody is, as on a machine that had something else to do, to leave would make it worse.
 - *Is a transfer slow?* It is when half of it took ``SLOW_FACTOR`` times what it takes at the best rate of the other
   peers or, before three were measured, at the rate the plan expects. Where all are equally slow nobody is: changing
   would not help.
@@ -28,7 +29,10 @@ UNKNOWN_S: Final = 1.0
 UNKNOWN_BYTES_S: Final = 12.5e6
 """A link of which nothing is known may be as slow as this."""
 STRETCH: Final = 1.15
-"""Steps may take so much longer than transfers without the plan counting as slipped."""
+"""Steps may take so much longer than transfers without anybody being late."""
+FOLLOW: Final = 0.25
+"""So much of what a piece was late moves the times of the next ones: those that take up to 1.78 steps each are no reason
+to leave the plan, those that take three are with the third."""
 SLOW_FACTOR: Final = 3.0
 MIN_SLOW_S: Final = 0.1
 BACK_OFF_S: Final = 1.0
@@ -84,9 +88,14 @@ class Patience:
             self._durations.append(took_s)
         self._rate(source, nbytes, took_s)
         step = self._steps.get(piece)
-        if step is not None and not self._anchored:  # when the others began is known from here on
+        if step is None:
+            return
+        if not self._anchored:  # when the others began is known from here on
             self._anchored = True
             self._step_zero_s = max(self._step_zero_s, now_s - (step + 1) * self.typical_s)
+        late_s = now_s - self._due_s(step)
+        if 0 < late_s < self._slack_s:
+            self._step_zero_s += FOLLOW * late_s
 
     def slips_at_s(self, piece: int | None) -> float:
         """When the plan counts as slipped unless ``piece``, the one at hand, is complete by then."""
@@ -95,12 +104,18 @@ class Patience:
         step_s = self.typical_s
         if step_s <= 0:
             return self._step_zero_s + (self._steps[piece] + 1) * self._unknown_s
-        due_s = self._step_zero_s + (self._steps[piece] + 1) * step_s * STRETCH
-        return due_s + max(SLIP_STEPS * step_s, MIN_SLIP_S) + (0.0 if self._anchored else FIRST_SLIP_S)
+        return self._due_s(self._steps[piece]) + self._slack_s + (0.0 if self._anchored else FIRST_SLIP_S)
+
+    def _due_s(self, step: int) -> float:
+        return self._step_zero_s + (step + 1) * self.typical_s * STRETCH
+
+    @property
+    def _slack_s(self) -> float:
+        return max(SLIP_STEPS * self.typical_s, MIN_SLIP_S)
 
     def turn_s(self) -> float:
         """How long a pull queues at one holder before it is looked for elsewhere."""
-        return max(MIN_SLIP_S, SLIP_STEPS * self.typical_s)
+        return self._slack_s
 
     # --- rates ---
 
