@@ -3,7 +3,8 @@
 ``k`` sources send to all receivers in sub-groups whose chunks are shifted (Algorithm 1), so that the t-th receivers of
 all sub-groups together hold the model after about blocks / k steps; they are one pipeline (Algorithm 2). Each member
 leads requests of its own and runs its blocks for the others (2-D pipelining), and goes on alone when its last block
-is there (mode switch)::
+is there (mode switch). What leading takes, embedding and head, comes to the first sub-group at once, and to the others
+behind their own chunk: until then the first member leads alone::
 
     2 -> 8, 4 blocks    sub-group 0: s0 -> r0 r1 r2   0 1 2 3       pipelines (r0 r3) (r1 r4) (r2 r5)
                         sub-group 1: s1 -> r3 r4 r5   2 3 0 1       r0 runs blocks 0 1, r3 runs 2 3
