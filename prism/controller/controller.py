@@ -160,10 +160,11 @@ class Controller:
         """Where the weights of these activations come from; those that send them are told."""
         if not orders:
             return {}
-        self.dealing.ordered(orders)
         images = {order.model: self.models.images(order.model) for order in orders}
         before = {sent.session for sent in self.distribution.running()}
         supplies, sends = self.distribution.supply(orders, images, now_s)
+        late = {key for key, by_node in supplies.items() if not all(s.company.leads for s in by_node.values())}
+        self.dealing.ordered(orders, late)
         for sent in self.distribution.running():
             if sent.session not in before:
                 log.info("weights of %s are sent", sent.model, extra={"decision": sent.as_decision().as_dict()})

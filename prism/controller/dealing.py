@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence, Set
 
 from prism.controller.inactive import InactiveQueue
 from prism.controller.placement import PlacementBook
 from prism.core.effects import Activate
 from prism.core.events import ClusterEvent, WaitingDealt
 from prism.core.ids import DeviceId, ModelName
-from prism.scheduler.beginnings import HOLD_S, Beginnings
+from prism.core.instances import InstanceKey
+from prism.scheduler.beginnings import Beginnings
 
 
 class Dealing:
@@ -23,9 +24,9 @@ class Dealing:
         self._inactive, self._placement, self._feed = inactive, placement, feed
         self._beginnings = Beginnings()
 
-    def ordered(self, orders: Iterable[Activate]) -> None:
-        """These come in one decision."""
-        self._beginnings.ordered(orders)
+    def ordered(self, orders: Iterable[Activate], late: Set[InstanceKey] = frozenset()) -> None:
+        """These come in one decision, of which ``late`` run layers for the others before they lead."""
+        self._beginnings.ordered(orders, time.monotonic(), late)
 
     def pass_on(self, model: ModelName, devices: Sequence[DeviceId]) -> None:
         """What waits for the model goes to these devices' queues, or the share of those that have come up, while others
@@ -38,7 +39,9 @@ class Dealing:
         if waiting:
             self._inactive.route(model, share.devices, share.most)
             if self._inactive.count(model):
-                asyncio.get_running_loop().call_later(HOLD_S, self._pass_on_rest, model)
+                asyncio.get_running_loop().call_later(
+                    self._beginnings.held_for(model, now_s), self._pass_on_rest, model
+                )
             else:
                 self.tell_waiting(model)
 

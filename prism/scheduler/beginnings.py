@@ -9,18 +9,19 @@ given.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Sequence, Set
 from dataclasses import dataclass, field
 from typing import Final
 
 from prism.core.effects import Activate
 from prism.core.ids import DeviceId, ModelName
-from prism.core.instances import queue_device
+from prism.core.instances import InstanceKey, queue_device
 from prism.core.settings import LiveMode
 
 HOLD_S: Final = 0.8
-"""From the first of them on: a member is told to lead between two steps, which others' layers may take, and those that
-are up have their own share to do meanwhile."""
+HOLD_SHARE: Final = 0.1
+"""From the first of them on, or such a part of the time that it took to come up, if that is longer: a member is told to
+lead between two steps, which others' layers may take, and those that are up have their own share to do meanwhile."""
 SETTLE_S: Final = 0.3
 """After something was given queues have not been reported with it."""
 
@@ -36,7 +37,8 @@ class ShareNow:
 @dataclass(slots=True)
 class _Beginning:
     devices: frozenset[DeviceId]
-    """Whose queues take the requests of those that come up together."""
+    """Whose queues take the requests of those that come up together, and lead."""
+    ordered_s: float
     given: set[DeviceId] = field(default_factory=set)
     """Those that got their share."""
     began_s: float | None = None
@@ -45,6 +47,13 @@ class _Beginning:
     """When the last of them got something."""
     kept: bool = False
     """Something was kept for those that are about to come up."""
+
+    @property
+    def until_s(self) -> float:
+        """Something is kept for them until then; -inf before the first is up."""
+        if self.began_s is None:
+            return float("-inf")
+        return self.began_s + max(HOLD_S, HOLD_SHARE * (self.began_s - self.ordered_s))
 
 
 def pipelined(orders: Iterable[Activate]) -> list[Activate]:
@@ -60,25 +69,26 @@ class Beginnings:
         self._of: dict[ModelName, _Beginning] = {}
         self._settling: set[ModelName] = set()
 
-    def ordered(self, orders: Iterable[Activate]) -> None:
-        """These come in one decision."""
+    def ordered(self, orders: Iterable[Activate], now_s: float, late: Set[InstanceKey] = frozenset()) -> None:
+        """These come in one decision, of which ``late`` run layers for the others before they lead."""
         by_model: dict[ModelName, list[Activate]] = {}
         for order in orders:
             by_model.setdefault(order.model, []).append(order)
         for model, mine in by_model.items():
             self._of.pop(model, None)
             if together := pipelined(mine):
-                self._of[model] = _Beginning(frozenset(DeviceId(queue_device(order.parts)) for order in together))
+                leads = [order for order in together if order.key not in late]
+                self._of[model] = _Beginning(frozenset(DeviceId(queue_device(o.parts)) for o in leads), now_s)
 
     def share(self, model: ModelName, devices: Sequence[DeviceId], waiting: int, now_s: float) -> ShareNow:
         """The model is served from these devices' queues, and so many of its requests wait for that: who gets how many
-        of them now. What is left is to be asked for again when another one comes up, and after :data:`HOLD_S`."""
+        of them now. What is left is to be asked for again when another one comes up, and after :meth:`held_for`."""
         beginning = self._of.get(model)
         if beginning is None:
             return ShareNow(tuple(devices))
         if beginning.began_s is None:
             beginning.began_s = now_s if waiting else float("-inf")  # what comes later is sent to one of them at once
-        if now_s >= beginning.began_s + HOLD_S + SETTLE_S:
+        if now_s >= beginning.until_s + SETTLE_S:
             del self._of[model]
             return ShareNow(tuple(devices))
         if waiting:
@@ -86,10 +96,16 @@ class Beginnings:
         coming = len(beginning.devices.difference(devices))
         new = tuple(device for device in devices if device not in beginning.given)
         beginning.given |= set(new)
-        beginning.kept = bool(coming) and now_s < beginning.began_s + HOLD_S
+        beginning.kept = bool(coming) and now_s < beginning.until_s
         if not beginning.kept:
             return ShareNow(new or tuple(devices))
         return ShareNow(new, -(-waiting // (len(new) + coming)) * len(new))
+
+    def held_for(self, model: ModelName, now_s: float) -> float:
+        """When to ask again for what is left."""
+        beginning = self._of.get(model)
+        left_s = 0.0 if beginning is None else beginning.until_s - now_s
+        return left_s if left_s > 0 else HOLD_S
 
     def begins_settling(self, model: ModelName, now_s: float) -> bool:
         """Whether something was given just now that reports do not show, and nobody was told of that. To share it out
@@ -110,5 +126,5 @@ class Beginnings:
         beginning = self._of.get(model)
         if beginning is None or beginning.began_s is None:
             return 0.0
-        kept_until_s = beginning.began_s + HOLD_S if beginning.kept else now_s
+        kept_until_s = beginning.until_s if beginning.kept else now_s
         return max(0.0, kept_until_s - now_s, beginning.gave_s + SETTLE_S - now_s)

@@ -9,7 +9,7 @@ from prism.core.effects import RefuseWaiting
 from prism.core.events import Arrivals, ClusterEvent, WaitingDealt, WaitingRequests
 from prism.core.ids import DeviceId, ModelName, RequestId
 from prism.policy.routing import least_loaded
-from prism.scheduler.beginnings import HOLD_S, Beginnings
+from prism.scheduler.beginnings import Beginnings
 from prism.scheduler.request_life import DeviceRequests
 from prism.sim.cluster_sections import TimingSection
 from prism.sim.job import Job
@@ -135,7 +135,7 @@ class SimFront:
             self._forget(job)
             device.arrive(job)
         if model in self._inactive:
-            self._queue.after(HOLD_S, self._move_rest, model)
+            self._queue.after(self.beginnings.held_for(model, self._queue.now_s), self._move_rest, model)
         else:
             self._tell_waiting(model)
 

@@ -79,7 +79,7 @@ class World:
             queue,
             cluster_scheduler(settings.cluster, self.specs.values()),
             self._carry_out,
-            self.front.beginnings.ordered,
+            lambda orders: self.front.beginnings.ordered(orders, queue.now_s),
         )
         self.faults = Faults(queue, self.machines, self.nodes, self._tell, self.front.wait, float(timing.lease))
         self._build()

@@ -25,7 +25,7 @@ def orders(live: LiveMode = LiveMode.PIPELINES) -> list[Activate]:
 def test_each_gets_its_share_when_it_comes_up() -> None:
     """The first of four, a few hundredths of a second before the others, got all fifty, and most moved twice."""
     beginnings, waiting, got = Beginnings(), 50, list[int]()
-    beginnings.ordered(orders())
+    beginnings.ordered(orders(), 0.0)
     for i, device in enumerate(DEVICES):
         share = beginnings.share(M, DEVICES[: i + 1], waiting, 0.01 * i)
         assert share.devices == (device,)
@@ -39,7 +39,7 @@ def test_each_gets_its_share_when_it_comes_up() -> None:
 
 def test_who_is_up_already_is_given_nothing_more_while_others_may_come() -> None:
     beginnings = Beginnings()
-    beginnings.ordered(orders())
+    beginnings.ordered(orders(), 0.0)
     assert beginnings.share(M, DEVICES[:2], 10, 5.0) == ShareNow((*DEVICES[:2],), 6)
     assert beginnings.share(M, DEVICES[:2], 4, 5.0).most == 0
 
@@ -48,7 +48,7 @@ def test_members_that_come_up_half_a_second_apart_have_their_shares_and_may_be_r
     """Two that led over the two others made these busy: they were told to lead 0.3 s later, when all had been given to
     the first two. What waited was then not shared out before anybody was whole, as nothing is while queues settle."""
     beginnings, waiting, got = Beginnings(), 50, list[int]()
-    beginnings.ordered(orders())
+    beginnings.ordered(orders(), 0.0)
     for i, at_s in enumerate((0.0, 0.19, 0.32, 0.45)):
         share = beginnings.share(M, DEVICES[: i + 1], waiting, at_s)
         got.append(waiting if share.most is None else share.most)
@@ -61,7 +61,7 @@ def test_members_that_come_up_half_a_second_apart_have_their_shares_and_may_be_r
 
 def test_where_nothing_waits_nothing_is_kept() -> None:
     beginnings = Beginnings()
-    beginnings.ordered(orders())
+    beginnings.ordered(orders(), 0.0)
     assert beginnings.share(M, DEVICES[:1], 0, 5.0) == ShareNow((DEVICES[0],))
     assert beginnings.share(M, DEVICES[:1], 3, 5.1) == ShareNow((DEVICES[0],)), "who had an old placement"
     assert not beginnings.begins_settling(M, 5.1)
@@ -69,7 +69,7 @@ def test_where_nothing_waits_nothing_is_kept() -> None:
 
 def test_who_does_not_come_in_time_leaves_its_share_to_the_others() -> None:
     beginnings = Beginnings()
-    beginnings.ordered(orders())
+    beginnings.ordered(orders(), 0.0)
     beginnings.share(M, DEVICES[:1], 50, 5.0)
     beginnings.share(M, DEVICES[:2], 37, 5.1)
     assert beginnings.share(M, DEVICES[:2], 24, 5.0 + HOLD_S) == ShareNow((*DEVICES[:2],))
@@ -81,22 +81,41 @@ def test_what_does_not_come_together_is_not_waited_for() -> None:
     beginnings = Beginnings()
     assert beginnings.share(M, DEVICES[:1], 50, 0.0) == ShareNow((DEVICES[0],))
     for others in (orders(LiveMode.WHOLE), orders()[:1]):
-        beginnings.ordered(orders())
-        beginnings.ordered(others)
+        beginnings.ordered(orders(), 0.0)
+        beginnings.ordered(others, 0.0)
         assert beginnings.share(M, DEVICES[:1], 50, 0.0) == ShareNow((DEVICES[0],))
         assert not beginnings.begins_settling(M, 0.0)
-    beginnings.ordered(orders())
-    beginnings.ordered([replace(o, key=InstanceKey(ModelName("n"), Generation(9))) for o in orders()[:1]])
+    beginnings.ordered(orders(), 0.0)
+    beginnings.ordered([replace(o, key=InstanceKey(ModelName("n"), Generation(9))) for o in orders()[:1]], 0.0)
     assert beginnings.share(M, DEVICES[:1], 50, 0.0).most == 13, "another model's decision"
 
 
 def test_queues_that_settle_are_so_for_a_while_and_a_new_decision_ends_it() -> None:
     beginnings = Beginnings()
-    beginnings.ordered(orders())
+    beginnings.ordered(orders(), 0.0)
     beginnings.share(M, DEVICES[:1], 50, 5.0)
     assert beginnings.begins_settling(M, 5.0) and not beginnings.begins_settling(M, 5.1)
     assert beginnings.settles_for(M, 5.1) == pytest.approx(HOLD_S - 0.1), "others may come until then"
     beginnings.share(M, DEVICES, 37, 5.2)
     assert beginnings.settles_for(M, 5.2) == pytest.approx(SETTLE_S), "all are there"
-    beginnings.ordered(orders())
+    beginnings.ordered(orders(), 0.0)
     assert beginnings.settles_for(M, 5.2) == 0.0
+
+
+def test_what_took_long_is_waited_for_longer() -> None:
+    """Members of a slow load come up further apart: the last of four had nothing, and then half of the others'."""
+    for took_s, held_s in ((1.0, HOLD_S), (22.0, 2.2)):
+        beginnings = Beginnings()
+        beginnings.ordered(orders(), 5.0)
+        assert beginnings.share(M, DEVICES[:1], 50, 5.0 + took_s).most == 13
+        assert beginnings.held_for(M, 5.0 + took_s) == pytest.approx(held_s)
+        assert beginnings.share(M, DEVICES[:2], 37, 5.0 + took_s + 0.9 * held_s).most == 13
+        assert beginnings.share(M, DEVICES[:2], 24, 5.0 + took_s + held_s).most is None
+
+
+def test_nothing_is_kept_for_those_that_lead_later() -> None:
+    beginnings = Beginnings()
+    beginnings.ordered(orders(), 0.0, {order.key for order in orders()[2:]})
+    assert beginnings.share(M, DEVICES[:1], 50, 1.0).most == 25
+    assert beginnings.share(M, DEVICES[:2], 25, 1.1) == ShareNow((DEVICES[1],))
+    assert beginnings.share(M, DEVICES[:3], 3, 1.2) == ShareNow((DEVICES[2],)), "what comes later is dealt to them, too"
