@@ -24,6 +24,9 @@ HOLD_SHARE: Final = 0.1
 lead between two steps, which others' layers may take, and those that are up have their own share to do meanwhile."""
 SETTLE_S: Final = 0.3
 """After something was given queues have not been reported with it."""
+LATE_SHARE: Final = 0.5
+"""Members that lead later are waited for so long, as a part of the time until the first came up, before anything is
+shared out by reports: a pipeline of which two lead already does no more than one of which one does."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,11 +41,15 @@ class ShareNow:
 class _Beginning:
     devices: frozenset[DeviceId]
     """Whose queues take the requests of those that come up together, and lead."""
+    late: frozenset[DeviceId]
+    """The same, of those that run layers for these before they lead."""
     ordered_s: float
     given: set[DeviceId] = field(default_factory=set)
     """Those that got their share."""
     began_s: float | None = None
     """When the first of them came up."""
+    up: frozenset[DeviceId] = frozenset()
+    """Whose queues the model is served from."""
     gave_s: float = float("-inf")
     """When the last of them got something."""
     kept: bool = False
@@ -54,6 +61,12 @@ class _Beginning:
         if self.began_s is None:
             return float("-inf")
         return self.began_s + max(HOLD_S, HOLD_SHARE * (self.began_s - self.ordered_s))
+
+    def waits_for_late(self, now_s: float) -> bool:
+        """Some that lead later are not up, and may come."""
+        if self.began_s is None or self.late <= self.up:
+            return False
+        return now_s < self.began_s + LATE_SHARE * (self.began_s - self.ordered_s)
 
 
 def pipelined(orders: Iterable[Activate]) -> list[Activate]:
@@ -77,8 +90,9 @@ class Beginnings:
         for model, mine in by_model.items():
             self._of.pop(model, None)
             if together := pipelined(mine):
-                leads = [order for order in together if order.key not in late]
-                self._of[model] = _Beginning(frozenset(DeviceId(queue_device(o.parts)) for o in leads), now_s)
+                queues = {order.key: DeviceId(queue_device(order.parts)) for order in together}
+                later = frozenset(device for key, device in queues.items() if key in late)
+                self._of[model] = _Beginning(frozenset(queues.values()) - later, later, now_s)
 
     def share(self, model: ModelName, devices: Sequence[DeviceId], waiting: int, now_s: float) -> ShareNow:
         """The model is served from these devices' queues, and so many of its requests wait for that: who gets how many
@@ -86,9 +100,10 @@ class Beginnings:
         beginning = self._of.get(model)
         if beginning is None:
             return ShareNow(tuple(devices))
+        beginning.up = frozenset(devices)
         if beginning.began_s is None:
             beginning.began_s = now_s if waiting else float("-inf")  # what comes later is sent to one of them at once
-        if now_s >= beginning.until_s + SETTLE_S:
+        if now_s >= beginning.until_s + SETTLE_S and not beginning.waits_for_late(now_s):
             del self._of[model]
             return ShareNow(tuple(devices))
         if waiting:
@@ -127,4 +142,5 @@ class Beginnings:
         if beginning is None or beginning.began_s is None:
             return 0.0
         kept_until_s = beginning.until_s if beginning.kept else now_s
-        return max(0.0, kept_until_s - now_s, beginning.gave_s + SETTLE_S - now_s)
+        look_s = SETTLE_S if beginning.waits_for_late(now_s) else 0.0
+        return max(look_s, kept_until_s - now_s, beginning.gave_s + SETTLE_S - now_s)

@@ -118,4 +118,13 @@ def test_nothing_is_kept_for_those_that_lead_later() -> None:
     beginnings.ordered(orders(), 0.0, {order.key for order in orders()[2:]})
     assert beginnings.share(M, DEVICES[:1], 50, 1.0).most == 25
     assert beginnings.share(M, DEVICES[:2], 25, 1.1) == ShareNow((DEVICES[1],))
+    assert beginnings.settles_for(M, 1.1) and beginnings.settles_for(M, 1.45), (
+        "others come, and lead for the same pipelines"
+    )
     assert beginnings.share(M, DEVICES[:3], 3, 1.2) == ShareNow((DEVICES[2],)), "what comes later is dealt to them, too"
+    assert beginnings.share(M, DEVICES, 0, 1.3).devices == (DEVICES[3],) and beginnings.settles_for(M, 1.6) == 0.0
+    beginnings.ordered(orders(), 0.0, {order.key for order in orders()[2:]})
+    beginnings.share(M, DEVICES[:2], 25, 10.0)
+    assert beginnings.settles_for(M, 14.9) and not beginnings.settles_for(M, 15.0), (
+        "who does not come is not waited for"
+    )
