@@ -45,8 +45,11 @@ from sglang_patches.remote_stops import Stop
 log = logging.getLogger(__name__)
 
 MOST: Final = 3
-"""Batches under way: two prefills, and one that decodes or prefills. A line of four engines is busy 12 / 15 of the time
-then, 4 / 7 with one each."""
+"""Batches under way over one peer: two prefills, and one that decodes or prefills. A line of four engines is busy
+12 / 15 of the time then, 4 / 7 with one each."""
+MORE: Final = 2
+"""For each further peer: where one of four leads for all (embedding and head come to one at first), three batches keep
+them busy for half of the time, seven for 7 / 10."""
 
 _NAP_S: Final = 0.01
 """New requests are looked for so often."""
@@ -224,7 +227,8 @@ class BatchesUnderWay:
     def _begin_beside(self) -> bool:
         """Whether another one was begun. Prompts first, as in SGLang."""
         scheduler = self._scheduler
-        if len(self._begun) >= MOST or self._quiet() or scheduler._pending_chunked_abort_req is not None:
+        most = MOST + MORE * max(0, len(self._leader.peers) - 1)
+        if len(self._begun) >= most or self._quiet() or scheduler._pending_chunked_abort_req is not None:
             return False
         if self._may_show_images:
             return False

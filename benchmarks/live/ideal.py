@@ -4,9 +4,10 @@
 
 Counted from what that benchmark declares, nothing runs: engines that lose no moment, prompts before all answers, no
 message that takes time. Where sources only send, nothing is served until the receivers have all layers between them,
-and then by all of them at full speed: that is when each has what all need to begin (:data:`FIRST`) and its part of the
-rest. Where sources serve they begin at once, and each new instance runs what has come: with a part f of the layers
-there, n sources and r receivers do the work of min(n + r, n / (1 - f)) engines, since only sources run what is missing.
+and then by all of them at full speed: that is when each has what all need to run layers (:data:`SHARED`) and its part
+of the rest. Where sources serve they begin at once, and each new instance runs what has come: with a part f of the
+layers there, n sources and r receivers do the work of min(n + r, n / (1 - f)) engines, since only sources run what is
+missing.
 
 Load-then-serve is counted alike: what serves at the burst's beginning does so until the multicast's end, then everybody
 does. Its P90 over the other's is the most that serving early can gain. Where sources serve that is at most
@@ -26,8 +27,9 @@ PACE_US: Final = {"layer": 3000, "prefill_token": 1200, "decode_sequence": 50}
 PROMPT_TOKENS: Final = 4
 STEP_TOKENS: Final = 16
 """Of a prefill: four requests begin together, not all."""
-FIRST: Final = 9 / 61
-"""Of the model's leaves: embedding, first layer and head, in the order in which they are sent."""
+SHARED: Final = 5 / 61
+"""Of the model's leaves: the first layer, in whose block is what layers share, as every member of a pipeline has it
+first; embedding and head come to one of each at once."""
 RECEIVERS, REQUESTS = 4, 50
 MULTICAST_S: Final = 5.5
 STEP_S: Final = 1e-3
@@ -48,8 +50,8 @@ def work_s(requests: int = REQUESTS) -> float:
 
 def sending(sources: int, at_s: float, receivers: int = RECEIVERS, end_s: float = MULTICAST_S) -> float:
     """Engines' worth of work at that time where sources only send, to so many until the multicast's end."""
-    together_s = end_s * (FIRST + (1 - FIRST) / min(sources, receivers))
-    return receivers if at_s >= together_s else 0.0
+    parts = min(sources, receivers)
+    return receivers if at_s >= end_s * (1 + (parts - 1) * SHARED) / parts else 0.0
 
 
 def serving(sources: int, at_s: float, receivers: int = RECEIVERS, end_s: float = MULTICAST_S) -> float:
