@@ -65,7 +65,7 @@ class ForeignWork:
         ranks: Ranks,
     ) -> None:
         self._me, self._model, self._ranks = me, model, ranks
-        self._usable = pieces.usable
+        self._pieces = pieces
         self._run = ForeignRun(scheduler, pieces, new_owner, ranks)
         ranks.foreign = self._obey
         self._counter = itertools.count(1)
@@ -155,7 +155,7 @@ class ForeignWork:
             return
         self._slots[link], self._names[link] = hello.slots, hello.engine
         self._numbers.setdefault(link, next(self._counter))
-        link.send(PeerWelcome(version=VERSION, engine=self._me, pieces=sorted(self._usable(self.held))))
+        link.send(PeerWelcome(version=VERSION, engine=self._me, pieces=sorted(self._pieces.usable(self.held))))
 
     # --- what is kept for leaders ---
 
