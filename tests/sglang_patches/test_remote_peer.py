@@ -99,7 +99,8 @@ class Peer:
 
     def __init__(self) -> None:
         ranks: Any = SimpleNamespace(world=1, tell=lambda *_: None)
-        self.work = ForeignWork(None, None, "me", "model", lambda: None, ranks)  # type: ignore[arg-type, return-value]
+        pieces: Any = SimpleNamespace(usable=lambda held: held)
+        self.work = ForeignWork(None, pieces, "me", "model", lambda: None, ranks)  # type: ignore[arg-type, return-value]
         self.run: Any = self.work._run
         self.a, self.b, self.c = links = [Link(name) for name in "abc"]
         hello = PeerHello(version=VERSION, engine="e", model="model", slots=9)
