@@ -19,7 +19,7 @@ class Split(StrEnum):
 
 _FIRST: Final = {Split.TUNING: 1, Split.JUDGING: 101}
 _LAST: Final = {Split.TUNING: 99, Split.JUDGING: 999}
-SPENT: Final = frozenset((*range(101, 280), 283, 290, 293, *range(294, 318)))
+SPENT: Final = frozenset((*range(101, 287), 290, 293, *range(294, 318)))
 """Draws for judging that somebody has looked into; they are tuning draws from then on. 101 to 103: how first maps are
 judged was changed after figures 7 and 12 had been seen on them. 104 to 111: admission by promises was made because of
 what their figures showed. 112 to 115: that promises are kept with a chance, because of theirs.
@@ -38,6 +38,7 @@ looked into, and first places of models of which nothing is known were chosen by
 249 to 257 (figure 12): judged prompts that wait for answers.
 258 to 260, 266 to 269, 278, 279, 283, 290, 293 (figure 12): judged fewer instances for bursts that can wait.
 261 to 265 (``live_scaling.mode``): decisions were looked into.
+280 to 282 and 284 to 286 (ablation): our rules against the paper's.
 270 to 277 (recorded sources), 294 to 301 and 310 to 317 (figure 12) and 302 to 309 (figure 7): judged first maps
 by mean and bursts."""
 RECORDED: Final = {
