@@ -39,8 +39,8 @@ looked into, and first places of models of which nothing is known were chosen by
 258 to 260, 266 to 269, 278, 279, 283, 290, 293 (figure 12): judged fewer instances for bursts that can wait.
 261 to 265 (``live_scaling.mode``): decisions were looked into.
 280 to 282 and 284 to 286 (ablation), 287 to 289, 291, 292 and 318 to 320 (figure 10) and 321 to 324 (figure 7 over
-GPUs) judged the same rules as 270 to 277 (recorded sources), 294 to 301 and 310 to 317 (figure 12) and 302 to 309 (figure 7):
-first maps by mean and bursts."""
+GPUs) judged the same rules as 270 to 277 (recorded sources), 294 to 301 and 310 to 317 (figure 12) and 302 to 309
+(figure 7): first maps by mean and bursts."""
 RECORDED: Final = {
     Split.TUNING: ("arena_prism_e2e_8m.parquet", "arena_vtc_27m.parquet", "hyperbolic_fig_7m_digitised.parquet"),
     Split.JUDGING: ("azure2023_conv.parquet", "mooncake_conversation.parquet", "semisynth_servegen_multi_2h.parquet"),
