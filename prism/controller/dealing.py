@@ -40,7 +40,7 @@ class Dealing:
             self._inactive.route(model, share.devices, share.most)
             if self._inactive.count(model):
                 asyncio.get_running_loop().call_later(
-                    self._beginnings.held_for(model, now_s), self._pass_on_rest, model
+                    self._beginnings.ask_again_in(model, now_s), self._pass_on_rest, model
                 )
             else:
                 self.tell_waiting(model)

@@ -96,7 +96,7 @@ class Beginnings:
 
     def share(self, model: ModelName, devices: Sequence[DeviceId], waiting: int, now_s: float) -> ShareNow:
         """The model is served from these devices' queues, and so many of its requests wait for that: who gets how many
-        of them now. What is left is to be asked for again when another one comes up, and after :meth:`held_for`."""
+        of them now. What is left is to be asked for again when another one comes up, and after :meth:`ask_again_in`."""
         beginning = self._of.get(model)
         if beginning is None:
             return ShareNow(tuple(devices))
@@ -116,7 +116,7 @@ class Beginnings:
             return ShareNow(new or tuple(devices))
         return ShareNow(new, -(-waiting // (len(new) + coming)) * len(new))
 
-    def held_for(self, model: ModelName, now_s: float) -> float:
+    def ask_again_in(self, model: ModelName, now_s: float) -> float:
         """When to ask again for what is left."""
         beginning = self._of.get(model)
         left_s = 0.0 if beginning is None else beginning.until_s - now_s

@@ -135,7 +135,7 @@ class SimFront:
             self._forget(job)
             device.arrive(job)
         if model in self._inactive:
-            self._queue.after(self.beginnings.held_for(model, self._queue.now_s), self._move_rest, model)
+            self._queue.after(self.beginnings.ask_again_in(model, self._queue.now_s), self._move_rest, model)
         else:
             self._tell_waiting(model)
 

@@ -56,7 +56,7 @@ def test_a_burst_asks_for_all_at_once() -> None:
 
 
 @given(st.lists(st.tuples(st.floats(0.01, 400.0), st.floats(0.0, 9.0)), min_size=1, max_size=40))
-def test_a_peak_is_held_for_the_span_and_forgotten_after_two(steps: list[tuple[float, float]]) -> None:
+def test_a_peak_is_ask_again_in_the_span_and_forgotten_after_two(steps: list[tuple[float, float]]) -> None:
     hold, now_s, seen, span_s = PeakHold(100.0), 0.0, [], 100.0
     for pause_s, value in steps:
         now_s += pause_s

@@ -108,7 +108,7 @@ def test_what_took_long_is_waited_for_longer() -> None:
         beginnings = Beginnings()
         beginnings.ordered(orders(), 5.0)
         assert beginnings.share(M, DEVICES[:1], 50, 5.0 + took_s).most == 13
-        assert beginnings.held_for(M, 5.0 + took_s) == pytest.approx(held_s)
+        assert beginnings.ask_again_in(M, 5.0 + took_s) == pytest.approx(held_s)
         assert beginnings.share(M, DEVICES[:2], 37, 5.0 + took_s + 0.9 * held_s).most == 13
         assert beginnings.share(M, DEVICES[:2], 24, 5.0 + took_s + held_s).most is None
 
