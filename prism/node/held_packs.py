@@ -13,7 +13,7 @@ from prism.weights.store.weight_store import PackInfo, WeightStore
 from prism.weights.store.whereabouts import Tier
 from prism.wire.reports import PackReport
 
-Parts = list[tuple[float, float]]
+PackParts = list[tuple[float, float]]
 """Of a pack's data, as fractions (from, to) of it."""
 
 
@@ -24,7 +24,7 @@ class HeldPacks:
         self._store = store
         self._complete: set[tuple[Path, int]] = set()
         """Files and their inodes."""
-        self._first: dict[PackKey, tuple[Parts, Parts]] = {}
+        self._first: dict[PackKey, tuple[PackParts, PackParts]] = {}
         self.damaged: set[PackKey] = set()
         """Whose copies in memory had a corrupt block, as of the last look."""
 
@@ -50,7 +50,7 @@ class HeldPacks:
         self.damaged = damaged
         return list(found.values())
 
-    def _first_parts(self, key: PackKey) -> tuple[Parts, Parts]:
+    def _first_parts(self, key: PackKey) -> tuple[PackParts, PackParts]:
         """What an instance needs before it can serve, and of that what only who leads requests does."""
         if key not in self._first:
             try:

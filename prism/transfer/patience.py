@@ -31,7 +31,7 @@ UNKNOWN_BYTES_S: Final = 12.5e6
 STRETCH: Final = 1.15
 """Steps may take so much longer than transfers without anybody being late."""
 FOLLOW: Final = 0.25
-"""So much of what a piece was late moves the times of the next ones: those that take up to 1.78 steps each are no
+"""So much of what a piece was late moves the times of the next ones: those that take up to 1.7 steps each are no
 reason to leave the plan, those that take three are with the third."""
 SLOW_FACTOR: Final = 3.0
 MIN_SLOW_S: Final = 0.1
