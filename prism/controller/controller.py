@@ -38,7 +38,6 @@ from prism.core.events import (
     Arrivals,
     ClusterEvent,
     DeactivationFinished,
-    DeviceReport,
     FleetKnown,
     InstanceFound,
     InstanceLost,
@@ -219,8 +218,6 @@ class Controller:
                 event = replace(event, devices=tuple(d for d in devices if d not in held))
             case InstanceLost() if self.placement.expects(event):
                 return  # its command's answer is on the way and says the same
-            case DeviceReport():
-                self.inactive.loads.measured(event.device, sum(m.running + m.waiting for m in event.instances))
             case _:
                 pass
         self.feed(event)

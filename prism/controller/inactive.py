@@ -10,7 +10,6 @@ import msgspec
 
 from prism.core.events import WaitingRequests
 from prism.core.ids import DeviceId, ModelName
-from prism.policy.routing import QueueLoads
 from prism.store.ledger import Ledger
 from prism.store.values import Entry
 from prism.wire import keys
@@ -36,8 +35,6 @@ class InactiveQueue:
         self._ledger, self._outbox = ledger, outbox
         self._waiting: dict[ModelName, OrderedDict[str, tuple[Entry, Submission]]] = {}
         self._model_of: dict[str, ModelName] = {}
-        self.loads = QueueLoads()
-        """Of the devices' queues; whoever reads their reports keeps it current."""
 
     def add(self, entry: Entry, submission: Submission) -> WaitingRequests:
         model = ModelName(submission.model)
@@ -72,10 +69,10 @@ class InactiveQueue:
     def route(self, model: ModelName, devices: Sequence[DeviceId], most: int | None = None) -> WaitingRequests:
         """Moves the model's requests, or the first ``most`` of them, to the devices' queues, each to the least loaded
         one."""
+        queues = [keys.device_queue(device) for device in devices]
         for entry, submission in self._take(model, most):
-            device = self.loads.assign_request(devices)
             moved = msgspec.structs.replace(submission, hops=submission.hops + 1)
-            self._ledger.move(entry, keys.device_queue(device), encode(moved))
+            self._ledger.move(entry, queues, encode(moved))
         return self.state(model)
 
     def refuse(

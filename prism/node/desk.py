@@ -220,7 +220,7 @@ class RequestDesk:
     def _send_back(self, live: Live) -> None:
         hops = live.submission.hops + 1
         moved = msgspec.structs.replace(live.submission, hops=hops, suspicions=live.suspicions, died_of=live.died_of)
-        self.ledger.move(live.entry, keys.INACTIVE_QUEUE, encode(moved))
+        self.ledger.move(live.entry, [keys.INACTIVE_QUEUE], encode(moved))
         self._forget(live, acknowledge=False)
 
     # --- out ---

@@ -21,9 +21,12 @@ from prism.node.intake import QueueReader
 from prism.node.measures import LongCounts
 from prism.node.services import NodeServices
 from prism.scheduler.gpu import GpuScheduler, InstanceCounts, InstanceTimes
+from prism.store.values import StoreUnavailable
 from prism.wire import keys
 
 TICK_S: Final = 0.05
+TELL_S: Final = 0.1
+"""Between two looks at how many requests run, which whoever chooses a queue asks."""
 
 
 class DeviceShell:
@@ -49,7 +52,20 @@ class DeviceShell:
         async with asyncio.TaskGroup() as group:
             group.create_task(self._intake.run())
             group.create_task(self._watch_time())
+            group.create_task(self._tell_running())
             group.create_task(self._holding.run())
+
+    async def _tell_running(self) -> None:
+        """Says in the store how many of the queue's requests engines run, whenever that has changed."""
+        queue, told = keys.device_queue(self.device), -1
+        while True:
+            if (running := self.desk.requests.running_total) != told:
+                try:
+                    await self._services.store.tell_running(queue, running)
+                    told = running
+                except StoreUnavailable:
+                    told = -1  # a store that lost its data has forgotten it
+            await asyncio.sleep(TELL_S)
 
     def feed(self, event: GpuEvent) -> None:
         """One event into the scheduler, its effects out."""

@@ -122,6 +122,11 @@ class DeviceRequests(Generic[R]):
         """How many requests the instance runs."""
         return self._running.get(key, 0)
 
+    @property
+    def running_total(self) -> int:
+        """How many requests engines run."""
+        return sum(self._running.values())
+
     def run_by(self, key: InstanceKey) -> list[R]:
         """The requests that the instance runs."""
         return [r for r in self._held.values() if r.stage is Stage.RUNNING and r.instance == key]

@@ -68,11 +68,11 @@ class Broker:
         """Queues the request; its tokens then arrive in ``stream``. Raises :class:`ApiError` (429, 503); nothing is
         left behind then."""
         self._check_room()
-        stream.queue = self.placements.assign_queue(stream.model)
+        queues = self.placements.queues_for_one(stream.model)
         self.streams[stream.id] = stream
         self.waiting[stream.model] += 1
         try:
-            await self.store.add(stream.queue, stream.id, encode(submission), self.max_queue)
+            stream.queue = await self.store.add_to_least(queues, stream.id, encode(submission), self.max_queue)
             stream.queued = True
         except QueueFull as full:
             self._drop(stream)

@@ -9,7 +9,6 @@ from typing import Final
 
 from prism.core.ids import ModelName
 from prism.core.views import InstanceState
-from prism.policy.routing import QueueLoads
 from prism.store.interface import Store
 from prism.store.values import Replica, StoreError
 from prism.wire import keys
@@ -33,9 +32,10 @@ class Placements:
     def __init__(self, store: Store) -> None:
         self._store = store
         self._replicas: dict[ModelName, list[Replica]] = {}
-        self._loads = QueueLoads()
-        self._inactive = 0
-        """Length of the inactive queue, as of the last look."""
+        self._measured = 0
+        """Entries of all queues, as of the last look."""
+        self._sent = 0
+        """Requests since then."""
         self.known = asyncio.Event()
         """Set once the placement was read for the first time."""
 
@@ -54,16 +54,17 @@ class Placements:
         """The device whose queue takes the requests of a ready replica; empty without one."""
         return next((replica.queue_device for replica in self.replicas(model) if replica.ready), "")
 
-    def assign_queue(self, model: ModelName) -> str:
-        """The queue for a new request: of the ready replica whose queue is shortest, which is one longer from now on
-        (:mod:`prism.policy.routing`); else the inactive queue."""
-        ready = [replica.queue_device for replica in self.replicas(model) if replica.ready]
-        return keys.device_queue(self._loads.assign_request(ready)) if ready else keys.INACTIVE_QUEUE
+    def queues_for_one(self, model: ModelName) -> list[str]:
+        """Where a new request may stand, which counts from now on: the queues of ready replicas, the least loaded of
+        which takes it (:mod:`prism.policy.routing`); else the inactive queue."""
+        self._sent += 1
+        ready = [keys.device_queue(replica.queue_device) for replica in self.replicas(model) if replica.ready]
+        return ready or [keys.INACTIVE_QUEUE]
 
     @property
     def waiting(self) -> int:
         """Unfinished requests in all queues, as of the last look, plus those sent since."""
-        return self._loads.total + self._inactive
+        return self._measured + self._sent
 
     async def follow(self) -> None:
         """Keeps the cache current until cancelled."""
@@ -82,13 +83,13 @@ class Placements:
         """Keeps the queue lengths current until cancelled; asks only while requests are being sent."""
         while True:
             await asyncio.sleep(every_s)
-            if self._loads.all_empty and not self._inactive:
+            if not self.waiting:
                 continue
             devices = sorted({replica.queue_device for replicas in self._replicas.values() for replica in replicas})
             queues = [keys.INACTIVE_QUEUE, *(keys.device_queue(device) for device in devices)]
             try:
-                self._inactive, *lengths = await self._store.lengths(queues)
+                lengths = await self._store.lengths(queues)
             except StoreError as error:
                 log.warning("queue lengths could not be read: %s", error)
                 continue
-            self._loads.measured_all(dict(zip(devices, lengths, strict=True)))
+            self._measured, self._sent = sum(lengths), 0

@@ -17,57 +17,27 @@ blocks, each of which goes on to the device while the next one arrives.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
 from functools import partial
-from itertools import pairwise, takewhile
+from itertools import pairwise
 from typing import Final
 
 from prism.core.effects import Activate
-from prism.core.ids import DeviceId, ModelName, NodeId
+from prism.core.ids import DeviceId, NodeId
 from prism.core.specs import ModelSpec
-from prism.sim.cluster_sections import LoadSection, TimingSection
-from prism.sim.fetch import Fetch, Fetcher
+from prism.sim.cluster_sections import TimingSection
+from prism.sim.fetch import Fetch
 from prism.sim.gpus import GpuKind
-from prism.sim.host_cache import HostCache
-from prism.sim.links import Flow, Link, Network, evenly
+from prism.sim.links import Flow, Link, evenly
 from prism.sim.queue import EventQueue
 from prism.sim.roofline import Load
 from prism.sim.sharing import Pool
 from prism.sim.stint import Stint
-from prism.sim.topology import Topology
+from prism.sim.weight_roads import WeightRoads
 
 BLOCKS: Final = 16
 
 Mark = tuple[float, Callable[["Activation"], None]]
 """A part of the weights, and what is called when it is there."""
-
-
-@dataclass(frozen=True, slots=True)
-class WeightRoads:
-    """Where weights are and what they travel over."""
-
-    network: Network
-    topology: Topology
-    host_cache: HostCache
-    fetcher: Callable[[NodeId], Fetcher]
-    """What brings weights to a node."""
-    load: LoadSection
-    arriving: dict[tuple[ModelName, int], dict[NodeId, tuple[float, ...]]] = field(default_factory=dict)
-    """Nodes to which a model is on its way, and in which parts, in the order of asking, by the sub-group that they are
-    in: each one gets it from the one before (a chain, as the multicast of pieces makes it), so that whoever has the
-    model sends it once. A node keeps its place until it has the last part."""
-
-    def source_path(self, node: NodeId, spec: ModelSpec, group: int = 0) -> tuple[Link, ...]:
-        """What the weights cross before they are in the memory of ``node`` (nothing when they are there). ``group``:
-        its sub-group, which gets them from a holder of its own."""
-        if self.host_cache.has(node, spec.name):
-            return ()
-        before = list(takewhile(lambda other: other != node, self.arriving.get((spec.name, group), ())))
-        holders = self.host_cache.holders(spec.name)
-        holder = before[-1] if before else holders[group % len(holders)] if holders else None
-        if holder is None or holder not in self.topology.nodes:
-            return (self.topology.nodes[node].ssd,)
-        return self.topology.network_path(holder, node)
 
 
 class Activation:
@@ -121,7 +91,7 @@ class Activation:
             self._roads.network.cancel(flow)
         for node, fetch in self._fetches.items():
             self._roads.fetcher(node).cancel(fetch)
-            self._arrived(node)
+            self._roads.gave_up(node, self.spec.name, self._group)
         self._flows.clear()
         self._fetches.clear()
 
@@ -164,9 +134,9 @@ class Activation:
     def _load(self) -> None:
         """Bring the weights to the node(s), then to the devices."""
         nodes = {self._roads.topology.devices[device].node: None for device in self.effect.devices}
-        arriving = self._roads.arriving.get((self.spec.name, self._group), {})
         if not self._marks and not self._part:  # beside one that serves early it waits for what that one waits for
-            self._parts = next((arriving[node] for node in nodes if node in arriving), self._parts)
+            known = (self._roads.arriving_parts(node, self.spec.name, self._group) for node in nodes)
+            self._parts = next((parts for parts in known if parts), self._parts)
         for node in nodes:
             self._fetch(node)
         if not self._fetches:
@@ -174,10 +144,9 @@ class Activation:
 
     def _fetch(self, node: NodeId) -> None:
         """Bring the weights into the memory of ``node``, if they are not there."""
-        path = self._roads.source_path(node, self.spec, self._group)
+        path = self._roads.source_path(node, self.spec.name, self._parts, self._part, self._group)
         if path:
             fetcher = self._roads.fetcher(node)
-            self._roads.arriving.setdefault((self.spec.name, self._group), {}).setdefault(node, self._parts)
             nbytes = self.spec.weight_bytes * self._parts[self._part]
             # The machine's memory has it once: instances that load beside each other wait for the same bytes.
             what = self.spec.name, self._part, self._parts, self._group
@@ -186,15 +155,9 @@ class Activation:
     def _fetched(self, node: NodeId) -> None:
         """The last block came; those before it are on the devices already."""
         del self._fetches[node]
-        if self._part == len(self._parts) - 1:
-            self._arrived(node)
-            self._roads.host_cache.keep(node, self.spec.name, self.spec.weight_bytes)
+        self._roads.arrived(node, self.spec, self._parts, self._part, self._group)
         if not self._fetches:
             self._load_devices(1.0 / BLOCKS)
-
-    def _arrived(self, node: NodeId) -> None:
-        """Nothing is on its way to ``node``, or not any more."""
-        self._roads.arriving.get((self.spec.name, self._group), {}).pop(node, None)
 
     def _load_devices(self, part: float) -> None:
         """Start one flow per shard, split over its helpers, for ``part`` of what is on its way."""
@@ -221,7 +184,7 @@ class Activation:
         lost = [node for node, fetch in self._fetches.items() if not links.isdisjoint(fetch.path)]
         for node in lost:
             self._roads.fetcher(node).cancel(self._fetches.pop(node))
-            self._arrived(node)
+            self._roads.gave_up(node, self.spec.name, self._group)
         for node in lost:
             self._fetch(node)
         if lost and not self._fetches:

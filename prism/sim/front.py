@@ -8,7 +8,7 @@ from typing import Protocol
 from prism.core.effects import RefuseWaiting
 from prism.core.events import Arrivals, ClusterEvent, WaitingDealt, WaitingRequests
 from prism.core.ids import DeviceId, ModelName, RequestId
-from prism.policy.routing import least_loaded
+from prism.policy.routing import least_loaded, queue_load
 from prism.scheduler.beginnings import Beginnings
 from prism.scheduler.request_life import DeviceRequests
 from prism.sim.cluster_sections import TimingSection
@@ -111,12 +111,12 @@ class SimFront:
             self.wait(job)
 
     def _choose(self, ids: Sequence[DeviceId]) -> DeviceQueue | None:
-        """The one of these devices with the fewest requests."""
+        """The least loaded of these devices."""
         devices = self._devices
         routed = [device for id in ids if (device := devices.get(id)) and not device.gone]
         if len(routed) < 2:
             return routed[0] if routed else None
-        return least_loaded(routed, lambda device: len(device.requests))
+        return least_loaded(routed, lambda device: queue_load(len(device.requests), device.requests.running_total))
 
     def _move(self, model: ModelName) -> None:
         """The controller moves the waiting requests of an active model to its device(s), or to those that come up

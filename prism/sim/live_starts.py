@@ -16,12 +16,13 @@ from prism.core.settings import LiveMode
 from prism.core.specs import ModelSpec
 from prism.policy.live.able import whole_only
 from prism.policy.live.routes import WORTH_SWITCHING
-from prism.sim.activation import Activation, Mark, WeightRoads
+from prism.sim.activation import Activation, Mark
 from prism.sim.device import SimDevice
 from prism.sim.engine import Engine
 from prism.sim.instance import SimInstance
 from prism.sim.pairs import Pairs, first_share
 from prism.sim.pipelines import Pipelines, SimSeat
+from prism.sim.weight_roads import WeightRoads
 
 
 class LiveStarts:

@@ -21,7 +21,7 @@ from prism.core.instances import InstanceKey, Parts, devices_of, queue_device, w
 from prism.core.settings import LiveMode
 from prism.core.specs import ModelSpec
 from prism.scheduler.instance_life import InstanceStep, Steps
-from prism.sim.activation import Activation, WeightRoads
+from prism.sim.activation import Activation
 from prism.sim.cluster_sections import TimingSection
 from prism.sim.device import SimDevice
 from prism.sim.engine import Engine
@@ -33,6 +33,7 @@ from prism.sim.parking import Parking
 from prism.sim.pipelines import SimSeat
 from prism.sim.queue import EventQueue
 from prism.sim.recorder import RunRecorder
+from prism.sim.weight_roads import WeightRoads
 
 
 class Nodes:
@@ -57,13 +58,14 @@ class Nodes:
         self.instances: dict[InstanceKey, SimInstance] = {}
         self._live = LiveStarts(self.instances, specs, devices, roads, self._ready)
         self._together: dict[ModelName, list[Activate]] = {}
-        """Orders that came in this moment and form pipelines, by model."""
+        """Orders that came in this moment and form pipelines, or get weights from other nodes, by model."""
 
     # --- commands ---
 
     def activate(self, effect: Activate) -> None:
-        """The command arrives at the agent(s). Those that form pipelines wait for the others of this moment."""
-        if effect.live is not LiveMode.PIPELINES:
+        """The command arrives at the agent(s). Those that form pipelines, or whose weights come from elsewhere, wait
+        for the others of this moment."""
+        if effect.live is not LiveMode.PIPELINES and self._has_weights(effect):
             if self._takes_memory(effect):
                 self._begin(effect, SimSeat())
             return
@@ -73,10 +75,15 @@ class Nodes:
         together.append(effect)
 
     def _activate_together(self, model: ModelName) -> None:
+        """Who sends something already is sent to last (:mod:`prism.policy.multicast.planner`)."""
         orders = [effect for effect in self._together.pop(model) if self._takes_memory(effect)]
-        seats = self._live.seats(orders)
+        orders.sort(key=lambda effect: any(self._roads.sends(part.node) for part in effect.parts))
+        seats = self._live.seats([effect for effect in orders if effect.live is LiveMode.PIPELINES])
         for effect in orders:
             self._begin(effect, seats.get(effect.key, SimSeat()))
+
+    def _has_weights(self, effect: Activate) -> bool:
+        return all(self._roads.host_cache.has(part.node, effect.model) for part in effect.parts)
 
     def _takes_memory(self, effect: Activate) -> bool:
         error = self._take_memory(effect.key, effect.parts)

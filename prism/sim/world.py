@@ -16,7 +16,6 @@ from prism.core.pace import DevicePace
 from prism.core.settings import PolicySettings
 from prism.core.specs import DeviceSpec, ModelSpec
 from prism.scheduler import cluster_scheduler
-from prism.sim.activation import WeightRoads
 from prism.sim.calibration import Calibration
 from prism.sim.cluster_sections import Cluster
 from prism.sim.control import Control
@@ -37,6 +36,7 @@ from prism.sim.queue import EventQueue
 from prism.sim.recorder import RunRecorder
 from prism.sim.sharing import Pool
 from prism.sim.topology import Topology
+from prism.sim.weight_roads import WeightRoads
 
 STALLED_S: Final = 1800.0
 """A run ends when no request has ended for so long after the last arrival."""

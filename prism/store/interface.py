@@ -30,6 +30,10 @@ class Queues(Protocol):
         """Appends an encoded message; returns the queue's length. An id that stands in any queue already is not added
         again. Raises :class:`QueueFull` when the queue already holds ``limit`` entries."""
 
+    async def add_to_least(self, queues: Sequence[str], request_id: str, data: bytes, limit: int | None = None) -> str:
+        """:meth:`add` to the least loaded of ``queues`` (one or more) as they are then
+        (:func:`prism.policy.routing.queue_load`); returns the queue that the request stands in."""
+
     async def read_new(self, queues: Sequence[str], consumer: str, count: int, block_s: float) -> list[Entry]:
         """Up to ``count`` entries nobody has read, oldest first per queue; waits up to ``block_s`` for the first (0:
         not at all). They belong to ``consumer`` now."""
@@ -51,6 +55,12 @@ class Queues(Protocol):
     async def move(self, entry: Entry, consumer: str, to_queue: str, data: bytes | None = None) -> bool:
         """Atomically deletes the entry here and adds it (``data`` instead of its own bytes when given) to ``to_queue``.
         False when another consumer owns it. Bounds do not apply: the request was accepted already."""
+
+    async def move_to_least(self, entry: Entry, consumer: str, to_queues: Sequence[str], data: bytes) -> bool:
+        """:meth:`move` to the least loaded of ``to_queues`` (one or more)."""
+
+    async def tell_running(self, queue: str, running: int) -> None:
+        """Engines run so many of the queue's requests; the others wait."""
 
     async def withdraw(self, request_id: str) -> Withdrawn:
         """Removes a request that no consumer has read yet, or says who owns it."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Final
 
 from prism.store.interface import Queues
@@ -32,11 +32,11 @@ class Ledger:
         """Acknowledge and delete ``entry``, soon."""
         self._start(lambda: self._store.done(entry, self._consumer), f"acknowledge {entry.request_id}")
 
-    def move(self, entry: Entry, to_queue: str, data: bytes) -> None:
-        """Move ``entry`` with new contents to ``to_queue``, soon."""
+    def move(self, entry: Entry, to_queues: Sequence[str], data: bytes) -> None:
+        """Move ``entry`` with new contents to the least loaded of ``to_queues``, soon."""
         self._start(
-            lambda: self._store.move(entry, self._consumer, to_queue, data),
-            f"move {entry.request_id} to {to_queue}",
+            lambda: self._store.move_to_least(entry, self._consumer, to_queues, data),
+            f"move {entry.request_id} to {' or '.join(to_queues)}",
         )
 
     async def drain(self) -> None:

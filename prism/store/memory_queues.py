@@ -10,6 +10,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
+from prism.policy.routing import least_loaded, queue_load
 from prism.store.values import MOST_BEFORE, Entry, QueueFull, Withdrawn
 
 
@@ -37,6 +38,7 @@ class MemoryQueues:
         self._where: dict[str, tuple[str, str]] = {}
         self._numbers = itertools.count(1)
         self._arrived = asyncio.Event()
+        self._running: dict[str, int] = {}
 
     def _append(self, queue: str, request_id: str, data: bytes) -> int:
         into = self._queues.setdefault(queue, _Queue())
@@ -64,6 +66,16 @@ class MemoryQueues:
         if limit is not None and length >= limit:
             raise QueueFull(queue, length, limit)
         return self._append(queue, request_id, data)
+
+    async def add_to_least(self, queues: Sequence[str], request_id: str, data: bytes, limit: int | None = None) -> str:
+        await self.add(self._least(queues), request_id, data, limit)
+        return self._where[request_id][0]
+
+    def _least(self, queues: Sequence[str]) -> str:
+        return least_loaded(queues, lambda queue: queue_load(len(self._rows(queue)), self._running.get(queue)))
+
+    async def tell_running(self, queue: str, running: int) -> None:
+        self._running[queue] = running
 
     async def read_new(self, queues: Sequence[str], consumer: str, count: int, block_s: float) -> list[Entry]:
         give_up = time.monotonic() + block_s
@@ -123,6 +135,11 @@ class MemoryQueues:
         self._drop(entry.queue, entry.entry_id)
         self._append(to_queue, row.request_id, row.data if data is None else data)
         return True
+
+    async def move_to_least(self, entry: Entry, consumer: str, to_queues: Sequence[str], data: bytes) -> bool:
+        there = self._where.get(entry.request_id, ("", ""))[0]
+        moved = entry.entry_id not in self._rows(entry.queue) and there in to_queues
+        return moved or await self.move(entry, consumer, self._least(to_queues), data)
 
     async def withdraw(self, request_id: str) -> Withdrawn:
         queue, entry_id = self._where.get(request_id, ("", ""))

@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 
 import redis.exceptions as errors
 
+from prism.policy.routing import WAITING_WEIGHS
 from prism.store.connection import LOST, Connection
 from prism.store.values import MOST_BEFORE, Entry, QueueFull, Withdrawn
 from prism.wire import keys
@@ -41,11 +42,22 @@ class RedisQueues:
         self._seen_losses: dict[tuple[str, str], int] = {}
 
     async def add(self, queue: str, request_id: str, data: bytes, limit: int | None = None) -> int:
-        args: list[str | bytes | int | float] = [keys.GROUP, request_id, data, -1 if limit is None else limit]
-        added, length = await self._conn.script("ADD", [queue, keys.REQUESTS], args)
+        return (await self._add([queue], request_id, data, limit))[0]
+
+    async def add_to_least(self, queues: Sequence[str], request_id: str, data: bytes, limit: int | None = None) -> str:
+        return (await self._add(queues, request_id, data, limit))[1]
+
+    async def _add(self, queues: Sequence[str], request_id: str, data: bytes, limit: int | None) -> tuple[int, str]:
+        """Length and name of the queue that has it."""
+        bound = -1 if limit is None else limit
+        args: list[str | bytes | int | float] = [keys.GROUP, request_id, data, bound, WAITING_WEIGHS]
+        added, length, queue = await self._conn.script("ADD", [keys.REQUESTS, keys.RUNNING, *queues], args)
         if not added:
-            raise QueueFull(queue, int(length), limit or 0)
-        return int(length)
+            raise QueueFull(queue.decode(), int(length), limit or 0)
+        return int(length), queue.decode()
+
+    async def tell_running(self, queue: str, running: int) -> None:
+        await self._conn.run(lambda: self._conn.client.hset(keys.RUNNING, queue, str(running)))
 
     async def read_new(self, queues: Sequence[str], consumer: str, count: int, block_s: float) -> list[Entry]:
         await self._ensure_groups(queues)
@@ -99,9 +111,13 @@ class RedisQueues:
         return bool(ended)
 
     async def move(self, entry: Entry, consumer: str, to_queue: str, data: bytes | None = None) -> bool:
-        new = entry.data if data is None else data
-        args: list[str | bytes | int | float] = [keys.GROUP, consumer, entry.entry_id, entry.request_id, new]
-        script = lambda: self._conn.script("MOVE", [entry.queue, keys.REQUESTS, to_queue], args)  # noqa: E731
+        return await self.move_to_least(entry, consumer, [to_queue], entry.data if data is None else data)
+
+    async def move_to_least(self, entry: Entry, consumer: str, to_queues: Sequence[str], data: bytes) -> bool:
+        args: list[str | bytes | int | float] = [keys.GROUP, consumer, entry.entry_id, entry.request_id, data]
+        args.append(WAITING_WEIGHS)
+        where = [entry.queue, keys.REQUESTS, keys.RUNNING, *to_queues]
+        script = lambda: self._conn.script("MOVE", where, args)  # noqa: E731
         moved = await self._grouped(entry.queue, script)
         self._held[entry.queue, consumer].discard(entry.entry_id)
         return bool(moved)

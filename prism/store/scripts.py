@@ -16,16 +16,39 @@ local function owner(queue, group, entry)
 end
 """
 
-ADD: Final = """
--- KEYS queue, requests; ARGV group, request id, data, limit (-1: none). Returns {added or known, length}.
-local length = redis.call('XLEN', KEYS[1])
-if redis.call('HEXISTS', KEYS[2], ARGV[2]) == 1 then return {1, length} end
-local limit = tonumber(ARGV[4])
-if limit >= 0 and length >= limit then return {0, length} end
-local entry = redis.call('XADD', KEYS[1], '*', 'i', ARGV[2], 'd', ARGV[3])
-redis.call('HSET', KEYS[2], ARGV[2], KEYS[1] .. ' ' .. entry)
-return {1, length + 1}
+_LEAST: Final = """
+-- The first of the queues KEYS[from] and on with the least load (prism.policy.routing.queue_load), and its length.
+local function least(from, running, weighs)
+  if from == #KEYS then return KEYS[from], redis.call('XLEN', KEYS[from]) end
+  local best, best_load, best_length
+  for i = from, #KEYS do
+    local length = redis.call('XLEN', KEYS[i])
+    local runs = tonumber(redis.call('HGET', running, KEYS[i]) or length)
+    local load = length + weighs * math.max(0, length - runs)
+    if not best or load < best_load then best, best_load, best_length = KEYS[i], load, length end
+  end
+  return best, best_length
+end
 """
+
+ADD: Final = (
+    _LEAST
+    + """
+-- KEYS requests, running, queue...; ARGV group, request id, data, limit (-1: none), what one that waits weighs.
+-- Returns {added or known, length, queue}.
+local at = redis.call('HGET', KEYS[1], ARGV[2])
+if at then
+  local known = string.match(at, '^(%S+) ')
+  return {1, redis.call('XLEN', known), known}
+end
+local queue, length = least(3, KEYS[2], tonumber(ARGV[5]))
+local limit = tonumber(ARGV[4])
+if limit >= 0 and length >= limit then return {0, length, queue} end
+local entry = redis.call('XADD', queue, '*', 'i', ARGV[2], 'd', ARGV[3])
+redis.call('HSET', KEYS[1], ARGV[2], queue .. ' ' .. entry)
+return {1, length + 1, queue}
+"""
+)
 
 TAKE_OVER: Final = """
 -- KEYS queue; ARGV group, consumer, idle in ms, count. Returns {{entry, fields, deliveries}...}.
@@ -80,19 +103,23 @@ return 1
 
 MOVE: Final = (
     _OWNER
+    + _LEAST
     + """
--- KEYS queue, requests, target; ARGV group, consumer, entry, request id, data.
--- Returns 1 it stands in target, 0 not ours.
+-- KEYS queue, requests, running, target...; ARGV group, consumer, entry, request id, data, what one that waits weighs.
+-- Returns 1 it stands in a target, 0 not ours.
 local at = redis.call('HGET', KEYS[2], ARGV[4])
 if at ~= KEYS[1] .. ' ' .. ARGV[3] then
-  if at and string.sub(at, 1, #KEYS[3] + 1) == KEYS[3] .. ' ' then return 1 end
+  for i = 4, #KEYS do
+    if at and string.sub(at, 1, #KEYS[i] + 1) == KEYS[i] .. ' ' then return 1 end
+  end
   return 0
 end
 if owner(KEYS[1], ARGV[1], ARGV[3]) ~= ARGV[2] then return 0 end
-local entry = redis.call('XADD', KEYS[3], '*', 'i', ARGV[4], 'd', ARGV[5])
+local target = least(4, KEYS[3], tonumber(ARGV[6]))
+local entry = redis.call('XADD', target, '*', 'i', ARGV[4], 'd', ARGV[5])
 redis.call('XACK', KEYS[1], ARGV[1], ARGV[3])
 redis.call('XDEL', KEYS[1], ARGV[3])
-redis.call('HSET', KEYS[2], ARGV[4], KEYS[3] .. ' ' .. entry)
+redis.call('HSET', KEYS[2], ARGV[4], target .. ' ' .. entry)
 return 1
 """
 )

@@ -37,6 +37,9 @@ REQUESTS: Final = f"{PREFIX}:requests"
 """Hash: request id -> ``queue SP entry-id``, for every request in any queue. Makes adding idempotent and cancelling
 exact."""
 
+RUNNING: Final = f"{PREFIX}:running"
+"""Hash: a device's queue -> requests of it that engines run, as its agent told last."""
+
 CATALOG_GENERATION: Final = f"{PREFIX}:catalog:generation"
 COUNTERS: Final = f"{PREFIX}:counters"
 """Hash: statistic -> number."""

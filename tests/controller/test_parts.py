@@ -290,15 +290,17 @@ async def test_waiting_requests_go_to_the_least_loaded_device() -> None:
         await store.add(keys.INACTIVE_QUEUE, id, encode(submission(id)))
     for entry in await store.read_new([keys.INACTIVE_QUEUE], "c", 10, 0):
         queue.add(entry, entry.submission)
-    queue.loads.measured(D, 6)
-    queue.loads.measured(other, 2)
+    for number in range(6):
+        await store.add(keys.device_queue(D), f"runs {number}", b"")
+        await store.tell_running(keys.device_queue(D), number + 1)
     assert queue.route(M, [D, other], 1).count == 3
     await ledger.drain()
-    assert await store.lengths([keys.device_queue(D), keys.device_queue(other)]) == [0, 1]
+    assert await store.lengths([keys.device_queue(D), keys.device_queue(other)]) == [6, 1]
     assert [e.submission.id for e in await store.read_new([keys.device_queue(other)], "x", 10, 0)] == ["a"]
+    await store.tell_running(keys.device_queue(other), 1)
     queue.route(M, [D, other])
     await ledger.drain()
-    assert await store.lengths([keys.device_queue(D), keys.device_queue(other)]) == [0, 4]
+    assert await store.lengths([keys.device_queue(D), keys.device_queue(other)]) == [7, 3]
 
 
 async def test_refused_requests_get_an_error_and_leave_the_queue() -> None:

@@ -42,6 +42,26 @@ async def test_a_request_is_acknowledged_only_when_its_front_door_has_everything
     assert await consuming is None
 
 
+async def test_the_store_is_told_how_many_requests_run(bench: Bench) -> None:
+    """So that others go elsewhere while some wait here."""
+    told: list[int] = []
+    bench.store.tell_running = lambda queue, running: noted(told, running)  # type: ignore[method-assign, assignment]
+    engine = bench.engine_up()
+    consuming = asyncio.create_task(bench.shell.consume(engine.key, engine))
+    await bench.submit("a")
+    await until(lambda: told[-1:] == [1])
+    engine.queue.put_nowait(finished("a"))
+    await until(lambda: bench.outbox.of(Finish))
+    bench.shell.desk.fronts.answer(ResumeReply(id="a", known=True, complete=True))
+    await until(lambda: told[-1] == 0)
+    engine.queue.put_nowait(None)
+    await consuming
+
+
+async def noted(told: list[int], running: int) -> None:
+    told.append(running)
+
+
 async def test_a_front_door_that_lacks_tokens_gets_the_request_run_again_from_where_it_is(bench: Bench) -> None:
     engine = bench.engine_up()
     consuming = asyncio.create_task(bench.shell.consume(engine.key, engine))

@@ -147,6 +147,13 @@ def test_a_slow_node_is_last_and_forwards_nothing_that_others_wait_for() -> None
     assert max(t for n, t in times.items() if n != "r0") <= 1.5 * alone.expected_s, "the others do not wait for it"
 
 
+def test_a_receiver_that_is_sending_something_is_last_and_forwards_little() -> None:
+    request = PlanRequest(("s",), names(7), 64 << 20, default_link=FAST, blocks=16, sending=frozenset({"r0"}))
+    chosen = plan(request)
+    sends = {node: len(chosen.schedule.sends(i)) for i, node in enumerate(chosen.nodes) if node != "s"}
+    assert chosen.nodes[-1] == "r0" and sends["r0"] == 0
+
+
 def test_several_sources_are_all_used() -> None:
     chosen = plan(PlanRequest(("a", "b"), names(6), 1 << 20, default_link=FAST, blocks=8))
     assert chosen.nodes[:2] == ("a", "b")

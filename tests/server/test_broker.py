@@ -25,8 +25,9 @@ class BusyStore:
     def __init__(self) -> None:
         self.takes, self.looks = asyncio.Event(), 0
 
-    async def add(self, *_: object) -> None:
+    async def add_to_least(self, *_: object) -> str:
         await self.takes.wait()
+        return "queue"
 
     async def where(self, ids: list[str]) -> list[str | None]:
         self.looks += 1
@@ -38,7 +39,7 @@ async def front(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[tuple[Broker, 
     monkeypatch.setattr(broker, "AUDIT_S", 0.01)
     monkeypatch.setattr(broker, "LOST_AFTER_S", 0.0)
     store, inbox = BusyStore(), SimpleNamespace(keys=None, address="", pending=lambda: False)
-    places = SimpleNamespace(waiting=0, assign_queue=lambda model: "queue")
+    places = SimpleNamespace(waiting=0, queues_for_one=lambda model: ["queue"])
     made = Broker(cast(Any, store), cast(Any, inbox), cast(Any, places), max_queue=10)
     audit = asyncio.create_task(made._audit())
     yield made, store

@@ -22,7 +22,7 @@ from prism.store.memory import MemoryStore
 from prism.store.values import Replica
 from prism.wire import keys
 from prism.wire.messages import Finish, ResumeReply, TokenItem, Tokens, encode
-from tests.patience import PATIENCE_S
+from tests.patience import PATIENCE_S, happens
 
 
 def item(attempt: int, start: int, ids: list[int], finish: bool = False) -> TokenItem:
@@ -81,10 +81,10 @@ def test_pace_is_honest() -> None:
     assert pace.rate(100.0) == 0.0
 
 
-async def test_placements_choose_the_shortest_queue_of_ready_replicas() -> None:
+async def test_placements_name_the_queues_of_ready_replicas_and_count_what_is_sent() -> None:
     store, model = MemoryStore(), ModelName("m")
     placements = Placements(store)
-    assert placements.assign_queue(model) == keys.INACTIVE_QUEUE
+    assert placements.queues_for_one(model) == [keys.INACTIVE_QUEUE]
     holder = await store.acquire_lease("c", "ipc:///c", 60)
     assert holder is not None
     a, b, c = (
@@ -93,11 +93,15 @@ async def test_placements_choose_the_shortest_queue_of_ready_replicas() -> None:
     )
     await store.set_placement(model, [c], holder)
     await placements._reload()
-    assert placements.assign_queue(model) == keys.INACTIVE_QUEUE and placements.state(model) == "loading"
+    assert placements.queues_for_one(model) == [keys.INACTIVE_QUEUE] and placements.state(model) == "loading"
     await store.set_placement(model, [a, b, c], holder)
     await placements._reload()
-    chosen = [placements.assign_queue(model) for _ in range(4)]
-    assert sorted(chosen) == [keys.device_queue("n/host:0")] * 2 + [keys.device_queue("n/host:1")] * 2
+    assert placements.queues_for_one(model) == [keys.device_queue("n/host:0"), keys.device_queue("n/host:1")]
+    assert placements.waiting == 3
+    await store.add(keys.device_queue("n/host:1"), "r", b"")
+    measuring = asyncio.create_task(placements.measure(0.001))
+    await happens(lambda: placements.waiting == 1, "the queues being looked at")
+    measuring.cancel()
 
 
 @pytest.mark.parametrize(

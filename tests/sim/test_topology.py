@@ -59,9 +59,41 @@ def test_weights_are_in_memory_on_another_node_or_in_storage() -> None:
     home = made.host_cache.holders(spec.name)[0]
     assert home is not None
     away = next(node for node in nodes if node != home)
-    assert made.roads.source_path(home, spec) == ()
-    assert made.roads.source_path(away, spec) == made.topology.network_path(home, away)
+    assert made.roads.source_path(home, spec.name, (1.0,), 0) == ()
+    assert made.roads.source_path(away, spec.name, (1.0,), 0) == made.topology.network_path(home, away)
     made.host_cache.remove_node(home)
-    assert made.roads.source_path(away, spec) == (made.topology.nodes[away].ssd,)
+    assert made.roads.source_path(away, spec.name, (1.0,), 0) == (made.topology.nodes[away].ssd,)
     everywhere = world({"nodes": 2, "gpus_per_node": 1})
-    assert everywhere.roads.source_path(nodes[1], spec) == ()
+    assert everywhere.roads.source_path(nodes[1], spec.name, (1.0,), 0) == ()
+
+
+def test_who_sends_something_already_passes_nothing_on_while_another_can() -> None:
+    made = world({"nodes": 5, "gpus_per_node": 1}, load={"source": "spread"}, network=NETWORK)
+    name, topology = tiny_spec("m").name, made.topology
+    home = made.host_cache.holders(name)[0]
+    first, second, third, fourth = (node for node in topology.nodes if node != home)
+
+    def sends(source: NodeId, to: NodeId) -> None:
+        path = made.roads.source_path(to, name, (1.0,), 0)
+        assert path == topology.network_path(source, to)
+        made.roads.network.start(dict.fromkeys(path, 1.0), 1e12, lambda: None)
+
+    other_traffic = topology.network_path(second, home)
+    sends(home, first)
+    made.roads.network.start(dict.fromkeys(other_traffic, 1.0), 1e12, lambda: None)
+    sends(first, second)
+    sends(second, third)  # everybody sends: the last one takes it on
+    sends(third, fourth)
+
+
+def test_a_part_that_came_for_an_instance_is_there_for_the_next_one() -> None:
+    made = world({"nodes": 2, "gpus_per_node": 1}, load={"source": "spread"}, network=NETWORK)
+    spec, roads, parts = tiny_spec("m"), made.roads, (0.25, 0.75)
+    home = made.host_cache.holders(spec.name)[0]
+    away = next(node for node in made.topology.nodes if node != home)
+    assert roads.source_path(away, spec.name, parts, 0)
+    roads.arrived(away, spec, parts, 0)
+    assert roads.arriving_parts(away, spec.name, 0) == parts and not roads.source_path(away, spec.name, parts, 0)
+    assert roads.source_path(away, spec.name, parts, 1)
+    roads.arrived(away, spec, parts, 1)
+    assert made.host_cache.has(away, spec.name) and not roads.arriving_parts(away, spec.name, 0)

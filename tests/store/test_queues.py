@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import random
 import time
 
 import pytest
 
+from prism.policy.routing import least_loaded, queue_load
 from prism.store.interface import Store
 from prism.store.values import QueueFull
 from tests.patience import PATIENCE_S
@@ -47,6 +49,32 @@ async def test_a_full_queue_refuses_with_numbers(store: Store) -> None:
         await store.add(Q, "three", b"", 2)
     assert (refused.value.length, refused.value.limit) == (2, 2)
     assert await store.add(Q, "two", b"", 2) == 2, "a repeated call of an accepted request is not refused"
+
+
+async def test_a_request_goes_to_the_least_loaded_queue(store: Store) -> None:
+    """As the policy has it, which the Redis store's scripts have a copy of."""
+    queues = [f"{Q}:{i}" for i in range(4)]
+    draw = random.Random(5)
+    running: dict[str, int] = {}
+    for number in range(80):
+        if number % 3 == 0:
+            told = draw.choice(queues[1:])  # of the first nothing is known
+            running[told] = draw.randrange(12)
+            await store.tell_running(told, running[told])
+        lengths = dict(zip(queues, await store.lengths(queues), strict=True))
+        least = least_loaded(queues, lambda queue: queue_load(lengths[queue], running.get(queue)))  # noqa: B023
+        if number % 2:
+            assert await store.add_to_least(queues, f"r{number}", b"") == least
+        else:
+            await store.add(R, f"r{number}", b"")
+            [entry] = await store.read_new([R], "a", 1, 0)
+            assert await store.move_to_least(entry, "a", queues, b"moved")
+            assert await store.where([entry.request_id]) == [least]
+            assert await store.move_to_least(entry, "a", queues, b"moved"), "the first reply may have been lost"
+        assert sum(await store.lengths(queues)) == number + 1
+    assert await store.add_to_least([R], "r1", b"") in queues, "where it stands already"
+    with pytest.raises(QueueFull):
+        await store.add_to_least([R, Q], "one more", b"", 0)
 
 
 async def test_done_removes_and_may_be_repeated(store: Store) -> None:

@@ -5,9 +5,10 @@ that model; nothing is decided by rules of thumb. The last node's time counts fi
 any plan reaches it: of the candidates within :data:`SLACK` of the best the one is taken whose nodes are done soonest on
 average, so that a slow node keeps nobody waiting but itself.
 
-Before that, sources whose outgoing direction carries traffic are left out while there are others (BlitzScale 5.1). The
-candidate *chain* is made by :func:`prism.policy.multicast.chains.plan_chains`, which knows fast domains and leaf
-switches; the others only feel them, in the estimate.
+Before that, sources whose outgoing direction carries traffic are left out while there are others (BlitzScale 5.1), and
+receivers whose does count as slow ones, which pass little on. The candidate *chain* is made by
+:func:`prism.policy.multicast.chains.plan_chains`, which knows fast domains and leaf switches; the others only feel
+them, in the estimate.
 """
 
 from __future__ import annotations
@@ -103,6 +104,12 @@ class PlanRequest:
     topology: NetworkTopology = field(default_factory=NetworkTopology)
     sending: frozenset[str] = frozenset()
     """Nodes whose outgoing direction carries other traffic."""
+
+    def link_of(self, node: str) -> NodeLink:
+        """Of a receiver that is sending something half of the outgoing direction."""
+        link = self.links.get(node, self.default_link)
+        shared = node in self.sending and node in self.receivers
+        return NodeLink(link.out_bytes_s / 2, link.in_bytes_s) if shared else link
 
 
 @dataclass(frozen=True, slots=True)
@@ -267,7 +274,7 @@ class _Case:
 
 def _case_of(request: PlanRequest) -> _Case:
     order, sources, left_out = _by_speed(request)
-    links = tuple(request.links.get(n, request.default_link) for n in order)
+    links = tuple(map(request.link_of, order))
     topology, number = request.topology, {node: i for i, node in enumerate(order)}
     devices = [
         LinkedDevice(
@@ -329,7 +336,7 @@ def _by_speed(request: PlanRequest) -> tuple[tuple[str, ...], int, tuple[str, ..
     places = {request.topology.leaves.get(node, "") for node in request.receivers}
 
     def speed(node: str) -> tuple[float, bool]:
-        link = request.links.get(node, request.default_link)
+        link = request.link_of(node)
         return -min(link.out_bytes_s, link.in_bytes_s), request.topology.leaves.get(node, "") not in places
 
     idle = [node for node in request.sources if node not in request.sending] or request.sources
