@@ -40,6 +40,12 @@ one that takes half a share serves sooner than none."""
 _LOST_AT_MOST: Final = 0.01
 """Part of its requests that a device may lose by an instance that only stands ready."""
 
+_GROWS_TIMES, _GROWS_PER_S = 2.0, 8.0
+"""A burst grows when so many times as many requests come as in the last minute on average, and so many a second at
+least: fewer say little."""
+_GROWS_GAIN: Final = 0.2
+"""Part of what an instance for a burst that grows would serve which counts as gained: for a moment others can."""
+
 
 @dataclass(frozen=True, slots=True)
 class Place:
@@ -267,22 +273,29 @@ class Scaling:
     def _pays(self, devices: tuple[DeviceId, ...], busiest: InstanceRecord, wanted: int, now_s: float) -> bool:
         """Whether an instance there would have more requests in time than its neighbours lose by it. Of a model whose
         requests neither wait nor have slow tokens all are in time where they are: nothing is gained that neighbours may
-        lose."""
+        lose, and little if its burst grows, when they will wait before the next instance is there."""
         if self._books.settings.placement is not Placement.GOODPUT:
             return True
         model = self._books.models[busiest.model]
         # An instance of many holds little, and for so long as the model had few, its mean is of one that holds all.
         kv_bytes = self._kv_share_bytes(model, wanted) or None
         rate_per_s = max(model.burst.per_s(now_s), model.rate.per_s(now_s)) / wanted
-        lacks = self._load.is_hot(model.name) or any(
-            self._is_slow(d, now_s) for i in model.in_state(InstanceState.READY) for d in i.shards
-        )
+        gained_per_s = self._gained_share(model, now_s) * rate_per_s
         before = after = 0.0
         for id in devices:
             site, newcomer = self._books.times.site_of(id), self._books.times.newcomer(model, id, rate_per_s, kv_bytes)
             before += site.met_per_s
-            after += site.plus(newcomer if lacks else newcomer._replace(rate_per_s=0.0)).met_per_s
+            after += site.plus(newcomer._replace(rate_per_s=gained_per_s)).met_per_s
         return after >= (1.0 - _LOST_AT_MOST) * before
+
+    def _gained_share(self, model: ModelRecord, now_s: float) -> float:
+        """Part of what a further instance would serve that is not served in time without it."""
+        serving = model.in_state(InstanceState.READY)
+        if self._load.is_hot(model.name) or any(self._is_slow(d, now_s) for i in serving for d in i.shards):
+            return 1.0
+        now_per_s = model.burst.per_s(now_s)
+        grows = now_per_s >= max(_GROWS_PER_S, _GROWS_TIMES * model.rate.per_s(now_s))
+        return _GROWS_GAIN if grows else 0.0
 
     def _kv_share_bytes(self, model: ModelRecord, wanted: int) -> int:
         """What falls to one of ``wanted`` instances of the KV that the model's requests hold, on each device."""
