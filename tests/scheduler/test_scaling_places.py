@@ -18,7 +18,8 @@ GROWING, NEIGHBOUR = ModelName("growing"), ModelName("neighbour")
 
 def grown(neighbours_tpot_s: float, waited_s: float, arrivals: int) -> list[ReasonCode]:
     """Why instances came of a model that runs more than one should, of which so many requests came within a second:
-    they have waited so long, or all have their tokens in time. On the other device is a neighbour that is asked all the time and runs nothing at this moment."""
+    they have waited so long, or all have their tokens in time. On the other device is a neighbour that is asked all the
+    time and runs nothing at this moment."""
     specs = [
         model_spec(GROWING, 16 * GB, slo_tpot_s=0.03, min_kv_bytes=GB),
         model_spec(NEIGHBOUR, 16 * GB, slo_tpot_s=neighbours_tpot_s, min_kv_bytes=GB),
