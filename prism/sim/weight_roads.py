@@ -21,7 +21,7 @@ from prism.sim.topology import Topology
 
 
 @dataclass(slots=True)
-class _Arriving:
+class _OnItsWay:
     """A model on its way to a node."""
 
     parts: tuple[float, ...]
@@ -40,7 +40,7 @@ class WeightRoads:
     fetcher: Callable[[NodeId], Fetcher]
     """What brings weights to a node."""
     load: LoadSection
-    _arriving: dict[tuple[ModelName, int], dict[NodeId, _Arriving]] = field(default_factory=dict)
+    _arriving: dict[tuple[ModelName, int], dict[NodeId, _OnItsWay]] = field(default_factory=dict)
     """Nodes to which a model is on its way, in the order of asking, by the sub-group that they are in. A node keeps its
     place until it has the last part."""
 
@@ -62,7 +62,7 @@ class WeightRoads:
         if self.host_cache.has(node, model):
             return ()
         chain = self._arriving.setdefault((model, group), {})
-        mine = chain.setdefault(node, _Arriving(parts))
+        mine = chain.setdefault(node, _OnItsWay(parts))
         if mine.parts == parts and part < mine.here:
             return ()
         source = self._free([*takewhile(lambda other: other != node, chain)][::-1])
