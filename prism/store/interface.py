@@ -60,7 +60,8 @@ class Queues(Protocol):
         """:meth:`move` to the least loaded of ``to_queues`` (one or more)."""
 
     async def tell_running(self, queue: str, running: int) -> None:
-        """Engines run so many of the queue's requests; the others wait."""
+        """Engines run so many of the queue's requests; the others wait. Where it was never told all are taken for
+        running."""
 
     async def withdraw(self, request_id: str) -> Withdrawn:
         """Removes a request that no consumer has read yet, or says who owns it."""
