@@ -78,7 +78,7 @@ class GpuScheduler:
         self.device = device
         self.settings = settings
         self._queue = WaitingQueue(settings.admission, settings.overdue_share)
-        self._engines = DeviceEngines(settings.decode_reserve_tokens, kind)
+        self._engines = DeviceEngines(settings.decode_reserve_tokens, kind, settings.longest_pause_s > 0.0)
         self._memory = MemoryBudget(self._engines)
         self._dispatcher = Dispatcher(settings, self._queue, self._engines, self._memory)
         self._backlog = Backlog()

@@ -21,9 +21,9 @@ class DeviceEngines:
     """Owned by one :class:`prism.scheduler.gpu.GpuScheduler`. Events about requests and instances that are not here
     change nothing."""
 
-    def __init__(self, decode_reserve_tokens: int, kind: DeviceKind) -> None:
+    def __init__(self, decode_reserve_tokens: int, kind: DeviceKind, pauses: bool = False) -> None:
         self._reserve_tokens = decode_reserve_tokens
-        self.promises = Promises(kind)
+        self.promises = Promises(kind, pauses)
         self._engines: dict[InstanceKey, EngineState] = {}
         self._serving: dict[ModelName, EngineState] = {}
         """Who gets a model's requests: of its instances that do not drain, the one that came up last."""

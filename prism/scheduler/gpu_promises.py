@@ -27,10 +27,10 @@ _LEAD_SHARE: Final = 0.1
 
 
 class Promises:
-    """Of one device. Owns the clock of undisturbed time and what was learned of steps; engines keep their factors."""
+    """Of one device; ``pauses``: its engines stand still for each other. Owns the clock of undisturbed time and what was learned of steps; engines keep their factors."""
 
-    def __init__(self, kind: DeviceKind) -> None:
-        self._rates = GUESSES[kind]
+    def __init__(self, kind: DeviceKind, pauses: bool = False) -> None:
+        self._rates, self._pauses = GUESSES[kind], pauses
         self._crowd = 1.0
         self._at_s = 0.0
         self._clock_s = 0.0
@@ -138,7 +138,7 @@ class Promises:
             ahead = max(_LOST, (bearable - done * crowd) / (1.0 - done))
             bearable += (ahead - bearable) * math.exp(-pace.fed(now_s))
         rest_s = pace.answer_s * (1.0 - done)
-        return Decoder(share, bearable, promised, rest_s, pace.lasts_s(rest_s, now_s))
+        return Decoder(share, bearable, promised, rest_s, pace.lasts_s(rest_s, now_s), self._pauses)
 
     def _step(self, engine: EngineState, more_tokens: int, more: int) -> tuple[float, float]:
         """The share of the bandwidth and the seconds of a step alone, by the roofline, with so many requests more."""

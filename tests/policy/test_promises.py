@@ -8,7 +8,9 @@ from hypothesis import strategies as st
 from prism.policy.promises import Decoder, Entrant, chance, crowd_for, kept, may_begin
 
 shares = st.floats(0.05, 1.0)
-decoders = st.builds(Decoder, shares, st.floats(1.0, 6.0), st.integers(0, 8), st.just(1.0), st.floats(1.0, 9.0))
+decoders = st.builds(
+    Decoder, shares, st.floats(1.0, 6.0), st.integers(0, 8), st.just(1.0), st.floats(1.0, 9.0), st.booleans()
+)
 
 
 def runs(share: float, bearable: float, promised: int, rest_s: float = 1.0, lasts_s: float = 1.0) -> Decoder:
@@ -77,8 +79,10 @@ def test_what_begins_loses_less_than_it_gains(there: list[Decoder], one: Decoder
     cannot wait, weigh more than the promises lost."""
     fresh = one._replace(promised=0)
     if may_begin(Entrant(fresh, None, gain, can_wait), there):
-        worth = (1 if can_wait else gain) * chance(fresh, there)
-        assert kept(there) - kept([*there, fresh]) <= (worth if gain else 0.05 * max(1.0, kept(there)))
+        turns = gain > 0
+        before = kept(there, turns=turns)
+        worth = (1 if can_wait else gain) * chance(fresh, there, turns=turns)
+        assert before - kept([*there, fresh], turns=turns) <= (worth if gain else 0.05 * max(1.0, before))
 
 
 @given(decoders, st.lists(decoders, max_size=4), decoders)
@@ -90,3 +94,48 @@ def test_chances_are_chances_and_fall_with_the_crowd(one: Decoder, there: list[D
 def test_where_the_device_has_bandwidth_for_all_nobody_waits(there: list[Decoder], one: Decoder) -> None:
     if sum(d.share for d in there) + one.share <= 1.0:
         assert may_begin(Entrant(one._replace(promised=0), None, 0, True), there)
+
+
+def in_turns(share: float, bearable: float, promised: int = 1) -> Decoder:
+    return runs(share, bearable, promised)._replace(yields=True)
+
+
+def test_three_that_stand_still_for_each_other_bear_each_other() -> None:
+    three = [in_turns(0.7, 2.04) for _ in range(3)]
+    assert kept(three) < 2.0 < kept(three, turns=True)
+    assert may_begin(Entrant(three[0]._replace(promised=0), None, 1, can_wait=True), three[1:])
+    assert not may_begin(Entrant(three[0]._replace(promised=0, yields=False), None, 1, can_wait=True), three[1:])
+
+
+def test_four_do_not() -> None:
+    four = [in_turns(0.7, 2.04) for _ in range(4)]
+    for can_wait in (True, False):
+        assert not may_begin(Entrant(four[0]._replace(promised=0), None, 1, can_wait), four[1:])
+
+
+def test_who_bears_more_makes_room_for_who_bears_less() -> None:
+    urgent, bears, other = in_turns(0.7, 1.5), in_turns(0.7, 4.0), in_turns(0.7, 4.0)
+    assert chance(urgent, [bears, other]) < 0.2 < 0.5 < chance(urgent, [bears, other], turns=True)
+    stays = bears._replace(yields=False)
+    assert chance(urgent, [stays, stays], turns=True) == chance(urgent, [stays, stays])
+
+
+def test_nobody_stands_still_where_the_others_leave_bandwidth() -> None:
+    """Of two engines neither does, and one of many answers never for long enough."""
+    two = [in_turns(0.7, 1.2), in_turns(0.7, 4.0)]
+    assert chance(two[0], two[1:], turns=True) == chance(two[0], two[1:])
+    many, rest = in_turns(0.7, 1.5, promised=5), [in_turns(0.7, 4.0), in_turns(0.7, 4.0)]
+    assert chance(many, rest, turns=True) == chance(many, rest)
+
+
+def test_what_is_too_late_does_not_make_others_stand_still() -> None:
+    others = [in_turns(0.7, 2.04), in_turns(0.7, 2.04)]
+    assert not may_begin(Entrant(in_turns(0.7, 2.04, 0), None, 0, can_wait=False), others)
+
+
+@given(st.lists(decoders, min_size=1, max_size=6), st.booleans())
+def test_turns_only_help(there: list[Decoder], yields: bool) -> None:
+    those = [d._replace(yields=yields) for d in there]
+    assert kept(those) <= kept(those, turns=True) <= sum(d.promised for d in those)
+    if not yields:
+        assert kept(those) == kept(those, turns=True)
