@@ -27,7 +27,8 @@ _LEAD_SHARE: Final = 0.1
 
 
 class Promises:
-    """Of one device; ``pauses``: its engines stand still for each other. Owns the clock of undisturbed time and what was learned of steps; engines keep their factors."""
+    """Of one device; ``pauses``: its engines stand still for each other. Owns the clock of undisturbed time and what
+    was learned of steps; engines keep their factors."""
 
     def __init__(self, kind: DeviceKind, pauses: bool = False) -> None:
         self._rates, self._pauses = GUESSES[kind], pauses
