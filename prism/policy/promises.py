@@ -35,7 +35,7 @@ _TURNS_ODDS = 0.15, 0.2
 _FEW = 4
 """An engine with promises to more cannot wait for others: one of its answers is always the last that may."""
 _LEAST_TURN = 1.0 / 7.0
-"""Whoever stands still runs for such a part of the time all the same."""
+"""Whoever stands still runs for such a part of the time all the same, with the default ``longest_pause``."""
 _LIKELY = 0.5
 _HARMLESS = 0.05
 """Part of the promises that may be lost by one which nobody promised anything."""
@@ -56,7 +56,7 @@ class Decoder(NamedTuple):
     lasts_s: float
     """How long it is expected to go on, requests to come included; at least ``rest_s``."""
     yields: bool = False
-    """It may be told to stand still for others."""
+    """It is told to stand still for others where that helps."""
 
 
 class Entrant(NamedTuple):
