@@ -246,6 +246,11 @@ class DeviceTimes:
                 most = min(most, times if times >= 1.0 else float("inf"))
         return most
 
+    def is_slow(self, id: DeviceId, now_s: float) -> bool:
+        """Whether engines on ``id`` slow each other down so much that somebody's tokens come too slowly."""
+        load = self._fleet.load_of(id, now_s)
+        return load > 1.0 and load > self.bearable_slowdown(id)
+
 
 def _batch(device: DeviceRecord, instance: InstanceRecord) -> Batch:
     shard = instance.shards.get(device.spec.id)

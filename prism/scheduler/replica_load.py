@@ -33,6 +33,8 @@ class _Record:
     capacity: CapacityEstimate = field(default_factory=CapacityEstimate)
     served: SlidingRate = field(default_factory=lambda: SlidingRate(BURST_WINDOW_S))
     first_tokens: dict[InstanceKey, int] = field(default_factory=dict)
+    needed: int = 1
+    """Instances that the load asked for at the last report."""
     hot: bool = False
     """Requests waited for longer than they can bear at the last report."""
     peaks: PeakHold = field(default_factory=lambda: PeakHold(_PEAKS_S))
@@ -70,6 +72,7 @@ class ReplicaLoad:
         load = self._load(model, record, active, running, waiting, now_s)
         record.hot = load.hot
         needed = min(self._most, instances_needed(load))
+        record.needed = needed
         record.peaks.note(needed, now_s)
         if needed > len(active):
             return needed
@@ -86,6 +89,11 @@ class ReplicaLoad:
         """Whether the model's requests waited for longer than they can bear when it was reported last."""
         record = self._records.get(model)
         return record is not None and record.hot
+
+    def needed(self, model: ModelName) -> int:
+        """Instances that the model's load asked for when it was reported last, however many it has."""
+        record = self._records.get(model)
+        return 1 if record is None else record.needed
 
     def served_per_s(self, model: ModelName, now_s: float) -> float:
         """First tokens of all its instances, of the last moment or, if that is more, on average; 0: not known."""

@@ -21,6 +21,7 @@ from prism.policy.device_time import slowdown
 from prism.scheduler.books import Books
 from prism.scheduler.crowding import is_pressed
 from prism.scheduler.decisions import Decision, Room, StartInstance, StopInstance
+from prism.scheduler.giving_way import GivingWay
 from prism.scheduler.live_ways import BegunWay, LiveWays
 from prism.scheduler.places import Places
 from prism.scheduler.records import InstanceRecord, ModelRecord
@@ -123,6 +124,7 @@ class Scaling:
     def __init__(self, books: Books, places: Places) -> None:
         self._books, self._places = books, places
         self._load, self._ways = ReplicaLoad(books), LiveWays(books)
+        self._giving_way = GivingWay(books, self._load)
 
     def explain(self) -> Iterator[PlannedDecision]:
         """In which way further instances come."""
@@ -133,8 +135,8 @@ class Scaling:
         model = self._books.models[instance.model]
         active = model.in_state(InstanceState.READY)
         needed, have = self._load.observe(model, active, now_s), len(active)
-        if have > 1 and self._crowds(model, instance, now_s):
-            return [self._give_way(instance, now_s)]
+        if have > 1 and self._giving_way.is_due(model, instance, now_s):
+            return [self._giving_way.order(instance, now_s)]
         if needed > have:
             return self._grow(model, active, needed, ReasonCode.SCALE_OUT, now_s)
         if needed == have:
@@ -164,27 +166,6 @@ class Scaling:
     def _lacks(self, model: ModelRecord, now_s: float) -> bool:
         serving = len(model.in_state(InstanceState.READY))
         return not model.removed and 0 < serving < self._standing(model, now_s)
-
-    # --- giving way ---
-
-    def _crowds(self, model: ModelRecord, instance: InstanceRecord, now_s: float) -> bool:
-        """The instance is a spare one, and where it is tokens come too slowly for somebody's objective, while no
-        request has to wait for its model. Every instance reads its weights for its own requests: where bandwidth is
-        short, one that runs them all is better for everybody."""
-        if not instance.running or self._load.is_hot(model.name) or not model.is_spare(instance):
-            return False
-        settled = len(model.instances) == len(model.in_state(InstanceState.READY))
-        return settled and any(self._is_slow(d, now_s) for d in instance.shards)
-
-    def _is_slow(self, id: DeviceId, now_s: float) -> bool:
-        load = self._books.fleet.load_of(id, now_s)
-        return load > 1.0 and load > self._books.times.bearable_slowdown(id)
-
-    def _give_way(self, instance: InstanceRecord, now_s: float) -> StopInstance:
-        for id in instance.shards:
-            self._books.fleet.devices[id].contested_s = now_s
-        load = max(self._books.fleet.load_of(d, now_s) for d in instance.shards)
-        return StopInstance(instance, because(ReasonCode.SCALE_IN, load=load))
 
     # --- growing ---
 
@@ -291,7 +272,7 @@ class Scaling:
     def _gained_share(self, model: ModelRecord, now_s: float) -> float:
         """Part of what a further instance would serve that is not served in time without it."""
         serving = model.in_state(InstanceState.READY)
-        if self._load.is_hot(model.name) or any(self._is_slow(d, now_s) for i in serving for d in i.shards):
+        if self._load.is_hot(model.name) or any(self._books.times.is_slow(d, now_s) for i in serving for d in i.shards):
             return 1.0
         now_per_s = model.burst.per_s(now_s)
         grows = now_per_s >= max(_GROWS_PER_S, _GROWS_TIMES * model.rate.per_s(now_s))

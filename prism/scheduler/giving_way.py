@@ -1,0 +1,98 @@
+"""When a spare instance gives way to those beside it (not in the Prism paper, which gives every model one instance).
+
+Every instance reads its weights for its own requests. Where bandwidth is short that is what its neighbours lack, and
+one instance that runs all requests of its model is better for everybody, while it can.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final
+
+from prism.core.ids import DeviceId
+from prism.core.reasons import ReasonCode, because
+from prism.core.settings import Placement
+from prism.core.views import InstanceState
+from prism.scheduler.books import Books
+from prism.scheduler.decisions import StopInstance
+from prism.scheduler.records import InstanceRecord, ModelRecord
+from prism.scheduler.replica_load import ReplicaLoad
+from prism.scheduler.shortage import bearable_wait_s
+
+_SHORT: Final = 1.0
+"""Sum of the shares of the bandwidth above which engines slow each other down."""
+_STEADY: Final = 1.5
+"""What a burst that grows needs is not known yet: as long as so many times as many requests come as in the last minute
+on average, its instances stay."""
+
+
+class GivingWay:
+    """Asked for instances whose load was just reported."""
+
+    def __init__(self, books: Books, load: ReplicaLoad) -> None:
+        self._books, self._load = books, load
+
+    def is_due(self, model: ModelRecord, instance: InstanceRecord, now_s: float) -> bool:
+        """Whether the instance, a spare one of a model for which no request has to wait, should leave:
+
+        1. where it is tokens come too slowly for somebody's objective, or
+        2. its neighbours' requests wait for longer than they can bear, the others of its model have room for all that
+           it runs, and more requests would be in time without it. Devices hold requests back for those that answer
+           (:mod:`prism.policy.promises`), so that not tokens show that bandwidth is short, but who waits for it.
+        """
+        if not instance.running or self._load.is_hot(model.name) or not model.is_spare(instance):
+            return False
+        active = model.in_state(InstanceState.READY)
+        if len(active) < len(model.instances) or len(active) <= model.least_instances:
+            return False  # one comes or leaves, and the load is not known yet; or an operator asked for so many
+        if any(self._books.times.is_slow(id, now_s) for id in instance.shards):  # 1
+            return True
+        return self._is_room_elsewhere(model, active, now_s) and self._hinders(model, active, instance, now_s)  # 2
+
+    def order(self, instance: InstanceRecord, now_s: float) -> StopInstance:
+        """It leaves, and no other comes there for some time."""
+        for id in instance.shards:
+            self._books.fleet.devices[id].contested_s = now_s
+        load = max(self._books.fleet.load_of(id, now_s) for id in instance.shards)
+        waiting = sum(other.waiting for id in instance.shards for other in self._late_beside(instance, id))
+        return StopInstance(instance, because(ReasonCode.SCALE_IN, load=load, waiting=waiting))
+
+    def _is_room_elsewhere(self, model: ModelRecord, active: Sequence[InstanceRecord], now_s: float) -> bool:
+        if self._books.settings.placement is not Placement.GOODPUT or self._load.needed(model.name) >= len(active):
+            return False
+        return model.burst.per_s(now_s) <= _STEADY * model.rate.per_s(now_s)
+
+    def _hinders(
+        self, model: ModelRecord, active: Sequence[InstanceRecord], instance: InstanceRecord, now_s: float
+    ) -> bool:
+        """Requests of others wait where the instance is, and more are met without it, those that its model's other
+        instances get then counted: every one of them has an equal part of the requests and their KV."""
+        fleet, times = self._books.fleet, self._books.times
+        crowded = (id for id in instance.shards if fleet.load_of(id, now_s) > _SHORT)
+        if not any(self._late_beside(instance, id) for id in crowded):
+            return False
+        rate_per_s = max(model.burst.per_s(now_s), model.rate.per_s(now_s))
+        kv_bytes = sum(max(fleet.devices[id].busy_kv.get(i.key, 0) for id in i.shards) for i in active)
+        have, fewer = len(active), len(active) - 1
+        with_it = without = 0.0
+        for one in active:
+            for id in one.shards:
+                others = times.site_of(id).minus(model.name)
+                with_it += others.plus(times.newcomer(model, id, rate_per_s / have, kv_bytes / have)).met_per_s
+                if one is not instance:
+                    others = others.plus(times.newcomer(model, id, rate_per_s / fewer, kv_bytes / fewer))
+                without += others.met_per_s
+        return without > with_it
+
+    def _late_beside(self, instance: InstanceRecord, id: DeviceId) -> list[InstanceRecord]:
+        """Neighbours on the device whose requests, which stand in its queue, have waited for too long."""
+        models = self._books.models
+        return [
+            other
+            for other in self._books.fleet.devices[id].instances.values()
+            if other.waiting
+            and other.model != instance.model
+            and other.queue_device == id
+            and other.model in models
+            and other.waited_s >= bearable_wait_s(models[other.model].spec.slo_ttft_s)
+        ]
