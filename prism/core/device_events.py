@@ -63,6 +63,8 @@ class EngineUp:
     prefer: Prefer = Prefer.BOTH
     rates: DeviceRates | None = None
     """What its decode steps cost by the model's profile; None: what devices of the kind are guessed to."""
+    stands_still: bool = True
+    """It can be told to make no decode step for a moment (:mod:`prism.policy.pauses`); not one of several devices."""
 
 
 @dataclass(frozen=True, slots=True)

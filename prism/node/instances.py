@@ -348,6 +348,7 @@ def _engine_up(instance: LocalInstance, handle: Handle, shell: DeviceShell) -> E
         slo_tpot_s=instance.spec.slo_tpot_s,
         prefer=instance.spec.prefer,
         rates=step_rates(instance.spec, shell.kind, shell.pace),
+        stands_still=instance.spec.tp == 1 and not handle.device_tokens,
     )
 
 

@@ -139,7 +139,8 @@ class Promises:
             ahead = max(_LOST, (bearable - done * crowd) / (1.0 - done))
             bearable += (ahead - bearable) * math.exp(-pace.fed(now_s))
         rest_s = pace.answer_s * (1.0 - done)
-        return Decoder(share, bearable, promised, rest_s, pace.lasts_s(rest_s, now_s), self._pauses)
+        yields = self._pauses and engine.up.stands_still
+        return Decoder(share, bearable, promised, rest_s, pace.lasts_s(rest_s, now_s), yields)
 
     def _step(self, engine: EngineState, more_tokens: int, more: int) -> tuple[float, float]:
         """The share of the bandwidth and the seconds of a step alone, by the roofline, with so many requests more."""

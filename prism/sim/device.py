@@ -217,6 +217,7 @@ class SimDevice:
                 slo_tpot_s=model.slo_tpot_s,
                 prefer=model.prefer,
                 rates=step_rates(model, self.spec.kind, self._pace),
+                stands_still=model.tp == 1,
             )
         )
         self._stale[engine] = None

@@ -186,17 +186,21 @@ def test_what_was_denied_is_asked_again_when_something_changed_or_a_moment_has_p
     assert [effect.id for effect in begun] == ["b"] and len(asked) == 2  # beside nobody there is nothing to ask
 
 
-@pytest.mark.parametrize("longest_s", [0.0, 0.3])
-def test_a_third_begins_where_engines_stand_still_for_each_other(longest_s: float) -> None:
+@pytest.mark.parametrize(
+    ("longest_s", "stands_still"), [(0.3, True), (0.0, True), (0.3, False)], ids=["they do", "none does", "some cannot"]
+)
+def test_a_third_begins_where_engines_stand_still_for_each_other(longest_s: float, stands_still: bool) -> None:
     """Three that take four fifths of the bandwidth each and bear steps of 2.35 times what they take alone."""
     settings = GpuSettings(Admission.MOORE_HODGSON, decode_reserve_tokens=0, longest_pause_s=longest_s)
     s = GpuScheduler(DeviceId("n/cuda:0"), settings, DeviceKind.CUDA)
     three = [ModelName(name) for name in "abc"]
     for generation, model in enumerate(three, 1):
         key = InstanceKey(model, Generation(generation))
-        s.on_event(EngineUp(key, 1e4, 1, 64, weight_bytes=WEIGHTS, slo_tpot_s=2.35 * 0.0125), 0.0)
+        may = stands_still or model == three[0]
+        up = EngineUp(key, 1e4, 1, 64, weight_bytes=WEIGHTS, slo_tpot_s=2.35 * 0.0125, stands_still=may)
+        s.on_event(up, 0.0)
     s.on_event(MemoryReport(10**12), 0.0)
     for model in three[:2]:
         assert arrive(s, model, model, 0.0) == [model]
         s.on_event(FirstToken(RequestId(model)), 0.0)
-    assert arrive(s, "c", three[2], 0.0) == (["c"] if longest_s else [])
+    assert arrive(s, "c", three[2], 0.0) == (["c"] if longest_s and stands_still else [])
