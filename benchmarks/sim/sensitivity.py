@@ -23,7 +23,7 @@ from benchmarks.sim.workloads import SETUPS, scaled
 from prism.sim.objectives import dedicated_objectives, with_objectives
 
 SETUP = SETUPS["memory-bound"]
-RATES = (2.0, 4.0)
+RATES = (1.0, 2.0)
 WHO = (variants.PRISM, "muxserve")
 RATES_OF: dict[str, dict[str, float]] = {
     "as modelled": {},
