@@ -64,7 +64,8 @@ class EngineUp:
     rates: DeviceRates | None = None
     """What its decode steps cost by the model's profile; None: what devices of the kind are guessed to."""
     stands_still: bool = True
-    """It can be told to make no decode step for a moment (:mod:`prism.policy.pauses`); not one of several devices."""
+    """It can be told to make no decode step for a moment (:mod:`prism.policy.pauses`): not one of several devices, nor
+    one that takes requests larger than its device."""
 
 
 @dataclass(frozen=True, slots=True)

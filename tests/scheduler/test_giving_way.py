@@ -21,8 +21,8 @@ SPREAD, NEIGHBOUR = ModelName("spread"), ModelName("neighbour")
 class Load:
     """What is reported second by second once the model has two instances, one of them beside the neighbour."""
 
-    neighbours_tpot_s: float = 0.0155
-    """A step takes 0.010 s alone, 0.015 s beside another engine of this size."""
+    neighbours_tpot_s: float = 0.027
+    """A step takes 0.016 s alone, 0.026 s beside an engine of 16 GB."""
     waited_s: float = 5.0
     """The neighbour's requests."""
     own_waited_s: float = 0.0
@@ -41,10 +41,10 @@ def left(load: Load) -> list[tuple[InstanceKey, Reason]]:
         replace(SETTINGS, rebalance_every_s=0.0, max_replicas=2),
         [
             model_spec(SPREAD, 16 * GB, slo_tpot_s=0.1, min_kv_bytes=GB),
-            model_spec(NEIGHBOUR, 16 * GB, slo_tpot_s=load.neighbours_tpot_s, min_kv_bytes=GB),
+            model_spec(NEIGHBOUR, 30 * GB, slo_tpot_s=load.neighbours_tpot_s, min_kv_bytes=GB),
         ],
     )
-    w.join(gpu(HERE))
+    w.join(gpu(HERE, 40))
     w.arrive(SPREAD)
     w.join(gpu(THERE))
     w.pass_time(0.6)
@@ -56,7 +56,7 @@ def left(load: Load) -> list[tuple[InstanceKey, Reason]]:
         return InstanceLoad(key, 16 * GB, running * load.kv_bytes, 0, running, waiting, 9, waited_s=waited_s)
 
     def report(running: int, waited_s: float) -> None:
-        w.send(DeviceReport(HERE, 80 * GB, 0, (spread(home, running, waited_s),)))
+        w.send(DeviceReport(HERE, 40 * GB, 0, (spread(home, running, waited_s),)))
 
     for waited_s in [0.0] * 60 + [5.0]:
         w.arrive(SPREAD)
@@ -79,7 +79,7 @@ def left(load: Load) -> list[tuple[InstanceKey, Reason]]:
         w.arrive(NEIGHBOUR)
         report(load.running, load.own_waited_s)
         both = (
-            InstanceLoad(neighbour, 16 * GB, GB // 5, 0, 4, 4, 9, waited_s=load.waited_s),
+            InstanceLoad(neighbour, 30 * GB, GB // 5, 0, 4, 4, 9, waited_s=load.waited_s),
             spread(spare, load.running, load.own_waited_s),
         )
         w.send(DeviceReport(THERE, 80 * GB, 0, both))
@@ -99,9 +99,9 @@ def test_a_spare_instance_leaves_where_others_wait_for_its_bandwidth() -> None:
     [
         Load(waited_s=0.01),
         Load(neighbours_tpot_s=0.1),
-        Load(own_waited_s=5.0, neighbours_tpot_s=0.012),
+        Load(own_waited_s=5.0, neighbours_tpot_s=0.022),
         Load(arrivals=20),
-        Load(running=2900, kv_bytes=7 * GB // 1000, neighbours_tpot_s=0.0165),
+        Load(running=3400, kv_bytes=GB // 500, neighbours_tpot_s=0.024),
         Load(asked_by_operator=True),
     ],
     ids=[
@@ -118,5 +118,5 @@ def test_else_it_stays(load: Load) -> None:
 
 
 def test_where_tokens_come_too_slowly_it_leaves_though_nobody_waits() -> None:
-    ((_, reason),) = left(Load(neighbours_tpot_s=0.012, waited_s=0.0))
+    ((_, reason),) = left(Load(neighbours_tpot_s=0.022, waited_s=0.0))
     assert dict(reason.numbers)["waiting"] == 0
