@@ -123,8 +123,11 @@ class Admin:
         """Of a machine that has just come the store knows before its first report is here."""
         known = {name for node in self._c.nodes.all() for d in node.devices for name in (d.id, local_name(d.id))}
         if not known.issuperset(names):
-            await fleet_heard(self._c.store, self._c.nodes)
+            await self._fleet_heard()
         return self._devices(names)
+
+    async def _fleet_heard(self) -> None:
+        await fleet_heard(self._c.store, self._c.nodes, self._c.rescue.silent(time.monotonic()))
 
     def _devices(self, named: list[str]) -> tuple[DeviceId, ...]:
         """The devices as the scheduler calls them; the machine may be left out where one name means one device."""
@@ -206,6 +209,7 @@ class Admin:
     async def _load_many(self, model: ModelName, instances: int, deadline_s: float) -> dict[str, Any]:
         """As many as there is room for; those that failed are named, none at all is a refusal."""
         await self._introduced(model)
+        await self._fleet_heard()  # who starts another machine and asks for its instance means that one
         wish = OperatorLoad(model, (), instances)
         effects = self._c.feed(wish)
         sends = self._sends(model)

@@ -25,6 +25,8 @@ log = logging.getLogger(__name__)
 
 FORGET_S: Final = 60.0
 """So long after a machine was last heard of nobody knows its queues any more."""
+SILENT_S: Final = 3.0
+"""Agents announce themselves every second."""
 UNHEARD_S: Final = 10.0
 """A machine that this controller has never heard and that has announced nothing for so long is gone: it died with the
 controller before. One that lives all the same loses nothing but its work: ownership fences it."""
@@ -59,7 +61,8 @@ class Rescue:
             self._note(record, now_s)
         here = {node.id: tuple(d.id for d in node.devices) for node in nodes.all()}
         for node, devices in here.items():
-            self._seen[node] = _Seen(devices, 0.0, now_s, known=True)
+            stamp_s = self._seen[node].stamp_s if node in self._seen else 0.0
+            self._seen[node] = _Seen(devices, stamp_s, now_s, known=True)
         for node, seen in list(self._seen.items()):
             if node in here or not seen.gone(now_s):
                 continue
@@ -67,7 +70,13 @@ class Rescue:
                 await self._empty(device)
             if now_s - seen.changed_s > FORGET_S:
                 await self._store.remove_agent(node)
+                for device in seen.devices:
+                    await self._store.forget(keys.device_queue(device))
                 del self._seen[node]
+
+    def silent(self, now_s: float) -> set[NodeId]:
+        """Machines that have neither reported nor announced themselves for :data:`SILENT_S`."""
+        return {node for node, seen in self._seen.items() if now_s - seen.changed_s > SILENT_S}
 
     def _note(self, record: AgentRecord, now_s: float) -> None:
         seen = self._seen.get(record.node)

@@ -1,4 +1,4 @@
-"""A controller that has just got the lease hears the fleet before it decides anything; and an operator who names a
+"""A controller that has just got the lease hears the fleet before it decides anything; and an operator who counts on a
 machine that has just come is not told that there is none.
 
 What serves where is known by the machines, which report once a second. Until all of them have, an instance on one that
@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Collection
 from typing import Final
 
 from prism.controller.nodes import FleetNodes
@@ -24,13 +25,14 @@ HEARD_WITHIN_S: Final = 3.0
 LOOK_S: Final = 0.05
 
 
-async def fleet_heard(store: State, nodes: FleetNodes) -> None:
+async def fleet_heard(store: State, nodes: FleetNodes, silent: Collection[NodeId] = ()) -> None:
     """Returns when every machine that the store names has reported to this controller, at once where there is none;
-    after :data:`HEARD_WITHIN_S` in any case."""
+    after :data:`HEARD_WITHIN_S` in any case. The ``silent`` are known to be gone: nobody waits for them."""
     missing: set[NodeId] = set()
     for _ in range(round(HEARD_WITHIN_S / LOOK_S)):
         try:
-            missing = {record.node for record in await store.agents()} - {node.id for node in nodes.all()}
+            named = {record.node for record in await store.agents()}
+            missing = named.difference((node.id for node in nodes.all()), silent)
         except StoreUnavailable as error:
             log.warning("cannot read which machines there are: %s", error)
             missing = {NodeId("(unknown)")}

@@ -63,6 +63,10 @@ class Queues(Protocol):
         """Engines run so many of the queue's requests; the others wait. Where it was never told all are taken for
         running."""
 
+    async def forget(self, queue: str) -> None:
+        """Nobody will read ``queue`` again: what the store keeps of it goes, if no entry stands in it. An entry that is
+        added later makes it anew."""
+
     async def withdraw(self, request_id: str) -> Withdrawn:
         """Removes a request that no consumer has read yet, or says who owns it."""
 

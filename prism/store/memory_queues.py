@@ -77,6 +77,11 @@ class MemoryQueues:
     async def tell_running(self, queue: str, running: int) -> None:
         self._running[queue] = running
 
+    async def forget(self, queue: str) -> None:
+        if not self._rows(queue):
+            self._queues.pop(queue, None)
+            self._running.pop(queue, None)
+
     async def read_new(self, queues: Sequence[str], consumer: str, count: int, block_s: float) -> list[Entry]:
         give_up = time.monotonic() + block_s
         while True:

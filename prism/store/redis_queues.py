@@ -59,6 +59,10 @@ class RedisQueues:
     async def tell_running(self, queue: str, running: int) -> None:
         await self._conn.run(lambda: self._conn.client.hset(keys.RUNNING, queue, str(running)))
 
+    async def forget(self, queue: str) -> None:
+        if await self._conn.script("FORGET", [queue, keys.RUNNING], [keys.GROUP]):
+            self._groups.discard(queue)
+
     async def read_new(self, queues: Sequence[str], consumer: str, count: int, block_s: float) -> list[Entry]:
         await self._ensure_groups(queues)
         found = await self._recover(queues, consumer)

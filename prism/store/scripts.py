@@ -124,6 +124,14 @@ return 1
 """
 )
 
+FORGET: Final = """
+-- KEYS queue, running; ARGV group. Returns 1, or 0 when entries stand in it.
+if redis.call('XLEN', KEYS[1]) > 0 then return 0 end
+redis.call('DEL', KEYS[1])
+redis.call('HDEL', KEYS[2], KEYS[1])
+return 1
+"""
+
 WITHDRAW: Final = (
     _OWNER
     + """

@@ -13,7 +13,7 @@ from prism.controller.companions import LiveCompany
 from prism.controller.distribution import LINK_KNOWN_S, RUNS_S, Supplies, WeightDistribution
 from prism.controller.images import ModelImages, read_images
 from prism.controller.nodes import BROKEN_AFTER_S, LOST_AFTER_S, FleetNodes
-from prism.controller.rescue import FORGET_S, UNHEARD_S, Rescue
+from prism.controller.rescue import FORGET_S, SILENT_S, UNHEARD_S, Rescue
 from prism.controller.transfers import Transfers
 from prism.controller.versions import Versions
 from prism.core.effects import Activate
@@ -313,6 +313,39 @@ async def test_a_new_controller_rescues_what_nobody_has_announced_for_long() -> 
     assert await store.lengths([queue, keys.INACTIVE_QUEUE]) == [0, 1]
     await rescue.look(nobody, Versions(), 2 * UNHEARD_S + FORGET_S)
     assert await store.agents() == []
+
+
+async def test_what_the_store_keeps_of_a_machine_goes_with_it() -> None:
+    store = open_store("memory://")
+    forgotten: list[str] = []
+
+    async def note(queue: str) -> None:
+        forgotten.append(queue)
+
+    store.forget = note  # type: ignore[method-assign, assignment]
+    nodes, _ = fleet(report("a"), report("b"))
+    rescue = Rescue(store, "controller")
+    await rescue.look(nodes, Versions(), 0.0)
+    nodes.report(report("b", left=True), 1.0)
+    await rescue.look(nodes, Versions(), FORGET_S)
+    assert forgotten == []
+    await rescue.look(nodes, Versions(), FORGET_S + 1)
+    assert forgotten == [keys.device_queue("b/host:0")]
+
+
+async def test_a_machine_is_silent_from_when_it_was_last_heard_of() -> None:
+    store, (nodes, _) = open_store("memory://"), fleet(report("a"))
+    rescue = Rescue(store, "controller")
+    await store.announce_agent(record("a", 1.0))
+    await store.announce_agent(record("b", 1.0))
+    await rescue.look(nodes, Versions(), 0.0)
+    assert rescue.silent(SILENT_S) == set()
+    await rescue.look(nodes, Versions(), SILENT_S + 1)
+    assert rescue.silent(SILENT_S + 1) == {NodeId("b")}, "the other one reports"
+    nodes.report(report("a", left=True), SILENT_S + 1)
+    await store.announce_agent(record("b", 2.0))
+    await rescue.look(nodes, Versions(), SILENT_S + 2)
+    assert rescue.silent(2 * SILENT_S + 1.5) == {NodeId("a")}, "what it announced before is no news of it"
 
 
 # --- metrics ---

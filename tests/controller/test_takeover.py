@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -11,7 +12,9 @@ import pytest
 from prism.controller import takeover
 from prism.controller.admin import Admin, CommandRefused
 from prism.controller.nodes import FleetNodes
+from prism.controller.rescue import SILENT_S, Rescue
 from prism.controller.takeover import fleet_heard
+from prism.controller.versions import Versions
 from prism.core.ids import DeviceId, NodeId
 from prism.store.connect import open_store
 from prism.store.interface import Store
@@ -44,6 +47,15 @@ async def test_all_that_are_announced_are_waited_for(monkeypatch: pytest.MonkeyP
         await waits
 
 
+async def test_who_is_known_to_be_gone_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(takeover, "HEARD_WITHIN_S", 10 * PATIENCE_S)
+    store, nodes = open_store("memory://"), FleetNodes()
+    await announce(store, "a", "dead")
+    nodes.report(report("a"), 0.0)
+    async with asyncio.timeout(PATIENCE_S):
+        await fleet_heard(store, nodes, silent={NodeId("dead")})
+
+
 async def test_who_does_not_report_is_taken_for_gone(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -58,7 +70,7 @@ async def test_who_does_not_report_is_taken_for_gone(
 
 def admin_of(store: Store, nodes: FleetNodes) -> Any:
     """What answers operators, of a controller that has these."""
-    return Admin(cast(Any, SimpleNamespace(store=store, nodes=nodes)))
+    return Admin(cast(Any, SimpleNamespace(store=store, nodes=nodes, rescue=Rescue(store, "controller"))))
 
 
 async def test_a_device_is_known_to_operators_when_its_machine_is_to_the_store() -> None:
@@ -73,6 +85,18 @@ async def test_a_device_is_known_to_operators_when_its_machine_is_to_the_store()
     nodes.report(report("b"), 0.0)
     async with asyncio.timeout(PATIENCE_S):
         assert await asked == ("b/host:0",)
+
+
+async def test_a_device_of_a_machine_that_died_is_refused_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(takeover, "HEARD_WITHIN_S", 10 * PATIENCE_S)
+    store, nodes = open_store("memory://"), FleetNodes()
+    await announce(store, "a", "dead")
+    nodes.report(report("a"), 0.0)
+    admin = admin_of(store, nodes)
+    await admin._c.rescue.look(nodes, Versions(), time.monotonic() - SILENT_S - 1)
+    async with asyncio.timeout(PATIENCE_S):
+        with pytest.raises(CommandRefused, match=r"'dead/host:0' names no device that is up"):
+            await admin._named(["dead/host:0"])
 
 
 async def test_a_device_that_nobody_has_is_refused() -> None:

@@ -175,5 +175,7 @@ async def test_a_late_joiner_serves(tmp_path: Path) -> None:
     async with fleet(tmp_path, weight_bytes=90 * MIB) as system:
         assert (await system.controller.admin._load_many(A, 3, deadline_s=1e12))["instances"] == 2
         join(system, tmp_path, "b")
-        await joined(system, 2)
+        while len(await system.store.agents()) < 2:
+            await asyncio.sleep(0)
+        assert len(system.controller.nodes.all()) == 1, "its first report is waited for"
         assert (await system.controller.admin._load_many(A, 3, deadline_s=1e12))["instances"] == 3

@@ -77,6 +77,34 @@ async def test_a_request_goes_to_the_least_loaded_queue(store: Store) -> None:
         await store.add_to_least([R, Q], "one more", b"", 0)
 
 
+async def test_a_queue_is_forgotten_when_nothing_stands_in_it(store: Store) -> None:
+    await store.add(Q, "first", b"")
+    await store.tell_running(Q, 0)
+    await store.forget(Q)
+    assert await store.lengths([Q]) == [1]
+    [entry] = await store.read_new([Q], "a", 1, 0)
+    assert await store.done(entry, "a")
+    assert await store.add_to_least([R, Q], "told", b"") == R, "as many stand in both, the first is taken"
+    assert await store.add_to_least([R, Q], "waits", b"") == Q
+    assert await store.add_to_least([R, Q], "nine", b"") == R, "one that waits weighs nine times as much"
+    for entry in await store.read_new([Q, R], "a", 9, 0):
+        await store.done(entry, "a")
+    await store.forget(Q)
+    await store.forget(Q)
+    for name in ("a", "b", "c", "d"):
+        await store.add_to_least([R, Q], name, b"")
+    assert await store.lengths([Q, R]) == [2, 2], "what was told of it is forgotten"
+
+
+async def test_who_waits_at_a_forgotten_queue_reads_on(store: Store) -> None:
+    reader = asyncio.create_task(store.read_new([Q], "a", 10, PATIENCE_S))
+    await asyncio.sleep(0.05)  # so that it most likely waits; what follows holds either way
+    await store.forget(Q)
+    await store.add(Q, "late", b"x")
+    found = await reader or await store.read_new([Q], "a", 10, PATIENCE_S)
+    assert [e.request_id for e in found] == ["late"]
+
+
 async def test_done_removes_and_may_be_repeated(store: Store) -> None:
     await store.add(Q, "r", b"")
     [entry] = await store.read_new([Q], "a", 1, 0)
