@@ -11,9 +11,11 @@ from typing import Any
 import msgspec
 
 from benchmarks.slo.spec import ABLATIONS, POLICIES, VARIANTS, Grid, Setup
+from prism.core.settings import PolicyName
 
+_KNOWN = tuple(dict.fromkeys((*POLICIES, *(name.value for name in PolicyName))))
 _RUN = re.compile(
-    rf"(?P<trace>.+)-(?P<label>(?:{'|'.join(POLICIES)})[^-]*)"
+    rf"(?P<trace>.+)-(?P<label>(?:{'|'.join(_KNOWN)})[^-]*)"
     r"-r(?P<rate>[\d.e+]+)-s(?P<scale>[\d.e+]+)-d(?P<devices>\d+)-(?P<repeat>\d+)"
 )
 
@@ -46,7 +48,7 @@ def grid_of(out: Path, setup: Setup) -> Grid:
     swept = [label for name, label in named(VARIANTS).items() if name in away or name in labels - set(named(ABLATIONS))]
     return Grid(
         traces=tuple(sorted({run["trace"] for run in runs})),
-        policies=(*(policy for policy in POLICIES if policy in labels), *swept),
+        policies=(*(policy for policy in _KNOWN if policy in labels), *swept),
         rates=axis("rate"),
         scales=axis("scale"),
         devices=tuple(int(value) for value in axis("devices")),

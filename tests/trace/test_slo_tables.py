@@ -125,6 +125,7 @@ def test_a_finished_comparison_is_summarized_without_any_run(
     )  # fmt: skip
     specs = [RunSpec("rate", "arena", policy, rate, 4.0, 2, 0) for policy in ("prism", "static") for rate in (0.5, 1.0)]
     specs += [RunSpec("scale", "arena", "prism", 1.0, 8.0, 2, 0)]
+    specs += [RunSpec("rate", "arena", "serverlessllm", 1.0, 4.0, 2, 0)]  # not one of the default's
     for spec in specs:
         folder = tmp_path / "runs" / spec.folder
         folder.mkdir(parents=True)
@@ -137,7 +138,8 @@ def test_a_finished_comparison_is_summarized_without_any_run(
         writer.close()
     assert setup_of(tmp_path, Setup(Path("demo-models"))) == setup
     grid = grid_of(tmp_path, setup)
-    assert (grid.traces, grid.policies, grid.repeats, grid.ablations) == (("arena",), ("prism", "static"), 1, False)
+    assert grid.policies == ("prism", "static", "serverlessllm")
+    assert (grid.traces, grid.repeats, grid.ablations) == (("arena",), 1, False)
     assert (grid.rates, grid.scales, grid.devices) == ((0.5, 1.0), (4.0, 8.0), (2,))
 
     assert main(["--out", str(tmp_path), "--summarize-only"]) == 0
