@@ -33,21 +33,25 @@ class GivingWay:
         self._books, self._load = books, load
 
     def is_due(self, model: ModelRecord, instance: InstanceRecord, now_s: float) -> bool:
-        """Whether the instance, a spare one of a model for which no request has to wait, should leave:
+        """Whether the instance, a spare one of a model for which no request has to wait, should leave, as more requests
+        would be in time without it, and
 
         1. where it is tokens come too slowly for somebody's objective, or
-        2. its neighbours' requests wait for longer than they can bear, the others of its model have room for all that
-           it runs, and more requests would be in time without it. Devices hold requests back for those that answer
-           (:mod:`prism.policy.promises`), so that not tokens show that bandwidth is short, but who waits for it.
+        2. its neighbours' requests wait for longer than they can bear, and the others of its model have room for all
+           that it runs. Devices hold requests back for those that answer (:mod:`prism.policy.promises`), so that not
+           tokens show that bandwidth is short, but who waits for it.
         """
         if not instance.running or self._load.is_hot(model.name) or not model.is_spare(instance):
             return False
         active = model.in_state(InstanceState.READY)
         if len(active) < len(model.instances) or len(active) <= model.least_instances:
             return False  # one comes or leaves, and the load is not known yet; or an operator asked for so many
+        by_goodput = self._books.settings.placement is Placement.GOODPUT
         if any(self._books.times.is_slow(id, now_s) for id in instance.shards):  # 1
-            return True
-        return self._is_room_elsewhere(model, active, now_s) and self._hinders(model, active, instance, now_s)  # 2
+            return not by_goodput or self._more_are_met_without(model, active, instance, now_s)
+        if not by_goodput or not self._is_room_elsewhere(model, active, now_s):  # 2
+            return False
+        return self._others_wait(instance, now_s) and self._more_are_met_without(model, active, instance, now_s)
 
     def order(self, instance: InstanceRecord, now_s: float) -> StopInstance:
         """It leaves, and no other comes there for some time."""
@@ -58,19 +62,20 @@ class GivingWay:
         return StopInstance(instance, because(ReasonCode.SCALE_IN, load=load, waiting=waiting))
 
     def _is_room_elsewhere(self, model: ModelRecord, active: Sequence[InstanceRecord], now_s: float) -> bool:
-        if self._books.settings.placement is not Placement.GOODPUT or self._load.needed(model.name) >= len(active):
-            return False
-        return model.burst.per_s(now_s) <= _STEADY * model.rate.per_s(now_s)
+        steady = model.burst.per_s(now_s) <= _STEADY * model.rate.per_s(now_s)
+        return steady and self._load.needed(model.name) < len(active)
 
-    def _hinders(
+    def _others_wait(self, instance: InstanceRecord, now_s: float) -> bool:
+        """Where the instance is bandwidth is short, and requests of others have waited for too long."""
+        crowded = (id for id in instance.shards if self._books.fleet.load_of(id, now_s) > _SHORT)
+        return any(self._late_beside(instance, id) for id in crowded)
+
+    def _more_are_met_without(
         self, model: ModelRecord, active: Sequence[InstanceRecord], instance: InstanceRecord, now_s: float
     ) -> bool:
-        """Requests of others wait where the instance is, and more are met without it, those that its model's other
-        instances get then counted: every one of them has an equal part of the requests and their KV."""
+        """Those that its model's other instances get then counted: every one of them has an equal part of the requests
+        and their KV."""
         fleet, times = self._books.fleet, self._books.times
-        crowded = (id for id in instance.shards if fleet.load_of(id, now_s) > _SHORT)
-        if not any(self._late_beside(instance, id) for id in crowded):
-            return False
         rate_per_s = max(model.burst.per_s(now_s), model.rate.per_s(now_s))
         kv_bytes = sum(max(fleet.devices[id].busy_kv.get(i.key, 0) for id in i.shards) for i in active)
         have, fewer = len(active), len(active) - 1

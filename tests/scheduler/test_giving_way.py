@@ -32,6 +32,7 @@ class Load:
     """On each instance."""
     kv_bytes: int = GB // 20
     """Of a request."""
+    own_tpot_s: float = 0.1
     asked_by_operator: bool = False
 
 
@@ -40,7 +41,7 @@ def left(load: Load) -> list[tuple[InstanceKey, Reason]]:
     w = World(
         replace(SETTINGS, rebalance_every_s=0.0, max_replicas=2),
         [
-            model_spec(SPREAD, 16 * GB, slo_tpot_s=0.1, min_kv_bytes=GB),
+            model_spec(SPREAD, 16 * GB, slo_tpot_s=load.own_tpot_s, min_kv_bytes=GB),
             model_spec(NEIGHBOUR, 30 * GB, slo_tpot_s=load.neighbours_tpot_s, min_kv_bytes=GB),
         ],
     )
@@ -102,6 +103,7 @@ def test_a_spare_instance_leaves_where_others_wait_for_its_bandwidth() -> None:
         Load(own_waited_s=5.0, neighbours_tpot_s=0.022),
         Load(arrivals=20),
         Load(running=3400, kv_bytes=GB // 500, neighbours_tpot_s=0.024),
+        Load(neighbours_tpot_s=0.022, waited_s=0.0, arrivals=20, running=20, kv_bytes=GB // 2, own_tpot_s=0.0185),
         Load(asked_by_operator=True),
     ],
     ids=[
@@ -110,6 +112,7 @@ def test_a_spare_instance_leaves_where_others_wait_for_its_bandwidth() -> None:
         "its own requests wait",
         "its burst grows",
         "the other has no time for all",
+        "the other's tokens would be too slow as well",
         "an operator wants it",
     ],
 )
