@@ -88,8 +88,10 @@ class KvLease:
         self._map_ahead([demand.running for demand in demands])
         self.agree_on_available(scheduler)
         available = [part.available() for part in self.parts]
-        if any(now > before for now, before in zip(available, self._last_available, strict=True)):
-            # SGLang closes admission until something finishes; new memory is a reason to look again.
+        more = any(now > before for now, before in zip(available, self._last_available, strict=True))
+        if more or not scheduler.running_batch.reqs:
+            # SGLang closes admission until something finishes. New memory is a reason to look again, and where nothing
+            # runs nothing finishes: what it closed then it would never open.
             scheduler.running_batch.batch_is_full = False
         self._last_available = available
 

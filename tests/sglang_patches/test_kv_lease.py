@@ -195,6 +195,19 @@ def test_an_engine_with_a_queue_without_end_starves_nobody(device: memory.Device
     assert not engines[late].waiting_queue and not engines[late].running_batch.reqs
 
 
+def test_admission_that_was_closed_stays_so_only_while_something_runs(device: memory.Device) -> None:
+    engine = Engine(device, "engine")
+    engine.waiting_queue = [request(BLOCK, BLOCK)]
+    for _ in range(3):
+        engine.step()
+    engine.running_batch.batch_is_full = True
+    engine.step()
+    assert engine.running_batch.batch_is_full, "what runs will end, and open it"
+    engine.finish()
+    engine.step()
+    assert not engine.running_batch.batch_is_full, "no memory came, and nothing will end"
+
+
 def test_a_wish_goes_when_the_model_does_or_its_queue_is_empty(device: memory.Device) -> None:
     idle, busy = Engine(device, "idle"), Engine(device, "busy")
     idle.cache_tokens(10 * BLOCK)
