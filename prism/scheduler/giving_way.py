@@ -36,7 +36,8 @@ class GivingWay:
         """Whether the instance, a spare one of a model for which no request has to wait, should leave, as more requests
         would be in time without it, and
 
-        1. where it is tokens come too slowly for somebody's objective, or
+        1. where it is tokens come too slowly for somebody's objective (reason enough where places do not go by
+           expected goodput), or
         2. its neighbours' requests wait for longer than they can bear, and the others of its model have room for all
            that it runs. Devices hold requests back for those that answer (:mod:`prism.policy.promises`), so that not
            tokens show that bandwidth is short, but who waits for it.
