@@ -127,7 +127,8 @@ class Admin:
         return self._devices(names)
 
     async def _fleet_heard(self) -> None:
-        await fleet_heard(self._c.store, self._c.nodes, self._c.rescue.silent(time.monotonic()))
+        rescue = self._c.rescue
+        await fleet_heard(self._c.store, self._c.nodes, lambda record: rescue.is_silent(record, time.monotonic()))
 
     def _devices(self, named: list[str]) -> tuple[DeviceId, ...]:
         """The devices as the scheduler calls them; the machine may be left out where one name means one device."""

@@ -74,9 +74,11 @@ class Rescue:
                     await self._store.forget(keys.device_queue(device))
                 del self._seen[node]
 
-    def silent(self, now_s: float) -> set[NodeId]:
-        """Machines that have neither reported nor announced themselves for :data:`SILENT_S`."""
-        return {node for node, seen in self._seen.items() if now_s - seen.changed_s > SILENT_S}
+    def is_silent(self, record: AgentRecord, now_s: float) -> bool:
+        """Whether this is what a machine wrote that has neither reported nor announced itself for :data:`SILENT_S`. One
+        that has just come back has written anew."""
+        seen = self._seen.get(record.node)
+        return seen is not None and seen.stamp_s == record.seen_s and now_s - seen.changed_s > SILENT_S
 
     def _note(self, record: AgentRecord, now_s: float) -> None:
         seen = self._seen.get(record.node)

@@ -10,13 +10,13 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Collection
+from collections.abc import Callable
 from typing import Final
 
 from prism.controller.nodes import FleetNodes
 from prism.core.ids import NodeId
 from prism.store.interface import State
-from prism.store.values import StoreUnavailable
+from prism.store.values import AgentRecord, StoreUnavailable
 
 log = logging.getLogger(__name__)
 
@@ -25,14 +25,16 @@ HEARD_WITHIN_S: Final = 3.0
 LOOK_S: Final = 0.05
 
 
-async def fleet_heard(store: State, nodes: FleetNodes, silent: Collection[NodeId] = ()) -> None:
+async def fleet_heard(
+    store: State, nodes: FleetNodes, is_silent: Callable[[AgentRecord], bool] = lambda record: False
+) -> None:
     """Returns when every machine that the store names has reported to this controller, at once where there is none;
-    after :data:`HEARD_WITHIN_S` in any case. The ``silent`` are known to be gone: nobody waits for them."""
+    after :data:`HEARD_WITHIN_S` in any case. Who ``is_silent`` is known to be gone, and not waited for."""
     missing: set[NodeId] = set()
     for _ in range(round(HEARD_WITHIN_S / LOOK_S)):
         try:
-            named = {record.node for record in await store.agents()}
-            missing = named.difference((node.id for node in nodes.all()), silent)
+            named = {record.node for record in await store.agents() if not is_silent(record)}
+            missing = named - {node.id for node in nodes.all()}
         except StoreUnavailable as error:
             log.warning("cannot read which machines there are: %s", error)
             missing = {NodeId("(unknown)")}

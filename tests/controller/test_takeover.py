@@ -23,10 +23,10 @@ from tests.controller.test_fleet import report
 from tests.patience import PATIENCE_S
 
 
-async def announce(store: Store, *names: str) -> None:
+async def announce(store: Store, *names: str, seen_s: float = 1) -> None:
     for name in names:
-        devices = [DeviceId(f"{name}/host:0")]
-        await store.announce_agent(AgentRecord(node=NodeId(name), mailbox=f"tcp://{name}:1", devices=devices, seen_s=1))
+        mailbox, devices = f"tcp://{name}:1", [DeviceId(f"{name}/host:0")]
+        await store.announce_agent(AgentRecord(node=NodeId(name), mailbox=mailbox, devices=devices, seen_s=seen_s))
 
 
 async def test_where_nobody_is_announced_nobody_is_waited_for() -> None:
@@ -53,7 +53,7 @@ async def test_who_is_known_to_be_gone_is_not_waited_for(monkeypatch: pytest.Mon
     await announce(store, "a", "dead")
     nodes.report(report("a"), 0.0)
     async with asyncio.timeout(PATIENCE_S):
-        await fleet_heard(store, nodes, silent={NodeId("dead")})
+        await fleet_heard(store, nodes, lambda record: record.node == "dead")
 
 
 async def test_who_does_not_report_is_taken_for_gone(
@@ -97,6 +97,13 @@ async def test_a_device_of_a_machine_that_died_is_refused_at_once(monkeypatch: p
     async with asyncio.timeout(PATIENCE_S):
         with pytest.raises(CommandRefused, match=r"'dead/host:0' names no device that is up"):
             await admin._named(["dead/host:0"])
+    await announce(store, "dead", seen_s=2)  # it comes back, and nobody has looked since
+    asked = asyncio.create_task(admin._named(["dead/host:0"]))
+    await asyncio.sleep(3 * takeover.LOOK_S)
+    assert not asked.done()
+    nodes.report(report("dead"), 0.0)
+    async with asyncio.timeout(PATIENCE_S):
+        assert await asked == ("dead/host:0",)
 
 
 async def test_a_device_that_nobody_has_is_refused() -> None:
