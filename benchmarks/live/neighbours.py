@@ -30,6 +30,8 @@ from dataclasses import dataclass, replace
 from statistics import median
 from typing import Final
 
+import numpy as np
+
 from benchmarks.live.burst import LONGEST, STEPS, Steps, burst_jobs, play, rising
 from prism.core.ids import ModelName
 from prism.core.settings import LiveMode, PolicySettings
@@ -52,6 +54,8 @@ WAYS: Final = ("auto", "pair", "pipelines", "whole", RIVAL, "no loading")
 BURSTING: Final = "bursting"
 OTHERS: Final = tuple(f"other-{i}" for i in range(7))
 OTHERS_RPS: Final = 4.0
+IDLE_RPS: Final = 1 / 300
+"""Of each of the models that are hardly asked."""
 TTFT_S, TPOT_S = 1.0, 0.1
 NO_TIME: Final = {"relayout": 0.0, "ready": 0.0, "park": 0.0, "command": 0.0}
 NIC_GBIT: Final = 400.0
@@ -65,6 +69,7 @@ class Setting:
 
     nic_gbit: float = NIC_GBIT
     steps: Steps = STEPS
+    idle_models: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,23 +117,35 @@ def others(draw: int, steps: Steps) -> Iterator[TraceRow]:
         yield replace(row, prompt_tokens=min(row.prompt_tokens or 1, LONGEST))
 
 
+def hardly_asked(draw: int, setting: Setting) -> Iterator[TraceRow]:
+    """Requests of the idle models, each by itself at any time."""
+    numbers = np.random.default_rng([draw, 1])
+    end_s = sum(length_s for length_s, _ in setting.steps)
+    count = int(numbers.poisson(setting.idle_models * IDLE_RPS * end_s))
+    for arrival_s in sorted(float(t) for t in numbers.uniform(0.0, end_s, count)):
+        name = f"idle-{numbers.integers(setting.idle_models)}"
+        yield TraceRow(arrival_s, name, int(numbers.integers(100, LONGEST)), int(numbers.integers(50, 200)))
+
+
 def burst(draw: int, steps: Steps) -> Iterator[TraceRow]:
     for job in burst_jobs(draw, steps):
         yield TraceRow(job.arrival_s, BURSTING, job.prompt_tokens, job.answer_tokens)
 
 
-def rows(draw: int, steps: Steps, *, bursting: bool) -> Iterable[TraceRow]:
-    found = [others(draw, steps)] + ([burst(draw, steps)] if bursting else [])
+def rows(draw: int, setting: Setting, *, bursting: bool) -> Iterable[TraceRow]:
+    found = [others(draw, setting.steps)] + ([burst(draw, setting.steps)] if bursting else [])
+    if setting.idle_models:
+        found.append(hardly_asked(draw, setting))
     return heapq.merge(*found, key=lambda row: row.arrival_s)
 
 
 def run(path: str, tp: int, gpus: int, way: str, draw: int, setting: Setting, *, bursting: bool = True) -> SimResult:
-    names = (BURSTING, *OTHERS)
+    names = (BURSTING, *OTHERS, *(f"idle-{i}" for i in range(setting.idle_models)))
     models = tuple(known_spec(name, path, TTFT_S, TPOT_S, tp) for name in names)
     fleet = cluster(gpus, loading=way != "no loading", nic_gbit=setting.nic_gbit)
 
     def requests() -> Iterable[TraceRow]:
-        return rows(draw, setting.steps, bursting=bursting)
+        return rows(draw, setting, bursting=bursting)
 
     return simulate(SimSpec(fleet, models, policy(way, gpus // tp), requests, preload_share=1.0))
 
@@ -205,10 +222,11 @@ def main() -> None:
     parser.add_argument("--first", type=int, default=1, help="number of the first draw")
     parser.add_argument("--nic-gbit", type=float, default=NIC_GBIT, help="network of a machine of eight GPUs")
     parser.add_argument("--rise-s", type=float, default=0.0, help="seconds in which the burst's rate is reached")
+    parser.add_argument("--idle", type=int, default=0, help="further models, each asked once a minute")
     parser.add_argument("--ways", nargs="+", choices=WAYS, default=WAYS, help=f"{RIVAL} is always one of them")
     args = parser.parse_args()
     ways = tuple(way for way in WAYS if way in (*args.ways, RIVAL))
-    setting = Setting(args.nic_gbit, rising(args.rise_s))
+    setting = Setting(args.nic_gbit, rising(args.rise_s), args.idle)
     columns = "TTFT met | goodput | p50, s | p90, s | times | last, s | device s | spare | / ideal | others' goodput"
     print(f"| models | way | {columns} | by the burst |")
     print("|---|" + "---|" * 12)

@@ -5,8 +5,6 @@ Everybody may read; each part is changed by its owner only (the table in docs/po
 
 from __future__ import annotations
 
-from operator import attrgetter
-
 from prism.core.ids import DeviceId, ModelName
 from prism.core.instances import InstanceKey
 from prism.core.settings import ClusterSettings, LiveMode
@@ -50,14 +48,6 @@ class Books:
     def active(self, model: ModelName) -> list[InstanceRecord]:
         """The model's instances that serve."""
         return self.models[model].in_state(InstanceState.READY)
-
-    def idle_of_several(self, without: ModelName | None = None) -> list[InstanceRecord]:
-        """Idle instances of models with several, those of ``without`` aside, in the order of :attr:`Fleet.idle`. They
-        are looked for among these models: there are hundreds of them where thousands of instances are idle."""
-        several = [self.models[name] for name in self.several if name != without]
-        idle = [i for model in several for i in model.instances if i.idle_since_s is not None]
-        idle.sort(key=attrgetter("idle_turn"))
-        return idle
 
     def shard_kv_bytes(self, spec: ModelSpec) -> int:
         """Least KV memory that one shard of the model needs beside its weights."""

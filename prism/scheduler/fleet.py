@@ -27,7 +27,6 @@ class Fleet:
         self.devices: dict[DeviceId, DeviceRecord] = {}
         self.idle: dict[InstanceKey, InstanceRecord] = {}
         """Active instances without requests, in the order in which they were found to be idle."""
-        self._idle_turns = 0
         self._kept_free_s: dict[DeviceId, float] = {}
         """When a model in use last had to leave for its neighbours' KV, the latest last: of the few devices where that
         has happened, so that a look for a place does not ask them all."""
@@ -128,8 +127,6 @@ class Fleet:
     def mark_idle(self, instance: InstanceRecord, idle_s: float, now_s: float) -> None:
         if instance.idle_since_s is None:
             self.idle[instance.key] = instance
-            self._idle_turns += 1
-            instance.idle_turn = self._idle_turns
         instance.idle_s, instance.idle_since_s = idle_s, now_s - idle_s
 
     def mark_busy(self, instance: InstanceRecord) -> None:

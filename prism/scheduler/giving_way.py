@@ -42,7 +42,7 @@ class GivingWay:
            that it runs. Devices hold requests back for those that answer (:mod:`prism.policy.promises`), so that not
            tokens show that bandwidth is short, but who waits for it.
         """
-        if not instance.running or self._load.is_hot(model.name) or not model.is_spare(instance):
+        if not instance.running or model.hot or not model.is_spare(instance):
             return False
         active = model.in_state(InstanceState.READY)
         if len(active) < len(model.instances) or len(active) <= model.least_instances:

@@ -39,9 +39,10 @@ class KvRelief:
 
         1. What drains there is carried over, where that helps; nobody else leaves until it is gone.
         2. Else one leaves, so that the next report shows whether it was enough: a spare instance, whose model serves on
-           elsewhere, or an idle model; never the one whose own requests are all that wait, which would only wait
-           elsewhere. Its neighbours' KV takes its place at once, so that coming back is harder than going: a model goes
-           only if it is likely to stay idle for many activations,
+           elsewhere (not one that runs something while requests wait at most of its model's instances), or an idle
+           model; never the one whose own requests are all that wait, which would only wait elsewhere. Its neighbours'
+           KV takes its place at once, so that coming back is harder than going: a model goes only if it is likely to
+           stay idle for many activations,
         3. unless nothing can run here at all: then any that is idle beyond its threshold, at once if it is not expected
            back within the time of two activations, else only if the requests have waited for longer than its way out
            and back would take.
@@ -59,7 +60,7 @@ class KvRelief:
             for candidate in self._victims.on(device, Pressing.CAN_WAIT, now_s)
             if hungry != {candidate.key}
             and (
-                candidate.spare
+                (candidate.spare and not (candidate.requests and self._books.models[candidate.key.model].hot))
                 or candidate.expected_remaining_s >= _ACTIVATIONS_AWAY * candidate.activation_s  # 2
                 or (here_now.stalled and _is_worth_it(candidate, here_now.memory_short_s))  # 3
             )

@@ -14,12 +14,9 @@ from prism.policy.pressure import Mask, Shard
 from prism.policy.work import loads_with
 from prism.scheduler.books import Books
 from prism.scheduler.claims import Claims
-from prism.scheduler.fleet import Fleet
 from prism.scheduler.homes import Homes
-from prism.scheduler.records import InstanceRecord, ModelRecord
+from prism.scheduler.records import ModelRecord
 
-_SPARE_STAYS_S = 20.0
-"""A spare instance does not leave for another model's spare one sooner."""
 _LOOKED_AT = 16
 """Most devices that are weighed against each other, the least loaded ones."""
 _KEPT_FREE_S = 30.0
@@ -173,7 +170,7 @@ class Places:
         """Devices for further instances of ``model``, each on devices of its own, the least loaded first: in free room,
         with ``kv_bytes`` for each shard beside what their own requests may need again, where nothing is being loaded
         and memory has not been contested for ``settled_s``. As all is when the first is asked for."""
-        fleet, shard = self._books.fleet, self._with_kv(model, kv_bytes, now_s)
+        fleet, shard = self._books.fleet, self.with_kv(model, kv_bytes, now_s)
         if not (fits := fleet.fits_now(shard)).any():
             return  # as on most looks at a full fleet
         allowed = fits & self.allowed(model, now_s)
@@ -191,7 +188,8 @@ class Places:
             if not unfit:
                 yield ids
 
-    def _with_kv(self, model: ModelRecord, kv_bytes: int, now_s: float) -> Shard:
+    def with_kv(self, model: ModelRecord, kv_bytes: int, now_s: float) -> Shard:
+        """As :meth:`shard_of`, with room for ``kv_bytes`` at least."""
         shard = self.shard_of(model, now_s)
         return Shard(shard.weighted_rate, shard.weight_bytes, max(shard.min_kv_bytes, kv_bytes))
 
@@ -201,29 +199,6 @@ class Places:
         if device.contested_s >= since_s or fleet.headroom_bytes(id) < fleet.board.need_on(fleet.index[id], shard):
             return False
         return all(i.state not in _COMING for i in device.instances.values())
-
-    def instead_of_spares(
-        self, model: ModelRecord, kv_bytes: int, now_s: float
-    ) -> Iterator[tuple[DeviceId, list[InstanceRecord]]]:
-        """Single devices where idle spare instances of other models leave for one of ``model``, the least loaded first,
-        with those that leave."""
-        fleet, models, shard = self._books.fleet, self._books.models, self._with_kv(model, kv_bytes, now_s)
-        spares: dict[DeviceId, list[InstanceRecord]] = {}
-        for instance in self._books.idle_of_several(model.name):
-            stood = now_s - instance.since_s >= _SPARE_STAYS_S
-            alone = stood and instance.state is InstanceState.READY and len(instance.shards) == 1
-            if alone and models[instance.model].is_spare(instance):
-                spares.setdefault(instance.queue_device, []).append(instance)
-        if not spares:
-            return
-        allowed = self.allowed(model, now_s)
-        for other in model.instances:
-            self._close(allowed, other.shards)
-        for id in sorted(spares, key=lambda id: (fleet.load_of(id, now_s), id)):
-            lacks_bytes = fleet.board.need_on(fleet.index[id], shard) - fleet.headroom_bytes(id)
-            leaving = _enough(fleet, id, spares[id], lacks_bytes)
-            if leaving and allowed[fleet.index[id]]:
-                yield id, leaving
 
     def next_in_turn(self, model: ModelRecord, now_s: float) -> tuple[tuple[DeviceId, ...], float] | None:
         """Without the global scheduler (an ablation): the next devices in turn with room."""
@@ -256,14 +231,3 @@ class Places:
         """Of one shard, in the whole pages that an account gives."""
         board, index, shard = self._books.fleet.board, self._books.fleet.index, self.shard_of(model, now_s)
         return max(board.kv_bytes(index[d], shard) for d in devices)
-
-
-def _enough(fleet: Fleet, id: DeviceId, spares: list[InstanceRecord], lacks_bytes: float) -> list[InstanceRecord]:
-    """The first of ``spares`` on ``id`` that free ``lacks_bytes`` together, at least one; none if all do not."""
-    leaving: list[InstanceRecord] = []
-    for spare in spares:
-        leaving.append(spare)
-        lacks_bytes -= fleet.frees_bytes(id, spare)
-        if lacks_bytes <= 0:
-            return leaving
-    return []

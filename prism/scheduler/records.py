@@ -40,8 +40,6 @@ class InstanceRecord:
     idle_s: float = 0.0
     """How long it had been idle in the last report that showed it so."""
     idle_since_s: float | None = None
-    idle_turn: int = 0
-    """Idle instances in the order in which they were found to be so (:attr:`prism.scheduler.fleet.Fleet.idle`)."""
     served: bool = False
     first_tokens: int = 0
     """Requests that got their first token from it, as of its last report."""
@@ -107,6 +105,9 @@ class ModelRecord:
     """Both of the instance that was reported last; what a new one is believed to be like."""
     burst: SlidingRate = field(default_factory=lambda: SlidingRate(BURST_WINDOW_S))
     """Arrivals of the last moments."""
+    hot: bool = False
+    """At most of its instances requests waited for longer than they can bear when they were last reported
+    (:mod:`.replica_load`)."""
     last_arrival_s: float | None = None
     idle_since_s: float | None = None
     """When its last instance became idle; kept after that instance left."""

@@ -35,8 +35,6 @@ class _Record:
     first_tokens: dict[InstanceKey, int] = field(default_factory=dict)
     needed: int = 1
     """Instances that the load asked for at the last report."""
-    hot: bool = False
-    """Requests waited for longer than they can bear at the last report."""
     peaks: PeakHold = field(default_factory=lambda: PeakHold(_PEAKS_S))
     running: float = 0.0
     waiting: float = 0.0
@@ -70,7 +68,7 @@ class ReplicaLoad:
             running, waiting = running + instance.running, waiting + instance.waiting
         _smooth(record, active, running, waiting, now_s)
         load = self._load(model, record, active, running, waiting, now_s)
-        record.hot = load.hot
+        model.hot = load.hot
         needed = min(self._most, instances_needed(load))
         record.needed = needed
         record.peaks.note(needed, now_s)
@@ -84,11 +82,6 @@ class ReplicaLoad:
         """The most instances that the model's bursts of the last time have asked for; 1 when there were none."""
         record = self._records.get(model)
         return 1 if record is None else max(1, int(record.peaks.peak(now_s)))
-
-    def is_hot(self, model: ModelName) -> bool:
-        """Whether the model's requests waited for longer than they can bear when it was reported last."""
-        record = self._records.get(model)
-        return record is not None and record.hot
 
     def needed(self, model: ModelName) -> int:
         """Instances that the model's load asked for when it was reported last, however many it has."""

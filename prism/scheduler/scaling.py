@@ -1,9 +1,10 @@
 """More or fewer instances of one model: how many, and where.
 
 :func:`decide_scaling` is the rule: a view in, a decision out, which may name any number of instances. Further instances
-are made in free memory (that of idle spare ones counts as free) and are the first to leave when anybody needs it, so
-that they cost nobody an eviction. :class:`Scaling` asks the rule when loads are reported, for as many instances as they
-need at once, and, when time passes, for those that a model's bursts have needed and that stand ready for the next one.
+are made in free memory, for requests that would not be in time otherwise also in that of idle models
+(:mod:`prism.scheduler.clearing`), and are the first to leave when anybody needs it. :class:`Scaling` asks the rule when
+loads are reported, for as many instances as they need at once, and, when time passes, for those that a model's bursts
+have needed and that stand ready for the next one: these cost nobody an eviction.
 """
 
 from __future__ import annotations
@@ -15,12 +16,14 @@ from typing import Final
 from prism.core.ids import DeviceId
 from prism.core.instances import InstanceKey
 from prism.core.reasons import Reason, ReasonCode, because
-from prism.core.settings import LiveMode, Placement
+from prism.core.settings import LiveMode
 from prism.core.views import InstanceState, PlannedDecision
 from prism.policy.device_time import slowdown
 from prism.scheduler.books import Books
+from prism.scheduler.clearing import Clearing
 from prism.scheduler.crowding import is_pressed
 from prism.scheduler.decisions import Decision, Room, StartInstance, StopInstance
+from prism.scheduler.gains import Further, Gains
 from prism.scheduler.giving_way import GivingWay
 from prism.scheduler.live_ways import BegunWay, LiveWays
 from prism.scheduler.places import Places
@@ -38,15 +41,6 @@ _URGENT_KV: Final = 0.5
 """Part of an instance's share of the KV for which a place must have room where requests wait for it: on a full fleet
 one that takes half a share serves sooner than none."""
 
-_LOST_AT_MOST: Final = 0.01
-"""Part of its requests that a device may lose by an instance that only stands ready."""
-
-_GROWS_TIMES, _GROWS_PER_S = 2.0, 8.0
-"""A burst grows when so many times as many requests come as in the last minute on average, and so many a second at
-least: fewer say little."""
-_GROWS_GAIN: Final = 0.2
-"""Part of what an instance for a burst that grows would serve which counts as gained: for a moment others can."""
-
 
 @dataclass(frozen=True, slots=True)
 class Place:
@@ -62,7 +56,7 @@ class Place:
     pays: bool = True
     """More requests meet their objectives with it than without, those of its neighbours counted."""
     evict: tuple[InstanceKey, ...] = ()
-    """Idle spare instances of other models that leave for it."""
+    """Idle instances of other models that leave for it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,7 +118,8 @@ class Scaling:
     def __init__(self, books: Books, places: Places) -> None:
         self._books, self._places = books, places
         self._load, self._ways = ReplicaLoad(books), LiveWays(books)
-        self._giving_way = GivingWay(books, self._load)
+        self._giving_way, self._gains = GivingWay(books, self._load), Gains(books)
+        self._clearing = Clearing(books, places, self._gains)
 
     def explain(self) -> Iterator[PlannedDecision]:
         """In which way further instances come."""
@@ -180,7 +175,7 @@ class Scaling:
             leaving=0,
             may_grow=now_s >= model.retry_at_s,
             slowdown=max(slowdown(self._books.fleet.load_of(d, now_s)) for i in active for d in i.shards),
-            hot=self._load.is_hot(model.name),
+            hot=model.hot,
         )
         crowded_from = view.slowdown if view.hot else 0.0
         places = decide_scaling(view, self._further_places(model, busiest, wanted, code, crowded_from, now_s)).add
@@ -194,7 +189,7 @@ class Scaling:
         self, model: ModelRecord, places: Sequence[Place], wanted: int, code: ReasonCode, now_s: float
     ) -> BegunWay:
         """Instances that only stand ready, or that shall make tokens come faster, come as a whole: nothing waits."""
-        if code is not ReasonCode.SCALE_OUT or not self._load.is_hot(model.name):
+        if code is not ReasonCode.SCALE_OUT or not model.hot:
             return BegunWay((None,) * len(places), {})
         served_per_s = self._load.served_per_s(model.name, now_s)
         return self._ways.choose(model, [p.devices for p in places], wanted, served_per_s, now_s)
@@ -202,10 +197,15 @@ class Scaling:
     def _start(
         self, model: ModelRecord, place: Place, reason: Reason, live: LiveMode | None, now_s: float
     ) -> StartInstance:
-        leave = because(ReasonCode.SCALE_IN, for_model=model.name)
-        evict: tuple[tuple[InstanceRecord, Reason], ...] = tuple((self._books.loaded[k], leave) for k in place.evict)
+        evict = tuple((leaves := self._books.loaded[key], self._why(leaves, model, now_s)) for key in place.evict)
         room = Room.on(place.devices, evict, self._places.kv_cap_bytes(model, place.devices, now_s))
         return StartInstance(model, room, reason, live=live)
+
+    def _why(self, leaves: InstanceRecord, model: ModelRecord, now_s: float) -> Reason:
+        """``leaves`` goes for a further instance of ``model``."""
+        code = ReasonCode.SCALE_IN if len(self._books.active(leaves.model)) > 1 else ReasonCode.MAKE_ROOM
+        idle_s = 0.0 if leaves.idle_since_s is None else now_s - leaves.idle_since_s
+        return because(code, for_model=model.name, idle_s=idle_s)
 
     def _further_places(
         self,
@@ -216,29 +216,28 @@ class Scaling:
         crowded_from: float,
         now_s: float,
     ) -> Iterator[Place]:
-        """Free room first, then, for requests that wait, that of spare instances which do nothing. ``crowded_from``: as
+        """Free room first, then, for requests that are not in time, that of who is idle. ``crowded_from``: as
         :meth:`_place` has it."""
-        urgent = code is ReasonCode.SCALE_OUT
-        kv_bytes = int((_URGENT_KV if urgent else 1.0) * self._kv_share_bytes(model, wanted))
+        one, urgent = self._gains.further(model, wanted, now_s), code is ReasonCode.SCALE_OUT
+        kv_bytes = int((_URGENT_KV if urgent else 1.0) * one.kv_bytes)
         settled_s = _URGENT_SETTLED_S if urgent else _STANDING_SETTLED_S
         taken: set[DeviceId] = set()
         for devices in self._places.quiet(model, kv_bytes, settled_s, now_s):
             taken.update(devices)
-            yield self._place(devices, busiest, wanted, crowded_from, now_s)
-        if urgent and model.spec.tp == 1:
-            for device, spares in self._places.instead_of_spares(model, kv_bytes, now_s):
-                if device not in taken:
-                    leave = tuple(i.key for i in spares)
-                    yield self._place((device,), busiest, wanted, crowded_from, now_s, leave)
+            yield self._place(one, devices, busiest, crowded_from, now_s)
+        if urgent:
+            for devices, leave in self._clearing.places_for(one, now_s):
+                if taken.isdisjoint(devices):
+                    yield self._place(one, devices, busiest, crowded_from, now_s, leave)
 
     def _place(
         self,
+        one: Further,
         devices: tuple[DeviceId, ...],
         busiest: InstanceRecord,
-        wanted: int,
         crowded_from: float,
         now_s: float,
-        evict: tuple[InstanceKey, ...] = (),
+        leave: tuple[InstanceKey, ...] = (),
     ) -> Place:
         """One of ``devices``, which are not looked at closely where nobody's tokens stay within their objectives and
         steps take ``crowded_from`` times as long as alone, or longer: no instance comes there."""
@@ -248,41 +247,8 @@ class Scaling:
         pressed = any(is_pressed(fleet, d, kv_share) for d in devices)
         # No instance comes to a pressed place, so that what it would bring there, the dearest question, is not asked.
         may_come = not pressed and (bearable or max(there) < crowded_from)
-        pays = may_come and self._pays(devices, busiest, wanted, now_s)
-        return Place(devices, max(there), bearable, pressed, pays, evict)
-
-    def _pays(self, devices: tuple[DeviceId, ...], busiest: InstanceRecord, wanted: int, now_s: float) -> bool:
-        """Whether an instance there would have more requests in time than its neighbours lose by it. Of a model whose
-        requests neither wait nor have slow tokens all are in time where they are: nothing is gained that neighbours may
-        lose, and little if its burst grows, when they will wait before the next instance is there."""
-        if self._books.settings.placement is not Placement.GOODPUT:
-            return True
-        model = self._books.models[busiest.model]
-        # An instance of many holds little, and for so long as the model had few, its mean is of one that holds all.
-        kv_bytes = self._kv_share_bytes(model, wanted) or None
-        rate_per_s = max(model.burst.per_s(now_s), model.rate.per_s(now_s)) / wanted
-        gained_per_s = self._gained_share(model, now_s) * rate_per_s
-        before = after = 0.0
-        for id in devices:
-            site, newcomer = self._books.times.site_of(id), self._books.times.newcomer(model, id, rate_per_s, kv_bytes)
-            before += site.met_per_s
-            after += site.plus(newcomer._replace(rate_per_s=gained_per_s)).met_per_s
-        return after >= (1.0 - _LOST_AT_MOST) * before
-
-    def _gained_share(self, model: ModelRecord, now_s: float) -> float:
-        """Part of what a further instance would serve that is not served in time without it."""
-        serving = model.in_state(InstanceState.READY)
-        if self._load.is_hot(model.name) or any(self._books.times.is_slow(d, now_s) for i in serving for d in i.shards):
-            return 1.0
-        now_per_s = model.burst.per_s(now_s)
-        grows = now_per_s >= max(_GROWS_PER_S, _GROWS_TIMES * model.rate.per_s(now_s))
-        return _GROWS_GAIN if grows else 0.0
-
-    def _kv_share_bytes(self, model: ModelRecord, wanted: int) -> int:
-        """What falls to one of ``wanted`` instances of the KV that the model's requests hold, on each device."""
-        fleet = self._books.fleet
-        held = [max(fleet.devices[d].busy_kv.get(i.key, 0) for d in i.shards) for i in model.instances]
-        return sum(held) // max(1, wanted)
+        pays = may_come and self._gains.pays(one, devices, leave)
+        return Place(devices, max(there), bearable, pressed, pays, leave)
 
     # --- shrinking ---
 

@@ -19,6 +19,8 @@ _BACK_S = 10.0
 """A model in use that had to leave an overloaded fleet is back after about this long."""
 _SPARE_LASTS_S = 60.0
 """A replica is not missed for about this long: its model serves on."""
+_HOT_SPARE_LASTS_S = 1.0
+"""The same where requests of its model wait for longer than they can bear: all it serves would wait as well."""
 
 
 class Pressing(IntEnum):
@@ -103,7 +105,8 @@ class Victims:
         can_wait = pressing is Pressing.CAN_WAIT and not leaving and not spare
         if can_wait and not self._is_idle_for_long(model, idle_s):  # 4
             return None
-        remaining_s = _SPARE_LASTS_S if spare else self._remaining_s(model, idle_s, now_s)
+        spare_s = _HOT_SPARE_LASTS_S if model.hot else _SPARE_LASTS_S
+        remaining_s = spare_s if spare else self._remaining_s(model, idle_s, now_s)
         return EvictionCandidate(
             key=instance.key,
             frees_bytes=self._books.fleet.frees_bytes(device, instance),

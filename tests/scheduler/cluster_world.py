@@ -276,10 +276,7 @@ class World:
         models = self.scheduler.books.models.values()
         assert self.scheduler.books.several == {m.name for m in models if len(m.instances) > 1}
         books = self.scheduler.books
-        idle = list(books.fleet.idle.values())
-        resting = [i for i in books.loaded.values() if i.idle_since_s is not None]
-        assert idle == sorted(resting, key=lambda i: i.idle_turn)
-        assert books.idle_of_several() == [i for i in idle if i.model in books.several]
+        assert set(books.fleet.idle) == {i.key for i in books.loaded.values() if i.idle_since_s is not None}
         for id, device in books.fleet.devices.items():
             site = books.times.site_of(id)
             for known in device.instances.values():

@@ -20,6 +20,7 @@ from prism.core.instances import InstanceKey
 from prism.core.reasons import ReasonCode
 from prism.core.settings import ClusterSettings, MigrationTest
 from prism.scheduler.planning import plan
+from prism.scheduler.victims import Pressing, Victims
 from tests.scheduler.cluster_world import World, model_spec
 from tests.scheduler.exchange import node_devices
 from tests.scheduler.small_world import GB0, GB1, QUIET, A, B, C, on, reasons, report_load, serve, world
@@ -267,23 +268,43 @@ def test_a_model_that_waits_next_to_spare_instances_takes_their_memory_at_once()
     assert reasons(w, Deactivate)[-1] == ("a", ReasonCode.SCALE_IN)
 
 
-@pytest.mark.parametrize("whose", ["its own", "a neighbour's"])
+@pytest.mark.parametrize("whose", ["its own", "a neighbour's", "everybody's"])
 def test_a_spare_instance_whose_own_requests_wait_for_memory_does_not_make_room_for_them(whose: str) -> None:
     """They would only wait elsewhere: a burst lost the instances that it had just got (13B in 80 GB, whose KV fills
-    them at once). It leaves for a neighbour's."""
+    them at once). It leaves for a neighbour's, unless requests wait at its model's other instance as well."""
     w = world(model_spec("a", 300), model_spec("b", 300), devices=2)
     serve(w, B)
     _burst(w)
     w.pass_time(30.0)
-    spare = max(key for key in w.live if key.model == A)
+    home, spare = sorted(key for key in w.live if key.model == A)
     (device,) = w.live[spare].devices
     beside = [key for key in w.live if device in w.live[key].devices and key.model == B]
     assert beside, "b stands beside the youngest instance"
-    loads = [InstanceLoad(spare, 300, 700, 0, 5, 9 if whose == "its own" else 0, 50, waited_s=2.0)]
+    if whose == "everybody's":
+        waits = InstanceLoad(home, 300, 100, 0, 5, 9, 50, waited_s=2.0)
+        w.send(DeviceReport(w.live[home].devices[0], 1000, 0, (waits,)))
+    loads = [InstanceLoad(spare, 300, 600, 0, 5, 0 if whose == "a neighbour's" else 9, 50, waited_s=2.0)]
     loads += [InstanceLoad(key, 300, 100, 0, 3, 0 if whose == "its own" else 9, 50, waited_s=2.0) for key in beside]
     w.send(DeviceReport(device, 1000, 0, tuple(loads), memory_short_s=2.0))
     left = [(e.key, e.reason.code) for _, e in w.log if isinstance(e, Deactivate)]
-    assert ((spare, ReasonCode.SCALE_IN) in left) == (whose != "its own")
+    assert ((spare, ReasonCode.SCALE_IN) in left) == (whose == "a neighbour's")
+
+
+def test_a_busy_spare_instance_is_dearer_where_requests_wait_at_its_models_others() -> None:
+    w = world(model_spec("a", 300), devices=2)
+    _burst(w)
+    w.pass_time(30.0)
+
+    def regret(waiting: int) -> float:
+        """Of the younger instance's leaving, when so many requests have waited for long at both."""
+        for key in sorted(w.live):
+            (device,) = w.live[key].devices
+            load = InstanceLoad(key, 300, 100, 0, 5, waiting, 50, waited_s=2.0 * (waiting > 0))
+            w.send(DeviceReport(device, 1000, 0, (load,)))
+        (spare,) = Victims(w.scheduler.books).on(device, Pressing.WOULD_BE_LATE, w.now)
+        return spare.regret
+
+    assert 0.0 < regret(0) < regret(9)
 
 
 def test_a_burst_takes_the_memory_of_another_models_idle_spare_instance() -> None:
