@@ -27,6 +27,7 @@ import argparse
 import heapq
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from operator import itemgetter
 from statistics import median
 from typing import Final
 
@@ -54,8 +55,10 @@ WAYS: Final = ("auto", "pair", "pipelines", "whole", RIVAL, "no loading")
 BURSTING: Final = "bursting"
 OTHERS: Final = tuple(f"other-{i}" for i in range(7))
 OTHERS_RPS: Final = 4.0
-IDLE_RPS: Final = 1 / 300
-"""Of each of the models that are hardly asked."""
+HARDLY_ANSWERED: Final = 150
+"""Tokens of an answer of a model that is asked once."""
+WARM_UP_S: Final = 120.0
+"""A fleet's memory is full of 70B models after about a minute."""
 TTFT_S, TPOT_S = 1.0, 0.1
 NO_TIME: Final = {"relayout": 0.0, "ready": 0.0, "park": 0.0, "command": 0.0}
 NIC_GBIT: Final = 400.0
@@ -70,6 +73,7 @@ class Setting:
     nic_gbit: float = NIC_GBIT
     steps: Steps = STEPS
     idle_models: int = 0
+    """Further models of the same size, each of which is asked once."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,13 +122,11 @@ def others(draw: int, steps: Steps) -> Iterator[TraceRow]:
 
 
 def hardly_asked(draw: int, setting: Setting) -> Iterator[TraceRow]:
-    """Requests of the idle models, each by itself at any time."""
+    """One request of each of the idle models, at any time."""
     numbers = np.random.default_rng([draw, 1])
     end_s = sum(length_s for length_s, _ in setting.steps)
-    count = int(numbers.poisson(setting.idle_models * IDLE_RPS * end_s))
-    for arrival_s in sorted(float(t) for t in numbers.uniform(0.0, end_s, count)):
-        name = f"idle-{numbers.integers(setting.idle_models)}"
-        yield TraceRow(arrival_s, name, int(numbers.integers(100, LONGEST)), int(numbers.integers(50, 200)))
+    for index, arrival_s in sorted(enumerate(numbers.uniform(0.0, end_s, setting.idle_models)), key=itemgetter(1)):
+        yield TraceRow(float(arrival_s), f"idle-{index}", int(numbers.integers(100, LONGEST)), HARDLY_ANSWERED)
 
 
 def burst(draw: int, steps: Steps) -> Iterator[TraceRow]:
@@ -144,10 +146,12 @@ def run(path: str, tp: int, gpus: int, way: str, draw: int, setting: Setting, *,
     models = tuple(known_spec(name, path, TTFT_S, TPOT_S, tp) for name in names)
     fleet = cluster(gpus, loading=way != "no loading", nic_gbit=setting.nic_gbit)
 
+    warm_up_s = WARM_UP_S if setting.idle_models else SimSpec.warm_up_s
+
     def requests() -> Iterable[TraceRow]:
         return rows(draw, setting, bursting=bursting)
 
-    return simulate(SimSpec(fleet, models, policy(way, gpus // tp), requests, preload_share=1.0))
+    return simulate(SimSpec(fleet, models, policy(way, gpus // tp), requests, preload_share=1.0, warm_up_s=warm_up_s))
 
 
 def met(records: Sequence[RequestRecord]) -> float:
@@ -222,7 +226,7 @@ def main() -> None:
     parser.add_argument("--first", type=int, default=1, help="number of the first draw")
     parser.add_argument("--nic-gbit", type=float, default=NIC_GBIT, help="network of a machine of eight GPUs")
     parser.add_argument("--rise-s", type=float, default=0.0, help="seconds in which the burst's rate is reached")
-    parser.add_argument("--idle", type=int, default=0, help="further models, each asked once a minute")
+    parser.add_argument("--idle", type=int, default=0, help="further models, each asked once")
     parser.add_argument("--ways", nargs="+", choices=WAYS, default=WAYS, help=f"{RIVAL} is always one of them")
     args = parser.parse_args()
     ways = tuple(way for way in WAYS if way in (*args.ways, RIVAL))
