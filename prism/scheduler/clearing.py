@@ -7,6 +7,7 @@ stay on the instance that its model has.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from typing import Final, NamedTuple
 
@@ -25,6 +26,10 @@ _DEVICES_LOOKED_AT: Final = 32
 """Most devices for each shard that are weighed against each other: those of the models that have been idle longest."""
 _SPARE_STAYS_S: Final = 20.0
 """A spare instance does not leave for another model's spare one sooner."""
+_OUTWEIGHED: Final = 4.0
+"""So many requests must wait for each one that will miss who left: coming back drives out others in turn."""
+_STAYS_S: Final = 60.0
+"""A further instance is believed to stay for so long; who is asked later is not missed."""
 _COMING = (InstanceState.WAITING, InstanceState.LOADING)
 
 
@@ -52,15 +57,18 @@ class Clearing:
     def places_for(self, one: Further, now_s: float) -> Iterator[Cleared]:
         """Places on devices of their own, those first on which most is gained; as all is when the first is asked for.
 
-        1. Nothing that the instance would serve is lost without it: none; nobody leaves for one that stands ready.
-        2. Whoever leaves is idle beyond its threshold, or a spare instance without requests; on each device those whose
+        1. Requests do not wait for longer than they can bear: none.
+        2. As many places as those who leave for them are outweighed by the requests that wait.
+        3. Whoever leaves is idle beyond its threshold, or a spare instance without requests; on each device those whose
            leaving costs least for the room they give (:mod:`prism.scheduler.victims`), until there is room for the
            instance with its share of the KV, beside what those who stay may need again.
-        3. Not where requests wait for memory or time, or where something is being loaded: it may need that room.
+        4. Not where requests wait for memory or time, or where something is being loaded: it may need that room.
         """
-        if one.gained_per_s <= 0.0:  # 1
+        model, gone = one.model, set[InstanceKey]()
+        if not model.hot:  # 1
             return
-        tp, gone = one.model.spec.tp, set[InstanceKey]()
+        outweighs = sum(i.waiting for i in model.instances) / _OUTWEIGHED
+        tp = model.spec.tp
         groups: dict[str, list[_Option]] = {}
         for option in self._options(one, now_s):
             groups.setdefault(domain_of(self._books.fleet.devices[option.device].spec), []).append(option)
@@ -70,10 +78,13 @@ class Clearing:
             best = max(ready, key=lambda options: sum(option.gain for option in options[:tp]))
             chosen = best[:tp]
             del best[:tp]
-            leave = tuple(dict.fromkeys(c.key for option in chosen for c in option.leave))
-            if leave and gone.isdisjoint(leave):  # one that stands on several devices leaves for one instance
+            leave = {c.key: c for option in chosen for c in option.leave}
+            missed = sum(map(_missed, leave.values()))
+            # One that stands on several devices leaves for one instance only.
+            if leave and gone.isdisjoint(leave) and missed <= outweighs:  # 2
                 gone.update(leave)
-                yield Cleared(tuple(option.device for option in chosen), leave)
+                outweighs -= missed
+                yield Cleared(tuple(option.device for option in chosen), tuple(leave))
 
     def _options(self, one: Further, now_s: float) -> Iterator[_Option]:
         model, board = one.model, self._books.fleet.board
@@ -121,6 +132,11 @@ class Clearing:
             return False
         stood_s = now_s - self._books.loaded[candidate.key].since_s
         return not candidate.spare or stood_s >= _SPARE_STAYS_S
+
+
+def _missed(leaves: EvictionCandidate) -> float:
+    """Requests that are expected to find the instance gone."""
+    return 0.0 if leaves.costs_nothing else -math.expm1(-_STAYS_S / max(leaves.expected_remaining_s, 1e-3))
 
 
 def _order(option: _Option) -> tuple[float, float, DeviceId]:
