@@ -27,7 +27,10 @@ _DEVICES_LOOKED_AT: Final = 32
 _SPARE_STAYS_S: Final = 20.0
 """A spare instance does not leave for another model's spare one sooner."""
 _OUTWEIGHED: Final = 4.0
-"""So many requests must wait for each one that will miss who left: coming back drives out others in turn."""
+"""So many requests must wait for each one that will miss who left, and for each device to which that has to come back,
+as it drives out others there in turn."""
+_ACTIVATIONS_AWAY: Final = 10.0
+"""Who is not a spare instance leaves only if it is likely to stay idle for so many activation times."""
 _STAYS_S: Final = 60.0
 """A further instance is believed to stay for so long; who is asked later is not missed."""
 _COMING = (InstanceState.WAITING, InstanceState.LOADING)
@@ -59,9 +62,9 @@ class Clearing:
 
         1. Requests do not wait for longer than they can bear: none.
         2. As many places as those who leave for them are outweighed by the requests that wait.
-        3. Whoever leaves is idle beyond its threshold, or a spare instance without requests; on each device those whose
-           leaving costs least for the room they give (:mod:`prism.scheduler.victims`), until there is room for the
-           instance with its share of the KV, beside what those who stay may need again.
+        3. Whoever leaves is idle beyond its threshold and likely to stay so, or a spare instance without requests; on
+           each device those whose leaving costs least for the room they give (:mod:`prism.scheduler.victims`), until
+           there is room for the instance with its share of the KV, beside what those who stay may need again.
         4. Not where requests wait for memory or time, or where something is being loaded: it may need that room.
         """
         model, gone = one.model, set[InstanceKey]()
@@ -79,7 +82,7 @@ class Clearing:
             chosen = best[:tp]
             del best[:tp]
             leave = {c.key: c for option in chosen for c in option.leave}
-            missed = sum(map(_missed, leave.values()))
+            missed = sum(_missed(c) * len(self._books.loaded[key].shards) for key, c in leave.items())
             # One that stands on several devices leaves for one instance only.
             if leave and gone.isdisjoint(leave) and missed <= outweighs:  # 2
                 gone.update(leave)
@@ -130,8 +133,9 @@ class Clearing:
     def _may_leave(self, candidate: EvictionCandidate, now_s: float) -> bool:
         if candidate.leaving or candidate.in_use or candidate.requests:
             return False
-        stood_s = now_s - self._books.loaded[candidate.key].since_s
-        return not candidate.spare or stood_s >= _SPARE_STAYS_S
+        if candidate.spare:
+            return now_s - self._books.loaded[candidate.key].since_s >= _SPARE_STAYS_S
+        return candidate.expected_remaining_s >= _ACTIVATIONS_AWAY * candidate.activation_s
 
 
 def _missed(leaves: EvictionCandidate) -> float:
