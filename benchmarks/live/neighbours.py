@@ -3,8 +3,9 @@
 Simulated with the production schedulers (``prism sim``'s world): eight models of one size on 8 to 64 H100s, in machines
 of eight with 400 Gbit/s; seven get the generator's trace at 4 requests/s together, the eighth 1 request/s, 60 for 20 s,
 and 1 again (``--rise-s``: with so many seconds more before it, in which the rate rises). The seven are the same without
-the burst. Every machine keeps its share of the catalog in host memory (one copy of each model in the fleet), others
-come over the network. Ways:
+the burst. ``--idle``: so many further models of that size are asked once each, at any moment of these sixty seconds, so
+that idle ones fill the memory when the burst begins. Every machine keeps its share of the catalog in host memory (one
+copy of each model in the fleet), others come over the network. Ways:
 
 - *auto*, *pair*, *pipelines*, *whole*: Prism with ``live_scaling.mode`` so; *whole* are replicas as they were,
 - *serverlessllm*: the rival policy, a device to one instance at a time,
@@ -15,7 +16,7 @@ sooner. "spare" is the part of the device time that instances beyond one took af
 memory (:mod:`prism.scheduler.victims`: they are the first to leave). "/ ideal" is device time over that of the same
 burst where loading takes no time and nobody else is there (:mod:`benchmarks.live.burst`).
 
-    python -m benchmarks.live.neighbours [--only 13B] [--draws 3] [--first 1] [--rise-s 15] [--nic-gbit 400]
+    python -m benchmarks.live.neighbours [--only 13B] [--draws 3] [--first 1] [--rise-s 15] [--nic-gbit 400] [--idle 40]
 
 Goals: p90 of the burst's first tokens a fifth of serverlessllm's, device time within 10% of ideal, the neighbours'
 attainment at most 2 points below what it is without the burst. The last result is in docs/results/live-scaling.md.
@@ -78,7 +79,8 @@ class Setting:
 
 @dataclass(frozen=True, slots=True)
 class BurstOutcome:
-    """Of one run: the burst's requests, what its instances took, and the share of the others' that met both."""
+    """Of one run: the burst's requests, what its instances took, and the shares that met both of the others' requests,
+    and of those of models that are asked once."""
 
     p50_s: float
     p90_s: float
@@ -89,6 +91,7 @@ class BurstOutcome:
     spare_s: float
     """Of it, what instances beyond one took after the burst: they are the first to leave when anybody wants memory."""
     others_met: float
+    idle_met: float
 
 
 def cluster(gpus: int, *, loading: bool, nic_gbit: float) -> Cluster:
@@ -158,9 +161,16 @@ def met(records: Sequence[RequestRecord]) -> float:
     return sum(r.met_ttft() and r.met_tpot() for r in records) / len(records) if records else 1.0
 
 
+def met_beside(result: SimResult) -> tuple[float, float]:
+    """The seven others' goodput, and that of the models which are asked once."""
+    beside = [r for r in result.world.recorder.records if r.model != BURSTING]
+    seven = met([r for r in beside if r.model in OTHERS])
+    return seven, met([r for r in beside if r.model not in OTHERS])
+
+
 def outcome(result: SimResult, steps: Steps) -> BurstOutcome:
     records = result.world.recorder.records
-    mine, theirs = ([r for r in records if (r.model == BURSTING) is ours] for ours in (True, False))
+    mine = [r for r in records if r.model == BURSTING]
     ttft_s = sorted(float("inf") if r.ttft_s is None else r.ttft_s for r in mine)
     end_s = sum(length_s for length_s, _ in steps)
     timeline = result.report.timeline
@@ -181,13 +191,13 @@ def outcome(result: SimResult, steps: Steps) -> BurstOutcome:
         met(mine),
         device_s(0.0),
         max(0.0, device_s(burst_s) - one),
-        met(theirs),
+        *met_beside(result),
     )
 
 
-def calmly(path: str, tp: int, gpus: int, way: str, draw: int, setting: Setting) -> float:
-    """The others' goodput without the burst."""
-    return met(run(path, tp, gpus, way, draw, setting, bursting=False).world.recorder.records)
+def calmly(path: str, tp: int, gpus: int, way: str, draw: int, setting: Setting) -> tuple[float, float]:
+    """:func:`met_beside` without the burst."""
+    return met_beside(run(path, tp, gpus, way, draw, setting, bursting=False))
 
 
 def compare(
@@ -195,14 +205,16 @@ def compare(
 ) -> None:
     steps = setting.steps
     found = {way: [outcome(run(path, tp, gpus, way, d, setting), steps) for d in draws] for way in ways}
-    calm = {way: median(calmly(path, tp, gpus, way, d, setting) for d in draws) for way in ways}
+    calm = {way: [calmly(path, tp, gpus, way, d, setting) for d in draws] for way in ways}
     spec = known_spec(label, path, TTFT_S, TPOT_S, tp)
     ideal_s = median(play(LiveSystem.IDEAL, spec, gpus // tp, burst_jobs(draw, steps)).device_s for draw in draws)
     rival_s = median(one.p90_s for one in found[RIVAL])
     for way in ways:
         runs = found[way]
         device_s = median(one.device_s for one in runs)
-        others_met = median(one.others_met for one in runs)
+        beside = [(median(one.others_met for one in runs), median(seven for seven, _ in calm[way]))]
+        if setting.idle_models:
+            beside.append((median(one.idle_met for one in runs), median(idle for _, idle in calm[way])))
         cells = (
             f"{median(one.ttft_met for one in runs):.1%}",
             f"{median(one.met for one in runs):.1%}",
@@ -213,8 +225,7 @@ def compare(
             f"{device_s:.0f}",
             f"{median(one.spare_s for one in runs):.0f}",
             f"{device_s / ideal_s:.2f}",
-            f"{others_met:.1%}",
-            f"{100 * (others_met - calm[way]):+.1f}",
+            *(f"{with_it:.1%} | {100 * (with_it - without):+.1f}" for with_it, without in beside),
         )
         print(f"| {label} | {way} | {' | '.join(cells)} |", flush=True)
 
@@ -232,8 +243,9 @@ def main() -> None:
     ways = tuple(way for way in WAYS if way in (*args.ways, RIVAL))
     setting = Setting(args.nic_gbit, rising(args.rise_s), args.idle)
     columns = "TTFT met | goodput | p50, s | p90, s | times | last, s | device s | spare | / ideal | others' goodput"
-    print(f"| models | way | {columns} | by the burst |")
-    print("|---|" + "---|" * 12)
+    columns += " | by the burst" + " | asked once | by the burst" * bool(setting.idle_models)
+    print(f"| models | way | {columns} |")
+    print("|---" * (3 + columns.count(" | ")) + "|")
     for label, path, tp, gpus in CASES:
         if label.startswith(args.only):
             compare(label, path, tp, gpus, range(args.first, args.first + args.draws), setting, ways)

@@ -27,8 +27,8 @@ _DEVICES_LOOKED_AT: Final = 32
 _SPARE_STAYS_S: Final = 20.0
 """A spare instance does not leave for another model's spare one sooner."""
 _OUTWEIGHED: Final = 4.0
-"""So many requests must wait for each one that will miss who left, and for each device to which that has to come back,
-as it drives out others there in turn."""
+"""So many requests must be late for each one that will miss who left, and for each device to which that has to come
+back, as it drives out others there in turn."""
 _ACTIVATIONS_AWAY: Final = 10.0
 """Who is not a spare instance leaves only if it is likely to stay idle for so many activation times."""
 _STAYS_S: Final = 60.0
@@ -57,21 +57,19 @@ class Clearing:
         self._books, self._places, self._gains = books, places, gains
         self._victims = Victims(books)
 
-    def places_for(self, one: Further, now_s: float) -> Iterator[Cleared]:
+    def places_for(self, one: Further, late: float, now_s: float) -> Iterator[Cleared]:
         """Places on devices of their own, those first on which most is gained; as all is when the first is asked for.
+        ``late``: requests that will have their first tokens too late as it is.
 
-        1. Requests do not wait for longer than they can bear: none.
-        2. As many places as those who leave for them are outweighed by the requests that wait.
-        3. Whoever leaves is idle beyond its threshold and likely to stay so, or a spare instance without requests; on
-           each device those whose leaving costs least for the room they give (:mod:`prism.scheduler.victims`), until
+        1. Spare instances without requests leave; the only instance of a model if it is idle beyond its threshold and
+           likely to stay so, and as far as late requests outweigh what that costs.
+        2. On each device those whose leaving costs least for the room they give (:mod:`prism.scheduler.victims`), until
            there is room for the instance with its share of the KV, beside what those who stay may need again.
-        4. Not where requests wait for memory or time, or where something is being loaded: it may need that room.
+        3. Not where requests wait for memory or time, or where something is being loaded: it may need that room.
         """
-        model, gone = one.model, set[InstanceKey]()
-        if not model.hot:  # 1
+        if late <= 0.0 and not self._has_idle_spares():
             return
-        outweighs = sum(i.waiting for i in model.instances) / _OUTWEIGHED
-        tp = model.spec.tp
+        tp, outweighs, gone = one.model.spec.tp, max(0.0, late / _OUTWEIGHED), set[InstanceKey]()
         groups: dict[str, list[_Option]] = {}
         for option in self._options(one, now_s):
             groups.setdefault(domain_of(self._books.fleet.devices[option.device].spec), []).append(option)
@@ -84,10 +82,14 @@ class Clearing:
             leave = {c.key: c for option in chosen for c in option.leave}
             missed = sum(_missed(c) * len(self._books.loaded[key].shards) for key, c in leave.items())
             # One that stands on several devices leaves for one instance only.
-            if leave and gone.isdisjoint(leave) and missed <= outweighs:  # 2
+            if leave and gone.isdisjoint(leave) and missed <= outweighs:  # 1
                 gone.update(leave)
                 outweighs -= missed
                 yield Cleared(tuple(option.device for option in chosen), tuple(leave))
+
+    def _has_idle_spares(self) -> bool:
+        models = self._books.models
+        return any(i.idle_since_s is not None for name in self._books.several for i in models[name].instances)
 
     def _options(self, one: Further, now_s: float) -> Iterator[_Option]:
         model, board = one.model, self._books.fleet.board

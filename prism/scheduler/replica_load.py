@@ -93,6 +93,14 @@ class ReplicaLoad:
         record = self._records.get(model)
         return 0.0 if record is None else max(record.served.per_s(now_s), record.long_served_per_s)
 
+    def late(self, model: ModelRecord, now_s: float) -> float:
+        """Requests that wait for more than their objective, with as many begun in that time as lately; none if not
+        above zero. Those to come do not count: a bursty model's next second is not known."""
+        if not model.hot:
+            return 0.0
+        served_per_s = self.served_per_s(model.name, now_s)
+        return sum(i.waiting for i in model.instances) - served_per_s * model.spec.slo_ttft_s
+
     def bursting(self) -> list[ModelName]:
         """Models with a :meth:`peak` to be asked for."""
         return list(self._records)

@@ -216,7 +216,7 @@ class Scaling:
         crowded_from: float,
         now_s: float,
     ) -> Iterator[Place]:
-        """Free room first, then, for requests that are not in time, that of who is idle. ``crowded_from``: as
+        """Free room first, then, for requests that will be late, that of who is idle. ``crowded_from``: as
         :meth:`_place` has it."""
         one, urgent = self._gains.further(model, wanted, now_s), code is ReasonCode.SCALE_OUT
         kv_bytes = int((_URGENT_KV if urgent else 1.0) * one.kv_bytes)
@@ -226,7 +226,7 @@ class Scaling:
             taken.update(devices)
             yield self._place(one, devices, busiest, crowded_from, now_s)
         if urgent:
-            for devices, leave in self._clearing.places_for(one, now_s):
+            for devices, leave in self._clearing.places_for(one, self._load.late(model, now_s), now_s):
                 if taken.isdisjoint(devices):
                     yield self._place(one, devices, busiest, crowded_from, now_s, leave)
 
