@@ -22,12 +22,10 @@ from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from functools import lru_cache, partial
 from pathlib import Path
-from statistics import median
 from typing import Any, Final
 
-from benchmarks.sim import harness, variants
+from benchmarks.sim import fleet_tables, harness, variants
 from benchmarks.sim.pieces import Pieces
-from benchmarks.sim.plots import crossing, show
 from benchmarks.sim.workloads import Mix, catalog, h100_cluster
 from prism.core.specs import ModelSpec
 from prism.sim.objectives import dedicated_objectives, with_objectives
@@ -60,7 +58,6 @@ ARENA_FASTER: Final = 4.0
 SERVEGEN_STREAMS: Final = 12
 KEPT: Final = {AZURE: 0.5, MOONCAKE: 0.2}
 """Of a stream's requests: one model has them all there."""
-METRICS: Final = {"both": "goodput", "ttft": "TTFT", "tpot": "TPOT"}
 
 
 def stretch(rows: Iterable[TraceRow], begin_s: float, seconds: float, faster: float = 1.0) -> Iterator[TraceRow]:
@@ -147,21 +144,6 @@ def name_of(draw: int, policy: str, gpus: int) -> str:
     return f"composite {draw} {policy} {gpus}"
 
 
-def tables(pieces: Pieces, draws: tuple[int, ...], policies: tuple[str, ...], fleets: tuple[int, ...]) -> None:
-    for metric, title in METRICS.items():
-        print(f"\n| {title}, GPUs | " + " | ".join(map(str, fleets)) + " | 99% from (draws) | never ended |")
-        print("|---" * (len(fleets) + 3) + "|")
-        for policy in policies:
-            found = [[pieces.get(name_of(draw, policy, gpus)) for gpus in fleets] for draw in draws]
-            whole = [[p for p in ps if p is not None] for ps in found if None not in ps]
-            if not whole:
-                continue
-            curves = [[(float(g), p[metric]) for g, p in zip(fleets, ps, strict=True)] for ps in whole]
-            shares = " | ".join(f"{median(curve[i][1] for curve in curves):.3f}" for i in range(len(fleets)))
-            ends = ", ".join(show(crossing(curve)) for curve in curves)
-            print(f"| {policy} | {shares} | {ends} | {sum(p['never_ended'] for ps in whole for p in ps)} |")
-
-
 def main() -> None:
     parser = harness.parser(__doc__)
     parser.add_argument("--traces", type=Path, required=True, help="folder of the recorded traces")
@@ -172,7 +154,7 @@ def main() -> None:
     pieces, draws = Pieces(args.work), harness.chosen_draws(args)
     fleets, policies = tuple(map(int, args.gpus.split(","))), tuple(args.policies.split("+"))
     if args.write:
-        tables(pieces, draws, policies, fleets)
+        fleet_tables.print_tables(fleet_tables.finished(pieces, name_of, draws, policies, fleets), fleets)
         return
     wanted = (
         (name_of(draw, policy, gpus), partial(run, pieces, args.traces, draw, policy, gpus, args.seconds))

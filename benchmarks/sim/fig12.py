@@ -15,19 +15,16 @@ from __future__ import annotations
 
 import json
 from functools import lru_cache, partial
-from statistics import median
 from typing import Any
 
-from benchmarks.sim import harness, variants
+from benchmarks.sim import fleet_tables, harness, variants
 from benchmarks.sim.ideal import IDEAL, ideal
 from benchmarks.sim.pieces import Pieces
-from benchmarks.sim.plots import OUT, Panel, band, crossing, panels, show
+from benchmarks.sim.plots import OUT, Panel, band, panels
 from benchmarks.sim.workloads import MIX_58, catalog, h100_cluster, hyperbolic, requests
 from prism.core.specs import ModelSpec
 from prism.sim.objectives import dedicated_objectives, with_objectives
 from prism.trace.row import TraceRow
-
-METRICS = {"both": "goodput", "ttft": "TTFT", "tpot": "TPOT"}
 
 
 @lru_cache(maxsize=1)
@@ -54,25 +51,15 @@ def name_of(draw: int, policy: str, gpus: int) -> str:
     return f"fig12 {draw} {policy} {gpus}"
 
 
-def tables(pieces: Pieces, draws: tuple[int, ...], policies: tuple[str, ...], fleets: tuple[int, ...]) -> None:
-    raw, cells = {}, []
-    for metric, title in METRICS.items():
-        print(f"\n| {title}, GPUs | " + " | ".join(map(str, fleets)) + " | 99% from (draws) | never ended |")
-        print("|---" * (len(fleets) + 3) + "|")
-        bands = {}
-        for policy in policies:
-            found = {draw: [pieces.get(name_of(draw, policy, gpus)) for gpus in fleets] for draw in draws}
-            whole = {draw: [p for p in ps if p is not None] for draw, ps in found.items() if None not in ps}
-            if not whole:
-                continue
-            curves = [[(float(g), p[metric]) for g, p in zip(fleets, ps, strict=True)] for ps in whole.values()]
-            raw[policy] = {str(draw): ps for draw, ps in whole.items()}
-            bands[policy] = band(curves)
-            shares = [median(curve[i][1] for curve in curves) for i in range(len(fleets))]
-            ends = ", ".join(show(crossing(curve)) for curve in curves)
-            stuck = sum(p["never_ended"] for ps in whole.values() for p in ps)
-            print(f"| {policy} | " + " | ".join(f"{share:.3f}" for share in shares) + f" | {ends} | {stuck} |")
-        cells.append(Panel(title, "GPUs", bands))
+def write(pieces: Pieces, draws: tuple[int, ...], policies: tuple[str, ...], fleets: tuple[int, ...]) -> None:
+    """The tables, the raw numbers and the plot."""
+    found = fleet_tables.finished(pieces, name_of, draws, policies, fleets)
+    fleet_tables.print_tables(found, fleets)
+    raw = {policy: {str(draw): done for draw, done in runs.items()} for policy, runs in found.items()}
+    cells = [
+        Panel(title, "GPUs", {policy: band(fleet_tables.curves(found[policy], metric, fleets)) for policy in found})
+        for metric, title in fleet_tables.METRICS.items()
+    ]
     OUT.mkdir(parents=True, exist_ok=True)
     (OUT / "fig12.json").write_text(json.dumps({"gpus": fleets, "policies": raw}, indent=0) + "\n", "utf-8")
     print(panels("fig12", [cells], "58 models (simulated H100s)"))
@@ -96,7 +83,7 @@ def main() -> None:
         )
         harness.make(args, pieces, wanted)
         return
-    tables(pieces, draws, policies, fleets)
+    write(pieces, draws, policies, fleets)
 
 
 if __name__ == "__main__":
