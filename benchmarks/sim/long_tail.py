@@ -1,10 +1,10 @@
 """How many H100s do two hundred models need, most of which nobody asks at a time?
 
-200 models of 1B to 70B (:data:`MIX_200`, 3.3 TB of weights), popularity falling with rank (Zipf); each is asked in
-bursts, five times its mean for 20 s and then nothing for 80 s, on average, so that about forty are asked at any moment;
-20 requests/s together for five minutes, with the lengths of the Arena-like trace. First tokens within 2 s and 50 ms a
-token for all: who loads on demand can keep these. Everybody starts warm, with as many models as fit, and is told the
-trace's means. Goodput, TTFT and TPOT over the number of GPUs; all weights together need 42.
+201 models of 1B to 70B (:data:`MIX_200`, 3.5 TB of weights), popularity falling with rank (Zipf); each is asked in
+bursts, five times its mean for 20 s and then nothing for 80 s, on average, so that about forty are asked within ten
+seconds; 20 requests/s together for five minutes, with the lengths of the Arena-like trace. First tokens within 2 s and
+50 ms a token for all: who loads on demand can keep these. Everybody starts warm, with as many models as fit, and is
+told the trace's means. Goodput, TTFT and TPOT over the number of GPUs; all weights together fill 44.
 
     python -m benchmarks.sim.long_tail --work DIR [--draws 3] [--gpus 4,8,12,16,24,32,48,64]
 

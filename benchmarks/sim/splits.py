@@ -19,7 +19,7 @@ class Split(StrEnum):
 
 _FIRST: Final = {Split.TUNING: 1, Split.JUDGING: 101}
 _LAST: Final = {Split.TUNING: 99, Split.JUDGING: 999}
-SPENT: Final = frozenset(range(101, 601))
+SPENT: Final = frozenset(range(101, 625))
 """Draws for judging that somebody has looked into; they are tuning draws from then on. 101 to 103: how first maps are
 judged was changed after figures 7 and 12 had been seen on them. 104 to 111: admission by promises was made because of
 what their figures showed. 112 to 115: that promises are kept with a chance, because of theirs.
@@ -49,6 +49,8 @@ decisions were looked into in 437, 438, 442 and 444.
 445 to 468 (figure 7 where memory does not bind), 469 to 484 (recorded sources), 485 to 532 (figure 7), 533 to 544
 (figure 7 over GPUs), 545 to 560 (figure 12), 561 to 568 and 577 to 592 (figure 10), 569 to 574 (ablation) and 593 to
 600 (what is assumed of the GPU; 575 and 576 lie between): judged spare instances that give way to requests that wait.
+601 to 616 (figure 12 and recorded sources; figure 7 over GPUs to 612) and 617 to 624 (two hundred models): judged idle
+models that leave for a burst; decisions were looked into in 601, 612 and 614 of figure 12.
 """
 RECORDED: Final = {
     Split.TUNING: ("arena_prism_e2e_8m.parquet", "arena_vtc_27m.parquet", "hyperbolic_fig_7m_digitised.parquet"),
