@@ -61,15 +61,16 @@ class Clearing:
         """Places on devices of their own, those first on which most is gained; as all is when the first is asked for.
         ``late``: requests that will have their first tokens too late as it is.
 
-        1. Spare instances without requests leave; the only instance of a model if it is idle beyond its threshold and
+        1. None is late: nobody leaves. Spare instances of two models that burst in turn would drive each other out.
+        2. Spare instances without requests leave; the only instance of a model if it is idle beyond its threshold and
            likely to stay so, and as far as late requests outweigh what that costs.
-        2. On each device those whose leaving costs least for the room they give (:mod:`prism.scheduler.victims`), until
+        3. On each device those whose leaving costs least for the room they give (:mod:`prism.scheduler.victims`), until
            there is room for the instance with its share of the KV, beside what those who stay may need again.
-        3. Not where requests wait for memory or time, or where something is being loaded: it may need that room.
+        4. Not where requests wait for memory or time, or where something is being loaded: it may need that room.
         """
-        if late <= 0.0 and not self._has_idle_spares():
+        if late <= 0.0:  # 1
             return
-        tp, outweighs, gone = one.model.spec.tp, max(0.0, late / _OUTWEIGHED), set[InstanceKey]()
+        tp, outweighs, gone = one.model.spec.tp, late / _OUTWEIGHED, set[InstanceKey]()
         groups: dict[str, list[_Option]] = {}
         for option in self._options(one, now_s):
             groups.setdefault(domain_of(self._books.fleet.devices[option.device].spec), []).append(option)
@@ -82,14 +83,10 @@ class Clearing:
             leave = {c.key: c for option in chosen for c in option.leave}
             missed = sum(_missed(c) * len(self._books.loaded[key].shards) for key, c in leave.items())
             # One that stands on several devices leaves for one instance only.
-            if leave and gone.isdisjoint(leave) and missed <= outweighs:  # 1
+            if leave and gone.isdisjoint(leave) and missed <= outweighs:  # 2
                 gone.update(leave)
                 outweighs -= missed
                 yield Cleared(tuple(option.device for option in chosen), tuple(leave))
-
-    def _has_idle_spares(self) -> bool:
-        models = self._books.models
-        return any(i.idle_since_s is not None for name in self._books.several for i in models[name].instances)
 
     def _options(self, one: Further, now_s: float) -> Iterator[_Option]:
         model, board = one.model, self._books.fleet.board
