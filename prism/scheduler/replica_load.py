@@ -95,10 +95,11 @@ class ReplicaLoad:
 
     def late(self, model: ModelRecord, now_s: float) -> float:
         """Requests that wait for more than their objective, with as many begun in that time as lately; none if not
-        above zero. Those to come do not count: a bursty model's next second is not known."""
+        above zero. Those to come do not count: a bursty model's next second is not known. Where it is not known how
+        many were begun, it was those that came in the last minute: none waited then."""
         if not model.hot:
             return 0.0
-        served_per_s = self.served_per_s(model.name, now_s)
+        served_per_s = self.served_per_s(model.name, now_s) or model.rate.per_s(now_s)
         return sum(i.waiting for i in model.instances) - served_per_s * model.spec.slo_ttft_s
 
     def bursting(self) -> list[ModelName]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import dataclass, replace
 
 import pytest
@@ -23,6 +24,10 @@ class Scene:
 
     waited_s: float = 5.0
     """The burst's requests."""
+    ttft_s: float = 1.0
+    """Their objective."""
+    begun: int = 0
+    """So many of them between two reports."""
     idle_s: float = 60.0
     """How long the idle ones have had nothing to do, the old one a second longer."""
     asked: int = 1
@@ -37,7 +42,7 @@ def played(scene: Scene) -> World:
     w = World(
         replace(SETTINGS, rebalance_every_s=0.0, max_replicas=2),
         [
-            model_spec(BURSTING, scene.burst_gb * GB, min_kv_bytes=GB),
+            model_spec(BURSTING, scene.burst_gb * GB, min_kv_bytes=GB, slo_ttft_s=scene.ttft_s),
             *(model_spec(name, 16 * GB, min_kv_bytes=GB, pinned=scene.pinned) for name in (OLD, NEW)),
         ],
     )
@@ -49,16 +54,19 @@ def played(scene: Scene) -> World:
             w.step()
     keys = {key.model: key for key in w.live}
 
-    def load(name: ModelName, running: int, waiting: int = 0, idle_s: float = 0.0) -> InstanceLoad:
+    def load(name: ModelName, running: int, waiting: int = 0, idle_s: float = 0.0, served: int = 9) -> InstanceLoad:
         waited_s = scene.waited_s if waiting else 0.0
         kv_bytes = running * GB // 10
         weight_bytes = w.specs[name].weight_bytes
         return InstanceLoad(
-            keys[name], weight_bytes, kv_bytes, 0, running, waiting, 9, waited_s=waited_s, idle_s=idle_s
+            keys[name], weight_bytes, kv_bytes, 0, running, waiting, served, waited_s=waited_s, idle_s=idle_s
         )
 
+    reports = itertools.count()
+
     def bursting(running: int, waiting: int) -> None:
-        w.send(DeviceReport(HERE, 40 * GB, 0, (load(BURSTING, running, waiting),)))
+        served = 9 + scene.begun * next(reports)
+        w.send(DeviceReport(HERE, 40 * GB, 0, (load(BURSTING, running, waiting, served=served),)))
 
     for _ in range(40):
         w.arrive(BURSTING)
@@ -99,6 +107,7 @@ def test_an_idle_model_leaves_for_requests_that_wait_and_no_more_of_them_than_ne
     "scene",
     [
         Scene(waited_s=0.01),
+        Scene(waited_s=30.0, ttft_s=100.0, begun=1),
         Scene(idle_s=0.1),
         Scene(asked=400, idle_s=10.0),
         Scene(short_s=2.0),
@@ -107,6 +116,7 @@ def test_an_idle_model_leaves_for_requests_that_wait_and_no_more_of_them_than_ne
     ],
     ids=[
         "nobody waits for long",
+        "all will be begun in time",
         "they have hardly been idle",
         "they are asked more than the burst",
         "requests wait for memory there",
