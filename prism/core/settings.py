@@ -140,8 +140,8 @@ class ClusterSettings:
     min_kv_tokens: int = 2048
     """Tokens (at most the context) that must find room beside a model's weights, if its ``min_kv_bytes`` is less."""
     max_replicas: int = 8
-    """Most instances of one model; further ones are made where there is free room when requests wait too long for the
-    model or run too slowly."""
+    """Most instances of one model; further ones come when requests wait too long for the model or run too slowly, where
+    there is free room or, for those that would be late, where idle models have it."""
     standing_replicas: bool = True
     """A model keeps as many instances as its bursts have needed, where memory is free; they leave first."""
     overload: Overload = Overload.TURNS

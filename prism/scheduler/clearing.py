@@ -13,7 +13,6 @@ from typing import Final, NamedTuple
 
 from prism.core.ids import DeviceId
 from prism.core.instances import InstanceKey
-from prism.core.views import InstanceState
 from prism.policy.eviction import EvictionCandidate, choose_from_ranked
 from prism.policy.pressure import Shard, domain_of
 from prism.scheduler.books import Books
@@ -33,7 +32,6 @@ _ACTIVATIONS_AWAY: Final = 10.0
 """Who is not a spare instance leaves only if it is likely to stay idle for so many activation times."""
 _STAYS_S: Final = 60.0
 """A further instance is believed to stay for so long; who is asked later is not missed."""
-_COMING = (InstanceState.WAITING, InstanceState.LOADING)
 
 
 class Cleared(NamedTuple):
@@ -119,7 +117,7 @@ class Clearing:
         fleet, kv_share = self._books.fleet, self._books.settings.pressed_kv_share
         if requests_wait_for_memory(fleet, id) or is_pressed(fleet, id, kv_share):
             return False
-        return all(i.state not in _COMING for i in fleet.devices[id].instances.values())
+        return not fleet.devices[id].expects_somebody
 
     def _leaving(self, id: DeviceId, shard: Shard, now_s: float) -> tuple[EvictionCandidate, ...] | None:
         """Those who leave for the shard; none where there is room, None where all who may leave do not free enough."""

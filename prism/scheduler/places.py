@@ -9,7 +9,6 @@ import numpy as np
 from prism.core.ids import DeviceId
 from prism.core.reasons import Reason, ReasonCode, because
 from prism.core.settings import Placement
-from prism.core.views import InstanceState
 from prism.policy.pressure import Mask, Shard
 from prism.policy.work import loads_with
 from prism.scheduler.books import Books
@@ -24,7 +23,6 @@ _KEPT_FREE_S = 30.0
 memory again."""
 _AMPLE = 2.0 / 3.0
 """Part of the fleet's memory that weights may take where it does not matter for memory which model is where."""
-_COMING = (InstanceState.WAITING, InstanceState.LOADING)
 
 
 class Places:
@@ -198,7 +196,7 @@ class Places:
         device = fleet.devices[id]
         if device.contested_s >= since_s or fleet.headroom_bytes(id) < fleet.board.need_on(fleet.index[id], shard):
             return False
-        return all(i.state not in _COMING for i in device.instances.values())
+        return not device.expects_somebody
 
     def next_in_turn(self, model: ModelRecord, now_s: float) -> tuple[tuple[DeviceId, ...], float] | None:
         """Without the global scheduler (an ablation): the next devices in turn with room."""

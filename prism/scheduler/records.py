@@ -244,6 +244,12 @@ class DeviceRecord:
     busy_kv: dict[InstanceKey, int] = field(default_factory=dict)
     """``busy_kv_bytes`` by instance."""
 
+    @property
+    def expects_somebody(self) -> bool:
+        """An instance waits for its memory here, or is being loaded: what it will need is not known yet."""
+        coming = InstanceState.WAITING, InstanceState.LOADING
+        return any(i.state in coming for i in self.instances.values())
+
     def take_report(self, report: DeviceReport, now_s: float) -> None:
         self.free_bytes = report.free_bytes
         busy_kv: dict[InstanceKey, int] = {}

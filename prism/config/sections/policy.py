@@ -69,7 +69,10 @@ class PolicyConfig(Section, frozen=True, kw_only=True):
     ] = UNSET
     max_replicas: Annotated[
         Annotated[int, Meta(ge=1)] | UnsetType,
-        Meta(description="Most instances of one model; further ones are made in free room when its load needs them."),
+        Meta(
+            description="Most instances of one model; further ones come when its load needs them, into free room or, for "
+            "requests that would be late, in idle models' place."
+        ),
     ] = UNSET
     standing_replicas: Annotated[
         Switch,
