@@ -70,8 +70,8 @@ class PolicyConfig(Section, frozen=True, kw_only=True):
     max_replicas: Annotated[
         Annotated[int, Meta(ge=1)] | UnsetType,
         Meta(
-            description="Most instances of one model; further ones come when its load needs them, into free room or, for "
-            "requests that would be late, in idle models' place."
+            description="Most instances of one model; further ones come when its load needs them, into free room or, "
+            "for requests that would be late, in idle models' place."
         ),
     ] = UNSET
     standing_replicas: Annotated[
