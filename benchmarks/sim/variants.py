@@ -28,13 +28,18 @@ UNTOLD: Final = "prism, told nothing"
 """Prism that is not told the trace's mean rates and lengths, as it and the fixed maps are otherwise."""
 MOST: Final = "prism, most served"
 """Prism with ``overload: most_served``."""
+EVERYBODY: Final = "prism, everybody"
+"""Prism with ``overload: everybody``: no model is turned away."""
 NO_PAUSES: Final = "prism, no pauses"
 """Prism with ``longest_pause: 0s``: no engine stands still for its neighbours."""
+OVERLOAD: Final = {EVERYBODY: Overload.EVERYBODY, MOST: Overload.MOST_SERVED}
 LIVE: Final = {f"prism, {mode.value}": mode for mode in LiveMode}
 """Prism with ``live_scaling.mode`` so, whatever its default is."""
 RIVALS: Final = ("muxserve", "static", "serverlessllm", "qlm")
 POLICIES: Final = (PRISM, UNTOLD, *RIVALS)
-HELP: Final = f"separated by +; of {', '.join(map(repr, (PRISM, UNTOLD, ALONE, MOST, NO_PAUSES, *LIVE, *RIVALS)))}"
+HELP: Final = (
+    f"separated by +; of {', '.join(map(repr, (PRISM, UNTOLD, ALONE, EVERYBODY, MOST, NO_PAUSES, *LIVE, *RIVALS)))}"
+)
 """Of an option that names some of them."""
 PAPER: Final[dict[str, dict[str, object]]] = {
     "paper's KVPR": {"placement": Placement.KVPR, "kvpr": KvprMode.PAPER},
@@ -62,8 +67,8 @@ def _settings(who: str) -> PolicySettings:
         return _changed(PolicySettings.named(PRISM), PAPER[who])
     if who == ALONE:
         return _changed(PolicySettings.named(PRISM), {"max_replicas": 1})
-    if who == MOST:
-        return _changed(PolicySettings.named(PRISM), {"overload": Overload.MOST_SERVED})
+    if who in OVERLOAD:
+        return _changed(PolicySettings.named(PRISM), {"overload": OVERLOAD[who]})
     if who == NO_PAUSES:
         prism = PolicySettings.named(PRISM)
         return replace(prism, gpu=replace(prism.gpu, longest_pause_s=0.0))

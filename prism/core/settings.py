@@ -86,10 +86,13 @@ class EvictionOrder(StrEnum):
 class Overload(StrEnum):
     """Who is served where not everybody can be."""
 
+    EVERYBODY = "everybody"
+    """Everybody alike, by deadline."""
     TURNS = "turns"
-    """Everybody in turns: a model that starves drives others out."""
+    """Where memory cannot hold all that are asked, the models of which it serves the most requests; each of the others
+    has its turn when it starves."""
     MOST_SERVED = "most_served"
-    """The models of which a device serves the most requests; the others have a tenth of the fleet's time in turns."""
+    """The same, also where time alone is short, and with a tenth of the fleet's time for all turns together."""
 
 
 class MigrationTest(StrEnum):

@@ -42,13 +42,14 @@ class FleetRoom:
     memory_bytes: float
 
 
-def turned_away(applicants: Sequence[Applicant], room: FleetRoom) -> frozenset[ModelName]:
-    """The models that are not served; none where there is enough for all. Those that are fit together, and none of the
-    others would fit beside them. Where one use alone is overbooked and all were served, what is kept is worth at least
-    the best choice less the most valuable model (the greedy bound of the knapsack)."""
+def turned_away(applicants: Sequence[Applicant], room: FleetRoom, by_time: bool = True) -> frozenset[ModelName]:
+    """The models that are not served; none where there is enough for all, or, unless ``by_time``, where there is memory
+    enough. Those that are fit together, and none of the others would fit beside them. Where one use alone is overbooked
+    and all were served, what is kept is worth at least the best choice less the most valuable model (the greedy bound
+    of the knapsack)."""
     time_price = _price(sum(a.devices for a in applicants), room.devices)
     memory_price = _price(sum(a.memory_bytes for a in applicants), room.memory_bytes)
-    if not time_price and not memory_price:
+    if not memory_price and not (by_time and time_price):
         return frozenset()
 
     def density(one: Applicant) -> float:

@@ -137,7 +137,7 @@ class PrismPolicy(ClusterPolicy):
         if due:
             self.books.times.refresh(now_s)
         moves = self._migration.on_time(now_s)
-        if not due and not self._triage.enabled and self._prewarming.next_s > now_s:
+        if not due and min(self._triage.next_s, self._prewarming.next_s) > now_s:
             return moves
         ahead: Iterable[Decision] = chain(self._triage.on_time(now_s), self._prewarming.on_time(now_s))
         if not due or self.books.settings.max_replicas == 1:

@@ -1,7 +1,9 @@
 """Which models a fleet that cannot serve everybody does not serve for the time being (:mod:`prism.policy.triage`).
 
-Only with ``overload: most_served``. A model that is turned away gives way to any other that would be late without its
-room, and is loaded in turns: all of them together take a tenth of the fleet's time, so that none waits for ever.
+A model that is turned away gives way to any other that would be late without its room, and is loaded in turns. With
+``overload: turns`` models are turned away only where memory cannot hold all that are asked, and whoever starves has its
+turn, so that no request is refused for want of one. With ``most_served`` also where time alone is short, and all turns
+together take a tenth of the fleet's time: what waits beyond its bound is refused.
 """
 
 from __future__ import annotations
@@ -49,17 +51,23 @@ class Triage:
     def __init__(self, books: Books) -> None:
         self._books = books
         settings = books.settings
-        self.enabled = settings.overload is Overload.MOST_SERVED and settings.global_scheduler
+        self.enabled = settings.overload is not Overload.EVERYBODY and settings.global_scheduler
+        self._most_served = settings.overload is Overload.MOST_SERVED
         self._prompts = dict(books.settings.expected_prompt_tokens)
         self._answers = dict(books.settings.expected_output_tokens)
         self._looked_s = float("-inf")
         self._spent_s = 0.0
         """Device time that turns have taken beyond their share; negative: saved up."""
 
+    @property
+    def next_s(self) -> float:
+        """When it looks again; never where nobody is turned away."""
+        return self._looked_s + _EVERY_S if self.enabled else float("inf")
+
     def on_time(self, now_s: float) -> Iterator[StopInstance]:
         """Looks once a second; turns that are over end, and what drains for them is carried over where others wait for
         its memory."""
-        if not self.enabled or now_s < self._looked_s + _EVERY_S:
+        if now_s < self.next_s:
             return
         self._spend(now_s)
         self._looked_s = now_s
@@ -79,8 +87,9 @@ class Triage:
         )
 
     def keeps_waiting(self, model: ModelRecord) -> bool:
-        """It is turned away, and its like have had their share of the fleet's time."""
-        return model.name in self._books.turned_away and model.want is None and self._spent_s > 0.0
+        """It is turned away, and its like have had their share of the fleet's time, where that is bounded."""
+        away = self._most_served and model.name in self._books.turned_away and model.want is None
+        return away and self._spent_s > 0.0
 
     # --- turns ---
 
@@ -108,20 +117,21 @@ class Triage:
     # --- who ---
 
     def _look(self, now_s: float) -> frozenset[ModelName]:
-        books, asked, troubled = self._books, 0.0, 0.0
-        usable = [d.spec for d in books.fleet.devices.values() if not d.draining]
-        applicants: list[Applicant] = []
+        books, asked_per_s, troubled_per_s = self._books, 0.0, 0.0
+        asked: list[tuple[ModelRecord, float]] = []
         for model in books.models.values():
             rate_per_s = books.rates.lately(model, now_s)
             if model.removed or model.pinned or (rate_per_s <= 0.0 and not model.waiting):
                 continue
-            asked += rate_per_s
-            troubled += rate_per_s * self._in_trouble(model, now_s)
-            applicants.append(self._applicant(model, rate_per_s, usable[0] if usable else None))
-        if not usable or troubled <= _TROUBLED * asked:
+            asked_per_s += rate_per_s
+            troubled_per_s += rate_per_s * self._in_trouble(model, now_s)
+            asked.append((model, rate_per_s))
+        usable = [d.spec for d in books.fleet.devices.values() if not d.draining]
+        if not usable or troubled_per_s <= _TROUBLED * asked_per_s:
             return frozenset()
         room = FleetRoom(float(len(usable)), _USABLE * sum(spec.memory_bytes for spec in usable))
-        return turned_away(applicants, room)
+        applicants = [self._applicant(model, rate_per_s, usable[0]) for model, rate_per_s in asked]
+        return turned_away(applicants, room, by_time=self._most_served)
 
     def _in_trouble(self, model: ModelRecord, now_s: float) -> bool:
         """Its requests wait for longer than their objective, or it is turned away."""
@@ -131,12 +141,10 @@ class Triage:
             i.waiting and i.waited_s > slo_s for i in model.instances
         )
 
-    def _applicant(self, model: ModelRecord, rate_per_s: float, device: DeviceSpec | None) -> Applicant:
+    def _applicant(self, model: ModelRecord, rate_per_s: float, device: DeviceSpec) -> Applicant:
         """What the model takes, by the model of step times: as many requests run at once as come in the time of an
         answer, in as many instances as keep their tokens within the objective. ``device`` stands for all others."""
         spec, served = model.spec, model.name not in self._books.turned_away
-        if device is None:
-            return Applicant(spec.name, rate_per_s, 0.0, 0.0, served)
         rates, shard_bytes = rates_on(spec, device.kind), spec.shard_weight_bytes
         answer = self._answers.get(spec.name, _ANSWER_TOKENS)
         kv_tokens = self._prompts.get(spec.name, _PROMPT_TOKENS) + answer / 2

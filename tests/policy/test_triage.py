@@ -66,6 +66,13 @@ def test_a_model_that_takes_much_of_a_device_for_few_requests_goes_first() -> No
     assert turned_away([small, large], FleetRoom(4.0, 200.0)) == frozenset()
 
 
+def test_where_memory_holds_all_nobody_is_turned_away_for_time_unless_asked_for() -> None:
+    asked = [Applicant(ModelName(name), 1.0, 2.0, 10.0, True) for name in ("a", "b")]
+    assert turned_away(asked, FleetRoom(3.0, 20.0), by_time=False) == frozenset()
+    assert turned_away(asked, FleetRoom(3.0, 20.0)) == {"b"}
+    assert turned_away(asked, FleetRoom(3.0, 15.0), by_time=False) == {"b"}
+
+
 def test_who_is_served_stays_for_a_small_gain() -> None:
     old = Applicant(ModelName("old"), 10.0, 1.0, 0.0, True)
     new = Applicant(ModelName("new"), 12.0, 1.0, 0.0, False)

@@ -1,4 +1,4 @@
-"""A fleet that cannot serve everybody (``overload: most_served``): ten models on two devices that hold four of them."""
+"""A fleet that cannot serve everybody (``overload``): ten models on two devices that hold four of them."""
 
 from __future__ import annotations
 
@@ -19,11 +19,20 @@ def run(profile: str, overload: Overload, seconds: float = 300.0) -> PagedWorld:
 
 def test_nobody_is_turned_away_who_could_be_served() -> None:
     """Decision for decision as without it."""
-    usual, most = (run("the soak", overload, 120.0) for overload in Overload)
-    assert most.log == usual.log and not most.scheduler.books.turned_away
+    everybody, turns, most = (run("the soak", overload, 120.0) for overload in Overload)
+    assert most.log == turns.log == everybody.log and not most.scheduler.books.turned_away
 
 
-def test_those_that_are_turned_away_have_turns_and_their_requests_end() -> None:
+def test_who_starves_has_its_turn_although_it_is_turned_away() -> None:
+    world = run("everybody always", Overload.TURNS, 60.0)
+    assert world.scheduler.books.turned_away, "memory holds four of ten"
+    world.run(PROFILES["everybody always"], 240.0)
+    assert not world.refused
+    served = Counter(effect.model for _, effect in world.log if isinstance(effect, Activate))
+    assert len(served) == 10 and min(served.values()) >= 3, "every model has turns"
+
+
+def test_turns_may_have_a_tenth_of_the_time_only() -> None:
     world = run("everybody always", Overload.MOST_SERVED)
     left_s = [world.now - ask.waits_since_s for asks in world.inactive.values() for ask in asks]
     assert max(world.waits_s + left_s) <= MAX_WAIT_S + 1.0, "longer waits are refused"

@@ -81,8 +81,9 @@ class PolicyConfig(Section, frozen=True, kw_only=True):
     overload: Annotated[
         Overload | UnsetType,
         Meta(
-            description="Who is served where not everybody can be: everybody in turns, or the models of which a device "
-            "serves the most requests, while the others have a tenth of the fleet's time."
+            description="Who is served where not everybody can be: everybody alike, the models of which the memory "
+            "serves the most requests while each of the others has a turn when it starves, or these also where time is "
+            "short, with a tenth of it for all turns."
         ),
     ] = UNSET
     prewarm: Annotated[
