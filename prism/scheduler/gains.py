@@ -11,6 +11,7 @@ from prism.core.settings import Placement
 from prism.core.views import InstanceState
 from prism.scheduler.books import Books
 from prism.scheduler.records import ModelRecord
+from prism.scheduler.replica_load import ReplicaLoad
 
 _LOST_AT_MOST: Final = 0.01
 """Part of its requests that a device may lose by an instance that only stands ready."""
@@ -19,6 +20,8 @@ _GROWS_TIMES, _GROWS_PER_S = 2.0, 8.0
 least: fewer say little."""
 _GROWS_GAIN: Final = 0.2
 """Part of what an instance for a burst that grows would serve which counts as gained: for a moment others can."""
+_WAITS_GAIN: Final = 0.5
+"""The same where requests wait for longer than they can bear, and none of them will be late as it is."""
 
 
 class Further(NamedTuple):
@@ -33,15 +36,15 @@ class Further(NamedTuple):
 
 
 class Gains:
-    """Questions to the books; nothing is changed."""
+    """Questions to the books and to what is remembered of loads; nothing is changed."""
 
-    def __init__(self, books: Books) -> None:
-        self._books = books
+    def __init__(self, books: Books, load: ReplicaLoad) -> None:
+        self._books, self._load = books, load
 
     def further(self, model: ModelRecord, wanted: int, now_s: float) -> Further:
         """One of ``wanted`` instances. Where the requests of its model neither wait nor have slow tokens all are in
         time as it is: nothing is gained, and little if its burst grows, when they will wait before the next instance is
-        there."""
+        there. Prompts take turns with decoding, so that who waits is not lost yet: half of it, if none will be late."""
         rate_per_s = max(model.burst.per_s(now_s), model.rate.per_s(now_s)) / wanted
         gained_per_s = self._gained_share(model, now_s) * rate_per_s
         return Further(model, self._kv_share_bytes(model, wanted), rate_per_s, gained_per_s)
@@ -71,8 +74,10 @@ class Gains:
 
     def _gained_share(self, model: ModelRecord, now_s: float) -> float:
         serving = model.in_state(InstanceState.READY)
-        if model.hot or any(self._books.times.is_slow(d, now_s) for i in serving for d in i.shards):
+        if any(self._books.times.is_slow(d, now_s) for i in serving for d in i.shards):
             return 1.0
+        if model.hot:
+            return 1.0 if self._load.late(model, now_s) > 0.0 else _WAITS_GAIN
         now_per_s = model.burst.per_s(now_s)
         grows = now_per_s >= max(_GROWS_PER_S, _GROWS_TIMES * model.rate.per_s(now_s))
         return _GROWS_GAIN if grows else 0.0

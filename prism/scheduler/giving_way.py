@@ -38,9 +38,9 @@ class GivingWay:
 
         1. where it is tokens come too slowly for somebody's objective (reason enough where places do not go by
            expected goodput), or
-        2. its neighbours' requests wait for longer than they can bear, and the others of its model have room for all
-           that it runs. Devices hold requests back for those that answer (:mod:`prism.policy.promises`), so that not
-           tokens show that bandwidth is short, but who waits for it.
+        2. requests wait there for longer than they can bear, its own or its neighbours', and the others of its model
+           have room for all that it runs. Devices hold requests back for those that answer
+           (:mod:`prism.policy.promises`), so that not tokens show that bandwidth is short, but who waits for it.
         """
         if not instance.running or model.hot or not model.is_spare(instance):
             return False
@@ -52,24 +52,23 @@ class GivingWay:
             return not by_goodput or self._more_are_met_without(model, active, instance, now_s)
         if not by_goodput or not self._is_room_elsewhere(model, active, now_s):  # 2
             return False
-        return self._others_wait(instance, now_s) and self._more_are_met_without(model, active, instance, now_s)
+        return self._somebody_waits(instance, now_s) and self._more_are_met_without(model, active, instance, now_s)
 
     def order(self, instance: InstanceRecord, now_s: float) -> StopInstance:
         """It leaves, and no other comes there for some time."""
         for id in instance.shards:
             self._books.fleet.devices[id].contested_s = now_s
         load = max(self._books.fleet.load_of(id, now_s) for id in instance.shards)
-        waiting = sum(other.waiting for id in instance.shards for other in self._late_beside(instance, id))
+        waiting = sum(late.waiting for id in instance.shards for late in self._late_on(id))
         return StopInstance(instance, because(ReasonCode.SCALE_IN, load=load, waiting=waiting))
 
     def _is_room_elsewhere(self, model: ModelRecord, active: Sequence[InstanceRecord], now_s: float) -> bool:
         steady = model.burst.per_s(now_s) <= _STEADY * model.rate.per_s(now_s)
         return steady and self._load.needed(model.name) < len(active)
 
-    def _others_wait(self, instance: InstanceRecord, now_s: float) -> bool:
-        """Where the instance is bandwidth is short, and requests of others have waited for too long."""
-        crowded = (id for id in instance.shards if self._books.fleet.load_of(id, now_s) > _SHORT)
-        return any(self._late_beside(instance, id) for id in crowded)
+    def _somebody_waits(self, instance: InstanceRecord, now_s: float) -> bool:
+        """Where the instance is bandwidth is short, and requests have waited for too long."""
+        return any(self._late_on(id) for id in instance.shards if self._books.fleet.load_of(id, now_s) > _SHORT)
 
     def _more_are_met_without(
         self, model: ModelRecord, active: Sequence[InstanceRecord], instance: InstanceRecord, now_s: float
@@ -90,15 +89,14 @@ class GivingWay:
                 without += others.met_per_s
         return without > with_it
 
-    def _late_beside(self, instance: InstanceRecord, id: DeviceId) -> list[InstanceRecord]:
-        """Neighbours on the device whose requests, which stand in its queue, have waited for too long."""
+    def _late_on(self, id: DeviceId) -> list[InstanceRecord]:
+        """Those on the device whose requests, which stand in its queue, have waited for too long."""
         models = self._books.models
         return [
-            other
-            for other in self._books.fleet.devices[id].instances.values()
-            if other.waiting
-            and other.model != instance.model
-            and other.queue_device == id
-            and other.model in models
-            and other.waited_s >= bearable_wait_s(models[other.model].spec.slo_ttft_s)
+            one
+            for one in self._books.fleet.devices[id].instances.values()
+            if one.waiting
+            and one.queue_device == id
+            and one.model in models
+            and one.waited_s >= bearable_wait_s(models[one.model].spec.slo_ttft_s)
         ]

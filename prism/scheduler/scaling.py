@@ -118,7 +118,7 @@ class Scaling:
     def __init__(self, books: Books, places: Places) -> None:
         self._books, self._places = books, places
         self._load, self._ways = ReplicaLoad(books), LiveWays(books)
-        self._giving_way, self._gains = GivingWay(books, self._load), Gains(books)
+        self._giving_way, self._gains = GivingWay(books, self._load), Gains(books, self._load)
         self._clearing = Clearing(books, places, self._gains)
 
     def explain(self) -> Iterator[PlannedDecision]:

@@ -26,6 +26,9 @@ class Load:
     waited_s: float = 5.0
     """The neighbour's requests."""
     own_waited_s: float = 0.0
+    """Its own, on both instances."""
+    spare_waited_s: float = 0.0
+    """On the spare one only."""
     arrivals: int = 1
     """A second."""
     running: int = 4
@@ -81,7 +84,7 @@ def left(load: Load) -> list[tuple[InstanceKey, Reason]]:
         report(load.running, load.own_waited_s)
         both = (
             InstanceLoad(neighbour, 30 * GB, GB // 5, 0, 4, 4, 9, waited_s=load.waited_s),
-            spread(spare, load.running, load.own_waited_s),
+            spread(spare, load.running, load.own_waited_s or load.spare_waited_s),
         )
         w.send(DeviceReport(THERE, 80 * GB, 0, both))
         w.pass_time(0.5)
@@ -93,6 +96,11 @@ def test_a_spare_instance_leaves_where_others_wait_for_its_bandwidth() -> None:
     assert key.model == SPREAD
     assert dict(reason.numbers)["waiting"] == 4
     assert dict(reason.numbers)["load"] > 1.0
+
+
+def test_it_leaves_where_only_its_own_requests_wait() -> None:
+    """All of them would be taken at once where it is not."""
+    assert [key.model for key, _ in left(Load(waited_s=0.01, spare_waited_s=5.0))] == [SPREAD]
 
 
 @pytest.mark.parametrize(
