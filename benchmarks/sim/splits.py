@@ -51,7 +51,8 @@ decisions were looked into in 437, 438, 442 and 444.
 600 (what is assumed of the GPU; 575 and 576 lie between): judged spare instances that give way to requests that wait.
 601 to 616 (figure 12 and recorded sources; figure 7 over GPUs to 612) and 617 to 624 (two hundred models): judged idle
 models that leave for a burst; decisions were looked into in 601, 612 and 614 of figure 12.
-"""
+625 to 684 (drawn set-ups) and 685 to 696 were judged on, whom memory cannot hold, and nobody has looked into them: they
+are not among these, and what is judged next begins at 697."""
 RECORDED: Final = {
     Split.TUNING: ("arena_prism_e2e_8m.parquet", "arena_vtc_27m.parquet", "hyperbolic_fig_7m_digitised.parquet"),
     Split.JUDGING: ("azure2023_conv.parquet", "mooncake_conversation.parquet", "semisynth_servegen_multi_2h.parquet"),
