@@ -149,12 +149,11 @@ def run(path: str, tp: int, gpus: int, way: str, draw: int, setting: Setting, *,
     models = tuple(known_spec(name, path, TTFT_S, TPOT_S, tp) for name in names)
     fleet = cluster(gpus, loading=way != "no loading", nic_gbit=setting.nic_gbit)
 
-    warm_up_s = WARM_UP_S if setting.idle_models else SimSpec.warm_up_s
-
     def requests() -> Iterable[TraceRow]:
         return rows(draw, setting, bursting=bursting)
 
-    return simulate(SimSpec(fleet, models, policy(way, gpus // tp), requests, preload_share=1.0, warm_up_s=warm_up_s))
+    spec = SimSpec(fleet, models, policy(way, gpus // tp), requests, preload_share=1.0)
+    return simulate(replace(spec, warm_up_s=WARM_UP_S) if setting.idle_models else spec)
 
 
 def met(records: Sequence[RequestRecord]) -> float:
