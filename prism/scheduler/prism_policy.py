@@ -151,6 +151,7 @@ class PrismPolicy(ClusterPolicy):
         return min(self._migration.next_s, self._prewarming.next_s)
 
     def on_arrivals(self, model: ModelRecord, idle_s: float, now_s: float) -> None:
+        self._triage.on_arrivals(model)
         self._prewarming.on_arrivals(model, idle_s, now_s)
 
     def on_gone(self, models: Iterable[ModelRecord], now_s: float) -> None:

@@ -55,6 +55,8 @@ class Triage:
         self._most_served = settings.overload is Overload.MOST_SERVED
         self._prompts = dict(books.settings.expected_prompt_tokens)
         self._answers = dict(books.settings.expected_output_tokens)
+        self._asked: dict[ModelName, None] = {}
+        """Models that requests came for lately: those that nobody asks for cost nothing."""
         self._looked_s = float("-inf")
         self._spent_s = 0.0
         """Device time that turns have taken beyond their share; negative: saved up."""
@@ -78,6 +80,11 @@ class Triage:
                     yield StopInstance(instance, because(ReasonCode.KV_PRESSURE, turned_away=1))
                 elif self._is_in_the_way(instance):
                     yield StopInstance(instance, because(ReasonCode.KV_PRESSURE, turned_away=1), carry=True)
+
+    def on_arrivals(self, model: ModelRecord) -> None:
+        """Requests for the model came."""
+        if self.enabled:
+            self._asked[model.name] = None
 
     def waits_its_turn(self, model: ModelRecord, pressing: Pressing) -> bool:
         """The model is turned away, was not asked for by an operator, and it is not its turn: it does not starve yet,
@@ -119,9 +126,13 @@ class Triage:
     def _look(self, now_s: float) -> frozenset[ModelName]:
         books, asked_per_s, troubled_per_s = self._books, 0.0, 0.0
         asked: list[tuple[ModelRecord, float]] = []
-        for model in books.models.values():
-            rate_per_s = books.rates.lately(model, now_s)
-            if model.removed or model.pinned or (rate_per_s <= 0.0 and not model.waiting):
+        for name in list(self._asked):
+            model = books.models.get(name)
+            rate_per_s = 0.0 if model is None else books.rates.lately(model, now_s)
+            if model is None or model.removed or (rate_per_s <= 0.0 and not model.waiting):
+                del self._asked[name]
+                continue
+            if model.pinned:
                 continue
             asked_per_s += rate_per_s
             troubled_per_s += rate_per_s * self._in_trouble(model, now_s)

@@ -6,8 +6,11 @@ from collections import Counter
 from dataclasses import replace
 
 from prism.core.effects import Activate, Deactivate
-from prism.core.settings import Overload
+from prism.core.ids import ModelName
+from prism.core.settings import ClusterSettings, Overload
+from tests.scheduler.cluster_world import World, model_spec
 from tests.scheduler.paged_world import PagedWorld
+from tests.scheduler.test_relief import GB, HERE, gpu
 from tests.scheduler.test_starvation import MAX_WAIT_S, PROFILES, SETTINGS, ten_models
 
 
@@ -30,6 +33,20 @@ def test_who_starves_has_its_turn_although_it_is_turned_away() -> None:
     assert not world.refused
     served = Counter(effect.model for _, effect in world.log if isinstance(effect, Activate))
     assert len(served) == 10 and min(served.values()) >= 3, "every model has turns"
+
+
+def test_models_that_nobody_asks_for_are_not_looked_at() -> None:
+    """A catalog may have ten thousand of them."""
+    asked = ModelName("asked")
+    w = World(ClusterSettings(), [model_spec(asked, GB), model_spec("idle", GB)])
+    w.join(gpu(HERE))
+    triage = w.scheduler.policy._triage  # type: ignore[attr-defined]
+    w.arrive(asked)
+    assert set(triage._asked) == {asked}
+    for _ in range(40):
+        w.pass_time(1.0)
+        w.step()
+    assert not triage._asked
 
 
 def test_turns_may_have_a_tenth_of_the_time_only() -> None:
