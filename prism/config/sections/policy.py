@@ -81,9 +81,10 @@ class PolicyConfig(Section, frozen=True, kw_only=True):
     overload: Annotated[
         Overload | UnsetType,
         Meta(
-            description="Who is served where not everybody can be: everybody alike, the models of which the memory "
-            "serves the most requests while each of the others has a turn when it starves, or these also where time is "
-            "short, with a tenth of it for all turns."
+            description="Who is served where not everybody can be. `everybody`: all alike. `turns`: where memory "
+            "cannot hold all that are asked, those of whom it serves the most requests, and each of the others when it "
+            "starves. `most_served`: also where time is short, with a tenth of it for all turns; what waits beyond "
+            "`max_wait` is refused."
         ),
     ] = UNSET
     prewarm: Annotated[
