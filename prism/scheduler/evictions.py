@@ -100,7 +100,7 @@ class Evictions:
         if chosen is None:
             return None
         victims = tuple(here[c.key] for c in (*forced, *chosen))
-        return Eviction(device, victims, sum(c.regret for c in chosen), self._kvpr_after(device, shard, victims))
+        return Eviction(device, victims, sum((c.regret for c in chosen), 0.0), self._kvpr_after(device, shard, victims))
 
     def _kvpr_after(self, device: DeviceId, shard: Shard, victims: tuple[InstanceRecord, ...]) -> float:
         board, index = self._books.fleet.board, self._books.fleet.index[device]

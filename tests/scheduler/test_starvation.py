@@ -8,10 +8,13 @@ from collections.abc import Sequence
 
 import pytest
 
-from prism.core.effects import Activate
+from prism.core.effects import Activate, Deactivate
+from prism.core.events import OperatorUnload
+from prism.core.ids import ModelName
 from prism.core.settings import ClusterSettings
 from prism.core.specs import ModelSpec
-from tests.scheduler.cluster_world import model_spec
+from tests.scheduler.cluster_world import World, model_spec
+from tests.scheduler.exchange import node_devices
 from tests.scheduler.paged_world import PagedWorld, Traffic
 
 SOAK = int(os.environ.get("PRISM_SOAK", "1"))
@@ -69,3 +72,21 @@ def test_every_wait_is_bounded_and_no_request_is_refused(name: str, seed: int) -
     activations = sum(isinstance(e, Activate) for _, e in world.log)
     assert world.failures <= activations / 1000, "the books promised memory that is not there"
     assert max(waits_s) <= MAX_WAIT_S / 2 + len(models) / 2 * TURN_S
+
+
+def test_what_leaves_for_its_own_model_is_regretted_by_nobody() -> None:
+    """0.0, not 0: a decision log is the same of the compiled scheduler, byte for byte."""
+    world = World(SETTINGS, [model_spec("alone", 700)])
+    world.join(*node_devices("n", 1))
+    alone = ModelName("alone")
+    world.arrive(alone, 4)
+    world.pass_time(0.5)
+    world.step()
+    world.send(OperatorUnload(alone))  # what runs there may end
+    world.arrive(alone)
+    for _ in range(40):
+        world.pass_time(0.5)
+        for id in world.devices:
+            world.report(id)
+    reasons = [dict(e.reason.numbers) for _, e in world.log if isinstance(e, Deactivate) and e.carry]
+    assert [repr(numbers["regret"]) for numbers in reasons] == ["0.0"]
