@@ -90,7 +90,7 @@ class Overload(StrEnum):
     """Everybody alike, by deadline."""
     TURNS = "turns"
     """Where memory cannot hold all that are asked, the models of which it serves the most requests; each of the others
-    has its turn when it starves."""
+    has its turn when its requests have waited for nearly their bound."""
     MOST_SERVED = "most_served"
     """The same, also where time alone is short, and with a tenth of the fleet's time for all turns together."""
 

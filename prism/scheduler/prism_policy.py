@@ -48,18 +48,21 @@ class PrismPolicy(ClusterPolicy):
 
         1. A model of its size has just found no room: as 6.
         2. It does not fit on empty devices: refused for good.
-        3. It is turned away while the fleet cannot serve everybody: it waits for its turn.
+        3. It is turned away while the fleet cannot serve everybody: until its turn it drives out only who is idle for
+           long, and nobody if it would be late all the same.
         4. Free room with the least KVPR (the next in turn without the global scheduler).
         5. Room by the cheapest eviction, as far as its wait justifies (:func:`pressing_of`).
         6. Nothing: it waits, for the devices that it has claimed if it has; beyond its bound it is refused.
         """
         pressing = pressing_of(model, self.books.activation_s(model), now_s)
+        if waits_its_turn := self._triage.waits_its_turn(model, now_s):
+            pressing = Pressing.CAN_WAIT
         size = self._size(model, pressing)
         if size is not None and size in survey.full:  # 1
             return self._no_room(model, now_s)
         if (too_large := self._places.never_fits(model, now_s)) is not None:  # 2
             return NoRoom(too_large, None)
-        if self._triage.waits_its_turn(model, pressing):  # 3
+        if waits_its_turn and not self._triage.could_be_in_time(model):  # 3
             return self._no_room(model, now_s)
         if (free := self._free_room(model, now_s)) is not None:  # 4
             return free
@@ -111,7 +114,7 @@ class PrismPolicy(ClusterPolicy):
         """A starving model claims the devices that can be cleared for it. What drains there is carried over, whoever it
         was to leave for."""
         starves = now_s >= model.starves_at_s and self._claims.claim_of(model.name) is None
-        if self._triage.keeps_waiting(model):
+        if self._triage.waits_its_turn(model, now_s):
             return
         if not starves or not self._claims.begin_look(model, now_s):
             return

@@ -1,9 +1,10 @@
 """Which models a fleet that cannot serve everybody does not serve for the time being (:mod:`prism.policy.triage`).
 
-A model that is turned away gives way to any other that would be late without its room, and is loaded in turns. With
-``overload: turns`` models are turned away only where memory cannot hold all that are asked, and whoever starves has its
-turn, so that no request is refused for want of one. With ``most_served`` also where time alone is short, and all turns
-together take a tenth of the fleet's time: what waits beyond its bound is refused.
+A model that is turned away gives way to any other that would be late without its room. It is loaded where it drives
+out nobody but models that have been idle for long, if its requests can be in time then, and otherwise in turns. With
+``overload: turns`` models are turned away only where memory cannot hold all that are asked, and whoever has waited for
+nearly its bound has its turn, so that no request is refused for want of one. With ``most_served`` also where time alone
+is short, and all turns together take a tenth of the fleet's time: what waits beyond its bound is refused.
 """
 
 from __future__ import annotations
@@ -23,7 +24,6 @@ from prism.policy.triage import Applicant, FleetRoom, turned_away
 from prism.scheduler.books import Books
 from prism.scheduler.decisions import StopInstance
 from prism.scheduler.records import InstanceRecord, ModelRecord
-from prism.scheduler.victims import Pressing
 
 _EVERY_S: Final = 1.0
 _TROUBLED: Final = 0.05
@@ -34,6 +34,9 @@ _LINGERS_S: Final = 2.0
 """A model is there for so long around each of its requests."""
 _USABLE: Final = 0.95
 """Part of the memory that models can fill: it is dealt in whole models."""
+_TURN_AT: Final = 0.9
+"""Part of `max_wait` after which it is the turn of a model that is turned away. Its requests are late by then in any
+case, and each turn costs requests of others: the later, the fewer."""
 _TURN_S: Final = 10.0
 """Longest turn of a model that is turned away, while its requests wait."""
 _TURNS_SHARE: Final = 0.1
@@ -86,17 +89,18 @@ class Triage:
         if self.enabled:
             self._asked[model.name] = None
 
-    def waits_its_turn(self, model: ModelRecord, pressing: Pressing) -> bool:
-        """The model is turned away, was not asked for by an operator, and it is not its turn: it does not starve yet,
-        or its like have had their share of the fleet's time."""
-        return self.keeps_waiting(model) or (
-            model.name in self._books.turned_away and model.want is None and pressing is not Pressing.STARVING
-        )
+    def waits_its_turn(self, model: ModelRecord, now_s: float) -> bool:
+        """The model is turned away, was not asked for by an operator, and it is not its turn: it has not waited for
+        long enough yet, or its like have had their share of the fleet's time, where that is bounded."""
+        if model.name not in self._books.turned_away or model.want is not None:
+            return False
+        if now_s < model.waiting_since_s + _TURN_AT * model.spec.max_wait_s:
+            return True
+        return self._most_served and self._spent_s > 0.0
 
-    def keeps_waiting(self, model: ModelRecord) -> bool:
-        """It is turned away, and its like have had their share of the fleet's time, where that is bounded."""
-        away = self._most_served and model.name in self._books.turned_away and model.want is None
-        return away and self._spent_s > 0.0
+    def could_be_in_time(self, model: ModelRecord) -> bool:
+        """Loading the model leaves as long again for a first token: room that nobody misses is well used by it."""
+        return self._books.activation_s(model) <= 0.5 * model.spec.slo_ttft_s
 
     # --- turns ---
 

@@ -8,7 +8,10 @@ from dataclasses import replace
 from prism.core.effects import Activate, Deactivate
 from prism.core.ids import ModelName
 from prism.core.settings import ClusterSettings, Overload
+from prism.scheduler.decisions import NoRoom, Room
+from prism.scheduler.survey import Survey
 from tests.scheduler.cluster_world import World, model_spec
+from tests.scheduler.exchange import node_devices
 from tests.scheduler.paged_world import PagedWorld
 from tests.scheduler.test_relief import GB, HERE, gpu
 from tests.scheduler.test_starvation import MAX_WAIT_S, PROFILES, SETTINGS, ten_models
@@ -68,6 +71,34 @@ def test_an_operators_load_is_never_turned_away() -> None:
     assert away is not None
     model = books.models[away]
     triage._spent_s = 1.0
-    assert triage.keeps_waiting(model)
+    assert triage.waits_its_turn(model, world.now)
     model.want = next(e.reason for _, e in world.log if isinstance(e, Activate))
-    assert not triage.keeps_waiting(model)
+    assert not triage.waits_its_turn(model, world.now)
+
+
+def test_until_its_turn_a_model_drives_out_only_who_is_idle_for_long_and_only_to_be_in_time() -> None:
+    tight, loose, idle = model_spec("tight", 900, slo_ttft_s=0.8), model_spec("loose", 900), model_spec("idle", 900)
+    w = World(SETTINGS, [tight, replace(loose, slo_ttft_s=2.0), idle])
+    w.join(*node_devices("n", 1))
+    w.arrive(idle.name)
+    for _ in range(3):
+        w.pass_time(0.5)
+        w.step()
+    policy, models = w.scheduler.policy, w.scheduler.books.models
+    w.scheduler.books.turned_away = frozenset({tight.name, loose.name})
+
+    def find(name: ModelName) -> object:
+        model = models[name]
+        if not model.waiting:
+            model.waiting, model.waiting_since_s, model.tightest_deadline_s = 1, w.now, w.now
+        return policy.find_room(model, w.now, Survey())
+
+    assert isinstance(find(loose.name), NoRoom), "idle is not idle for long"
+    w.now += 60.0
+    assert isinstance(find(loose.name), Room)
+    assert isinstance(find(tight.name), NoRoom), "loading takes too long for it"
+    began_s = w.now
+    w.now = began_s + 0.9 * tight.max_wait_s - 0.1
+    assert isinstance(find(tight.name), NoRoom)
+    w.now = began_s + 0.9 * tight.max_wait_s
+    assert isinstance(find(tight.name), Room), "its turn"

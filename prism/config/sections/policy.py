@@ -82,9 +82,9 @@ class PolicyConfig(Section, frozen=True, kw_only=True):
         Overload | UnsetType,
         Meta(
             description="Who is served where not everybody can be. `everybody`: all alike. `turns`: where memory "
-            "cannot hold all that are asked, those of whom it serves the most requests, and each of the others when it "
-            "starves. `most_served`: also where time is short, with a tenth of it for all turns; what waits beyond "
-            "`max_wait` is refused."
+            "cannot hold all that are asked, those of whom it serves the most requests, and each of the others in "
+            "turns, when nine tenths of its `max_wait` are over. `most_served`: also where time is short, with a tenth "
+            "of it for all turns; what waits beyond `max_wait` is refused."
         ),
     ] = UNSET
     prewarm: Annotated[
