@@ -19,7 +19,7 @@ class Split(StrEnum):
 
 _FIRST: Final = {Split.TUNING: 1, Split.JUDGING: 101}
 _LAST: Final = {Split.TUNING: 99, Split.JUDGING: 999}
-SPENT: Final = frozenset(range(101, 625))
+SPENT: Final = frozenset((*range(101, 625), *range(697, 757)))
 """Draws for judging that somebody has looked into; they are tuning draws from then on. 101 to 103: how first maps are
 judged was changed after figures 7 and 12 had been seen on them. 104 to 111: admission by promises was made because of
 what their figures showed. 112 to 115: that promises are kept with a chance, because of theirs.
@@ -52,7 +52,8 @@ decisions were looked into in 437, 438, 442 and 444.
 601 to 616 (figure 12 and recorded sources; figure 7 over GPUs to 612) and 617 to 624 (two hundred models): judged idle
 models that leave for a burst; decisions were looked into in 601, 612 and 614 of figure 12.
 625 to 684 (drawn set-ups) and 685 to 696 were judged on, whom memory cannot hold, and nobody has looked into them: they
-are not among these, and what is judged next begins at 697."""
+are not among these. 697 to 756 (drawn set-ups): judged when turned away models have their turns, of which variants were
+compared on them afterwards. What is judged next begins at 757."""
 RECORDED: Final = {
     Split.TUNING: ("arena_prism_e2e_8m.parquet", "arena_vtc_27m.parquet", "hyperbolic_fig_7m_digitised.parquet"),
     Split.JUDGING: ("azure2023_conv.parquet", "mooncake_conversation.parquet", "semisynth_servegen_multi_2h.parquet"),
