@@ -37,6 +37,8 @@ _USABLE: Final = 0.95
 _TURN_AT: Final = 0.9
 """Part of `max_wait` after which it is the turn of a model that is turned away. Its requests are late by then in any
 case, and each turn costs requests of others: the later, the fewer."""
+_TURN_LEAVES_S: Final = 4.0
+"""What a turn leaves of a short `max_wait` at least, to load in: what waits for longer is refused."""
 _TURN_S: Final = 10.0
 """Longest turn of a model that is turned away, while its requests wait."""
 _TURNS_SHARE: Final = 0.1
@@ -94,7 +96,9 @@ class Triage:
         long enough yet, or its like have had their share of the fleet's time, where that is bounded."""
         if model.name not in self._books.turned_away or model.want is not None:
             return False
-        if now_s < model.waiting_since_s + _TURN_AT * model.spec.max_wait_s:
+        bound_s = model.spec.max_wait_s
+        turn_s = max(bound_s / 2, min(_TURN_AT * bound_s, bound_s - _TURN_LEAVES_S))
+        if now_s < model.waiting_since_s + turn_s:
             return True
         return self._most_served and self._spent_s > 0.0
 

@@ -98,7 +98,12 @@ def test_until_its_turn_a_model_drives_out_only_who_is_idle_for_long_and_only_to
     assert isinstance(find(loose.name), Room)
     assert isinstance(find(tight.name), NoRoom), "loading takes too long for it"
     began_s = w.now
-    w.now = began_s + 0.9 * tight.max_wait_s - 0.1
+    w.now = began_s + 15.9
     assert isinstance(find(tight.name), NoRoom)
-    w.now = began_s + 0.9 * tight.max_wait_s
-    assert isinstance(find(tight.name), Room), "its turn"
+    w.now = began_s + 16.0
+    assert isinstance(find(tight.name), Room), "its turn, with four of its twenty seconds left to load in"
+    models[tight.name].spec = replace(tight, max_wait_s=60.0)
+    w.now = began_s + 53.9
+    assert isinstance(find(tight.name), NoRoom)
+    w.now = began_s + 54.0
+    assert isinstance(find(tight.name), Room)
