@@ -49,10 +49,13 @@ class KvHandover:
         self._answered_s = 0.0
 
     def told(self, takers: Mapping[str, str]) -> None:
-        """The controller's answer to a report with :attr:`held`; "" for what no machine can take."""
+        """The controller's answer to a report with :attr:`held`; "" for what no machine can take. One that takes it
+        already is not dropped for that: a controller that has just begun may not know it, and if it is gone nothing is
+        heard of it."""
         now_s = self._answered_s = time.monotonic()
         for mark, taker in takers.items():
-            if taker not in self.failed.get(mark, ()) and self._takers.get(mark) != taker:
+            known = self._takers.get(mark)
+            if taker not in self.failed.get(mark, ()) and known != taker and (taker or known is None):
                 self._takers[mark], self._named_s[mark] = taker, now_s
 
     async def run(self, limit_s: float) -> None:

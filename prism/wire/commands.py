@@ -105,7 +105,8 @@ class KvTakers(Message, frozen=True, kw_only=True):
     """Controller to a node agent that leaves, for each report with KV: who was told to bring it (:class:`BringKv`)."""
 
     takers: dict[str, str]
-    """Nodes by the fingerprint of the weights; "": none can."""
+    """Nodes by the fingerprint of the weights; "": none can. Without what a controller that has just begun knows nobody
+    for: it may not have heard of all."""
 
 
 class CopyOrder(msgspec.Struct, frozen=True, kw_only=True):

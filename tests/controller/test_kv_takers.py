@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from prism.controller.kv_takers import KvTakerBook
+from prism.controller.kv_takers import SURE_AFTER_S, KvTakerBook
 from prism.controller.nodes import FleetNodes
 from prism.controller.placement import PlacementBook
 from prism.core.effects import Activate
@@ -25,6 +25,9 @@ class Bench:
     def __init__(self) -> None:
         self.fleet, self.placement = FleetNodes(), PlacementBook(MemoryStore())
         self.book = KvTakerBook(self.placement, self.fleet)
+        self.now_s = 0.0
+        assert not list(self.book.on_report(self.made("d", {}), MODELS, 0.0))
+        self.now_s = SURE_AFTER_S
         for node in "abcd":
             self.report(node)
 
@@ -66,7 +69,7 @@ class Bench:
         self, held: dict[str, int], failed: dict[str, list[str]] | None = None
     ) -> tuple[dict[tuple[str, str], BringKv], dict[str, str]]:
         """Who is told what (by mailbox and fingerprint), and what "a" hears."""
-        sent = list(self.book.on_report(self.made("a", held, leaving=True, failed=failed), MODELS))
+        sent = list(self.book.on_report(self.made("a", held, leaving=True, failed=failed), MODELS, self.now_s))
         if not sent:
             return {}, {}
         mailbox, answer = sent.pop()
@@ -112,3 +115,19 @@ def test_whom_the_one_that_leaves_has_given_up_is_replaced() -> None:
     assert set(told) == {("tcp://c:1", MARK)} and takers == {MARK: "c", OTHER: "c"}
     assert bench.leaves({MARK: 300, OTHER: 200}, {MARK: ["b"]}) == ({}, takers)
     assert bench.leaves({MARK: 300, OTHER: 200}, {MARK: ["b", "c"], OTHER: ["c"]})[1] == {MARK: "", OTHER: "b"}
+
+
+def test_a_controller_that_has_just_begun_does_not_say_that_nobody_can_take_it() -> None:
+    """The machine that leaves may be the first that it hears of."""
+    bench = Bench()
+    bench.now_s = SURE_AFTER_S / 2
+    for node in "bc":
+        bench.report(node, left=True)
+    assert bench.leaves({MARK: 300}) == ({}, {})
+    bench.report("c")
+    told, takers = bench.leaves({MARK: 300})
+    assert set(told) == {("tcp://c:1", MARK)} and takers == {MARK: "c"}
+    bench.report("c", left=True)
+    assert bench.leaves({MARK: 300}) == ({}, {})
+    bench.now_s = SURE_AFTER_S
+    assert bench.leaves({MARK: 300}) == ({}, {MARK: ""})

@@ -154,6 +154,18 @@ async def test_a_taker_that_was_named_is_waited_for_without_a_controller(
     assert pair.giver.offers.taking.taken == {MARK: ("taker", 0)}
 
 
+async def test_who_takes_it_is_not_dropped_for_a_controller_that_knows_nobody(pair: Pair) -> None:
+    """Another one has begun meanwhile and has not heard of all machines."""
+    task = await begun(pair)
+    pair.handover.told({MARK: "taker", OTHER: ""})
+    pair.handover.told({MARK: "", OTHER: ""})
+    await asyncio.sleep(4 * LOOK_S)
+    assert not task.done()
+    await asyncio.to_thread(pair.take, MARK)
+    await task
+    assert pair.giver.offers.taking.taken[MARK][0] == "taker"
+
+
 async def test_a_taker_without_room_takes_what_it_can(pair: Pair) -> None:
     task = await begun(pair)
     pair.handover.told({MARK: "taker", OTHER: ""})
