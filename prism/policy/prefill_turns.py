@@ -10,6 +10,8 @@ too slow without any prompt nobody waits: it is not prompts that break the promi
 
 What is kept stops short answers for longer than they last. So only prompts in a hurry spend it: one whose first token
 is due much later (:func:`patient_until_s`) waits until what every step leaves, of which nothing is kept, is enough.
+Where nobody else is on the device and so many prompts wait that the last of them will be in a hurry, the first one is,
+too, if no answer is so short that it would mind (:func:`too_slow`, :class:`AnswerLengths`).
 """
 
 from __future__ import annotations
@@ -27,6 +29,12 @@ KEPT: Final = 0.5
 _PATIENCE: Final = 0.35
 """Part of the objective for its first token for which a prompt waits for others' answers
 (docs/experiments/scheduling.md)."""
+_FADES: Final = 0.98
+_PER_DOUBLING: Final = 2
+_LENGTHS: Final = 26
+_ANY_BELOW: Final = 22
+"""Logarithms of 1 and 2,048 tokens are as far apart: before any answer has ended each length between them is as likely
+as twice that."""
 
 
 class PromptCredit:
@@ -75,3 +83,43 @@ def patient_until_s(arrival_s: float, slo_ttft_s: float, before_s: float) -> flo
     """How long a prompt can wait for others' answers without a risk for its own first token, ``before_s`` (its own
     prefill included) being prefilled before that comes."""
     return arrival_s + _PATIENCE * slo_ttft_s - before_s
+
+
+class AnswerLengths:
+    """How long an engine's answers are, as those tell that have ended: counts by powers of the root of two, in which
+    older ones fade."""
+
+    __slots__ = ("_counts", "_total")
+
+    def __init__(self) -> None:
+        self._counts, self._total = [0.0] * _LENGTHS, 0.0
+
+    def note(self, tokens: int) -> None:
+        """An answer of so many (>= 1) has ended."""
+        for i, count in enumerate(self._counts):
+            self._counts[i] = count * _FADES
+        self._counts[_bucket(tokens)] += 1.0
+        self._total = self._total * _FADES + 1.0
+
+    def share_below(self, tokens: float, longer: float) -> float:
+        """Part of all answers (0..1) that have no more than ``tokens``, or hardly more; ``longer``: how many run that
+        have more by now."""
+        if tokens < 1.0:
+            return 0.0
+        below = _bucket(tokens) + 1
+        return (sum(self._counts[:below]) + min(1.0, below / _ANY_BELOW)) / (self._total + 1.0 + longer)
+
+
+def _bucket(tokens: float) -> int:
+    return min(_LENGTHS - 1, int(_PER_DOUBLING * math.log2(tokens)))
+
+
+def too_slow(stopped_s: float, step_s: float, left_s: float, answering: int, age_s: float, of: AnswerLengths) -> float:
+    """How many of ``answering`` answers, on average begun ``age_s`` ago, are expected to miss their objective because
+    they stand still for ``stopped_s``: those that are too short for what their steps, of ``step_s``, leave
+    (``left_s`` each) to make up for it. Of older ones none is as short."""
+    if math.isinf(left_s) or stopped_s <= 0.0:
+        return 0.0
+    tokens = stopped_s / left_s
+    young = answering * (min(1.0, tokens * step_s / (2.0 * age_s)) if age_s > 0.0 else 1.0)
+    return young * of.share_below(tokens, answering - young)

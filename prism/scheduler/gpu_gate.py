@@ -19,6 +19,9 @@ from prism.scheduler.gpu_queue import WaitingQueue
 _TOO_LATE = (ReasonCode.LATE, ReasonCode.OVERDUE)
 _HOLDS_S: Final = 0.05
 """So long an answer holds while nothing begins, ends or answers on the device: what runs has come that much further."""
+_PRESSED: Final = 2.0
+"""A line is pressed from when on the first one's deadline is nearer than so many times what all its prompts take:
+decoding between them takes about as long."""
 
 
 class PromiseGate:
@@ -98,12 +101,18 @@ class PromiseGate:
         prefilled before its first token comes, its own prompt included."""
         if not engine.answering:
             return 0.0
-        engine.turns.expect(self._engines.promises.step_s(engine), engine.pace.answer_s)
+        promises, age_s = self._engines.promises, now_s - engine.first_token_sum_s / engine.answering
+        engine.turns.expect(promises.step_s(engine), engine.pace.answer_s, age_s)
         prompts_s = engine.speed.seconds(engine.backlog_tokens + request.prefill_tokens)
-        patient_s = math.inf  # until then it waits for answers of its engine that it could stop
-        if engine.up.prefer is not Prefer.TPOT:
-            patient_s = patient_until_s(request.arrival_s, request.slo_ttft_s, before_s)
-        return engine.turns.due_s(prompts_s, patient_s, now_s)
+        if engine.up.prefer is Prefer.TPOT:  # it waits for answers of its engine that it could stop
+            return engine.turns.due_s(prompts_s, math.inf, now_s)
+        patient_s = patient_until_s(request.arrival_s, request.slo_ttft_s, before_s)
+        pressed = promises.runs_alone(engine) and now_s >= request.deadline_s - _PRESSED * self._line_s(engine)
+        return engine.turns.due_s(prompts_s, patient_s, now_s, pressed=pressed)
+
+    def _line_s(self, engine: EngineState) -> float:
+        """What all prompts of the engine's model take, those that wait included."""
+        return engine.speed.seconds(engine.backlog_tokens + self._queue.tokens_of(engine.up.key.model))
 
     def begun(self, request: Request) -> None:
         """The request went to its engine."""

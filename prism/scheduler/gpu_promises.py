@@ -78,6 +78,10 @@ class Promises:
 
     # --- questions ---
 
+    def runs_alone(self, engine: EngineState) -> bool:
+        """No other engine runs anything."""
+        return not self._running or (len(self._running) == 1 and engine.up.key in self._running)
+
     def step_s(self, engine: EngineState) -> float:
         """What a decode step of the engine, which runs something, takes beside the others that do."""
         return self.alone_step(engine)[0] * self._crowd

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from prism.policy.prefill_turns import PromptCredit, left_by_step_s, patient_until_s
+from prism.policy.prefill_turns import AnswerLengths, PromptCredit, left_by_step_s, patient_until_s, too_slow
 
 STEP_S, OBJECTIVE_S = 0.02, 0.1
 
@@ -70,3 +70,42 @@ def test_however_long_prompts_are_tokens_keep_the_objective(prompts_s: list[floa
         passed(credit, now_s, stalled=True)
     left_s = left_by_step_s(STEP_S, OBJECTIVE_S)
     assert sum(prompts_s) <= left_s * (steps + 1) + prompts_s[-1] + 1e-6
+
+
+@given(st.lists(st.integers(1, 4000), min_size=1, max_size=200), st.integers(0, 22))
+def test_short_answers_are_counted_and_older_ones_fade(tokens: list[int], half_doublings: int) -> None:
+    lengths, short = AnswerLengths(), 2.0 ** (half_doublings / 2) * 1.0001
+    for one in tokens:
+        lengths.note(one)
+    weights = [0.98 ** (len(tokens) - 1 - i) for i in range(len(tokens))]
+    below = sum(w for w, one in zip(weights, tokens, strict=True) if one < short * 1.4142)
+    surely = sum(w for w, one in zip(weights, tokens, strict=True) if one < short)
+    total = sum(weights) + 1.0  # and one that may be as long as any
+    share = lengths.share_below(short, 0.0)
+    assert surely / total <= share <= (below + 1.0) / total + 1e-9
+    assert lengths.share_below(short, 5.0) < share
+
+
+def test_before_any_answer_has_ended_short_ones_are_as_likely_as_long_ones() -> None:
+    lengths = AnswerLengths()
+    assert lengths.share_below(0.5, 0.0) == 0.0
+    assert lengths.share_below(45.0, 0.0) == pytest.approx(0.5, abs=0.05)
+    assert lengths.share_below(4000.0, 0.0) == 1.0
+    assert lengths.share_below(45.0, 9.0) < 0.06, "nine that run have more"
+
+
+def test_only_answers_that_are_young_and_short_mind_a_stop() -> None:
+    long_ones, short_ones = AnswerLengths(), AnswerLengths()
+    for _ in range(200):
+        long_ones.note(500)
+        short_ones.note(3)
+    left_s = left_by_step_s(STEP_S, OBJECTIVE_S)
+    stop_s = 10 * left_s
+    assert too_slow(stop_s, STEP_S, left_s, 20, 0.1, long_ones) < 0.2
+    assert too_slow(stop_s, STEP_S, left_s, 20, 0.1, short_ones) == pytest.approx(20, rel=0.02)
+    assert too_slow(stop_s, STEP_S, left_s, 20, 100 * STEP_S, short_ones) == pytest.approx(
+        50 / (50 + 1 + 19), rel=0.1
+    ), "one is young; as many as fifty are remembered, and nineteen are longer"
+    assert too_slow(left_s / 2, STEP_S, left_s, 20, 0.1, short_ones) == 0.0, "a step leaves more"
+    assert too_slow(-1.0, STEP_S, left_s, 20, 0.1, short_ones) == 0.0
+    assert too_slow(stop_s, STEP_S, math.inf, 20, 0.1, short_ones) == 0.0, "steps are too slow by themselves"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from prism.core.device_events import EngineUp, FirstToken, MemoryReport, RequestArrived, RequestCancelled
+from prism.core.device_events import EngineUp, Finished, FirstToken, MemoryReport, RequestArrived, RequestCancelled
 from prism.core.effects import Dispatch, GpuEffect
 from prism.core.events import Tick
 from prism.core.ids import DeviceId, Generation, ModelName, RequestId
@@ -89,6 +89,29 @@ def test_a_prompt_waits_for_a_third_of_its_objective_at_most() -> None:
     due_s = s.wake_s
     assert due_s is not None and due_s == pytest.approx(1.0 + 0.35 * 2.0 - 0.4 - 0.2)
     assert begun(s.on_event(Tick(), due_s)) == ["patient"]
+
+
+def burst(answer_tokens: int, *, prefer: Prefer = Prefer.BOTH) -> list[str]:
+    """Which of the last nineteen begin at once of twenty prompts, 0.4 s each and due within 5 s, that come beside an
+    answer. Answers had so many tokens so far."""
+    s = device(prefer=prefer)
+    for i in range(40):
+        assert arrive(s, f"before{i}", i * 100.0, 10) == [f"before{i}"]
+        answered(s, f"before{i}", i * 100.0 + 0.002)
+        took_s = 0.02 * answer_tokens
+        s.on_event(Finished(RequestId(f"before{i}"), 1 + answer_tokens), i * 100.0 + 0.002 + took_s)
+    now_s = 10_000.0
+    assert arrive(s, "first", now_s, 2_000, 60.0) == ["first"]
+    answered(s, "first", now_s + 0.4)
+    few = [id for i in range(5) for id in arrive(s, f"few{i}", now_s + 0.4)]
+    assert few == ["few0"], "the others have time"
+    return [id for i in range(15) for id in arrive(s, f"many{i}", now_s + 0.4)]
+
+
+def test_of_many_that_would_wait_for_too_long_the_first_begin_at_once_where_answers_are_long() -> None:
+    assert burst(1_000)[:2] == ["few1", "few2"], "when the line is too long"
+    assert burst(3) == [], "it would stop the answer for longer than that lasts"
+    assert burst(1_000, prefer=Prefer.TPOT) == []
 
 
 def test_a_prompt_in_a_hurry_spends_what_is_kept() -> None:
