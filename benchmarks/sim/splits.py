@@ -53,7 +53,8 @@ decisions were looked into in 437, 438, 442 and 444.
 models that leave for a burst; decisions were looked into in 601, 612 and 614 of figure 12.
 625 to 684 (drawn set-ups) and 685 to 696 were judged on, whom memory cannot hold, and nobody has looked into them: they
 are not among these. 697 to 756 (drawn set-ups): judged when turned away models have their turns, of which variants were
-compared on them afterwards. What is judged next begins at 757."""
+compared on them afterwards, and of prompts that need not wait. 757 to 816 (drawn set-ups) judged the latter, and nobody
+has looked into them. What is judged next begins at 817."""
 RECORDED: Final = {
     Split.TUNING: ("arena_prism_e2e_8m.parquet", "arena_vtc_27m.parquet", "hyperbolic_fig_7m_digitised.parquet"),
     Split.JUDGING: ("azure2023_conv.parquet", "mooncake_conversation.parquet", "semisynth_servegen_multi_2h.parquet"),
