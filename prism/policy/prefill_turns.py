@@ -30,6 +30,7 @@ _PATIENCE: Final = 0.35
 """Part of the objective for its first token for which a prompt waits for others' answers
 (docs/experiments/scheduling.md)."""
 _FADES: Final = 0.98
+"""What an answer counts for when one more has ended: about fifty are remembered."""
 _PER_DOUBLING: Final = 2
 _LENGTHS: Final = 26
 _ANY_BELOW: Final = 22
