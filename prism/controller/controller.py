@@ -131,6 +131,7 @@ class Controller:
                 group.create_task(self._clock())
                 await fleet_heard(self.store, self.nodes)
                 self.feed(FleetKnown())
+                self.kv.fleet_known()
                 group.create_task(self._waiting())
                 group.create_task(self.admin.serve(self.consumer))
                 group.create_task(self.placement.publish(lambda: self.lease.holder))
@@ -195,7 +196,7 @@ class Controller:
         served = {model for model in sorted(self.nodes.fresh_in(report)) if await self._introduce(model)}
         for event in self.nodes.report(report, time.time()):  # no pause: nothing is decided on half of a report
             self._take_reported(event, report.mailbox, served)
-        self.kv.reported(report, time.monotonic())
+        self.kv.reported(report)
 
     def _take_reported(self, event: ClusterEvent, mailbox: str, served: set[ModelName]) -> None:
         """One event of a report from ``mailbox``; ``served``: of the models of its fresh instances those that the

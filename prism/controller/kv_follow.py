@@ -40,9 +40,13 @@ class KvFollow:
         for mailbox, order in kv_orders(key, mark, self._placement, self._fleet):
             self._send(mailbox, order)
 
-    def reported(self, report: AgentReport, now_s: float) -> None:
-        """Of every machine. What one that leaves has stored goes to others; they and it are told."""
-        for mailbox, message in self._takers.on_report(report, self._models.by_mark(), now_s):
+    def fleet_known(self) -> None:
+        """As the event :class:`prism.core.events.FleetKnown`."""
+        self._takers.fleet_known()
+
+    def reported(self, report: AgentReport) -> None:
+        """What a machine that leaves has stored goes to others; they and it are told."""
+        for mailbox, message in self._takers.on_report(report, self._models.by_mark()):
             self._send(mailbox, message)
 
 

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import math
 from collections import Counter
 from collections.abc import Iterator, Mapping
-from typing import Final
 
 from prism.controller.nodes import FleetNodes, Node
 from prism.controller.placement import PlacementBook
@@ -16,10 +14,6 @@ from prism.wire.commands import BringKv, KvTakers
 from prism.wire.message import Message
 from prism.wire.messages import AgentReport
 
-SURE_AFTER_S: Final = 3.0
-"""A controller that has heard of machines for less does not say that none can take something: agents report every
-second, and those of machines that nobody mentions may not have found it yet."""
-
 
 class KvTakerBook:
     """Asked about every report; :attr:`AgentReport.kv_held` says what is to be taken."""
@@ -28,14 +22,15 @@ class KvTakerBook:
         self._placement, self._fleet = placement, fleet
         self._told: dict[str, dict[str, NodeId]] = {}
         """By incarnation of who leaves: who takes what, by fingerprint of the weights."""
-        self._since_s = math.inf
+        self._fleet_known = False
 
-    def on_report(
-        self, report: AgentReport, models: Mapping[str, ModelName], now_s: float
-    ) -> Iterator[tuple[str, Message]]:
+    def fleet_known(self) -> None:
+        """All machines have been heard of. Before that none is told that nobody can take something."""
+        self._fleet_known = True
+
+    def on_report(self, report: AgentReport, models: Mapping[str, ModelName]) -> Iterator[tuple[str, Message]]:
         """Mailboxes and messages: for those who take something from now on, and for the one that leaves. Whom that has
-        given up is not named again for the same weights. ``models``: by fingerprint; ``now_s``: any clock."""
-        self._since_s = min(self._since_s, now_s)
+        given up is not named again for the same weights. ``models``: by fingerprint."""
         if not report.kv_held or report.left:
             return
         nodes = {node.id: node for node in self._fleet.all()}
@@ -55,8 +50,7 @@ class KvTakerBook:
                 told.pop(mark, None)
             else:
                 given[taker.id] += nbytes
-        sure = now_s - self._since_s >= SURE_AFTER_S
-        takers = {mark: told.get(mark, "") for mark in report.kv_held if sure or mark in told}
+        takers = {mark: told.get(mark, "") for mark in report.kv_held if self._fleet_known or mark in told}
         yield report.mailbox, KvTakers(takers=takers)
 
     def _best(self, mark: str, model: ModelName | None, able: list[Node], given: Mapping[NodeId, int]) -> Node | None:

@@ -3,7 +3,7 @@ machine that has just come is not told that there is none.
 
 What serves where is known by the machines, which report once a second. Until all of them have, an instance on one that
 has not been heard yet would be started again beside itself: for a pinned model, for a request that comes, for an
-operator's order.
+operator's order. And a machine that leaves would be told that nobody takes its KV (:mod:`prism.controller.kv_takers`).
 """
 
 from __future__ import annotations

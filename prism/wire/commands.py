@@ -105,8 +105,8 @@ class KvTakers(Message, frozen=True, kw_only=True):
     """Controller to a node agent that leaves, for each report with KV: who was told to bring it (:class:`BringKv`)."""
 
     takers: dict[str, str]
-    """Nodes by the fingerprint of the weights; "": none can. Without what a controller that has just begun knows nobody
-    for: it may not have heard of all."""
+    """Nodes by the fingerprint of the weights; "": none can. Without those for which a controller that has not
+    heard of all machines yet knows nobody."""
 
 
 class CopyOrder(msgspec.Struct, frozen=True, kw_only=True):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from prism.controller.kv_takers import SURE_AFTER_S, KvTakerBook
+from prism.controller.kv_takers import KvTakerBook
 from prism.controller.nodes import FleetNodes
 from prism.controller.placement import PlacementBook
 from prism.core.effects import Activate
@@ -22,12 +22,11 @@ MODELS = {MARK: M, OTHER: N}
 class Bench:
     """Machines "a" to "d"; "a" leaves, "d" keeps no KV."""
 
-    def __init__(self) -> None:
+    def __init__(self, known: bool = True) -> None:
         self.fleet, self.placement = FleetNodes(), PlacementBook(MemoryStore())
         self.book = KvTakerBook(self.placement, self.fleet)
-        self.now_s = 0.0
-        assert not list(self.book.on_report(self.made("d", {}), MODELS, 0.0))
-        self.now_s = SURE_AFTER_S
+        if known:
+            self.book.fleet_known()
         for node in "abcd":
             self.report(node)
 
@@ -69,7 +68,7 @@ class Bench:
         self, held: dict[str, int], failed: dict[str, list[str]] | None = None
     ) -> tuple[dict[tuple[str, str], BringKv], dict[str, str]]:
         """Who is told what (by mailbox and fingerprint), and what "a" hears."""
-        sent = list(self.book.on_report(self.made("a", held, leaving=True, failed=failed), MODELS, self.now_s))
+        sent = list(self.book.on_report(self.made("a", held, leaving=True, failed=failed), MODELS))
         if not sent:
             return {}, {}
         mailbox, answer = sent.pop()
@@ -117,10 +116,9 @@ def test_whom_the_one_that_leaves_has_given_up_is_replaced() -> None:
     assert bench.leaves({MARK: 300, OTHER: 200}, {MARK: ["b", "c"], OTHER: ["c"]})[1] == {MARK: "", OTHER: "b"}
 
 
-def test_a_controller_that_has_just_begun_does_not_say_that_nobody_can_take_it() -> None:
+def test_a_controller_that_has_not_heard_of_all_machines_does_not_say_that_nobody_can_take_it() -> None:
     """The machine that leaves may be the first that it hears of."""
-    bench = Bench()
-    bench.now_s = SURE_AFTER_S / 2
+    bench = Bench(known=False)
     for node in "bc":
         bench.report(node, left=True)
     assert bench.leaves({MARK: 300}) == ({}, {})
@@ -129,5 +127,5 @@ def test_a_controller_that_has_just_begun_does_not_say_that_nobody_can_take_it()
     assert set(told) == {("tcp://c:1", MARK)} and takers == {MARK: "c"}
     bench.report("c", left=True)
     assert bench.leaves({MARK: 300}) == ({}, {})
-    bench.now_s = SURE_AFTER_S
+    bench.book.fleet_known()
     assert bench.leaves({MARK: 300}) == ({}, {MARK: ""})
