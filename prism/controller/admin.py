@@ -268,11 +268,11 @@ class Admin:
             difference, event = await asyncio.to_thread(self._c.models.reload)
         except CatalogError as error:
             log.error("the catalog was not reloaded: %s", error)
-            self._c.count_reload("invalid")
+            self._c.gauges.count_reload("invalid")
             raise CommandRefused(str(error)) from error
         log.info("catalog reloaded: %s", difference.summary())
         self._c.health.changed()
-        self._c.count_reload("unchanged" if difference.empty else "applied")
+        self._c.gauges.count_reload("unchanged" if difference.empty else "applied")
         effects = self._c.feed(event) if event is not None else []
         repinned = [c.new for c in difference.changed if isinstance(c.new, ModelConfig) and "pinned" in c.keys]
         for config in repinned:

@@ -14,6 +14,7 @@ import msgspec
 from prism.controller.admin import Admin
 from prism.controller.dealing import Dealing
 from prism.controller.distribution import Supplies, WeightDistribution
+from prism.controller.gauges import Gauges
 from prism.controller.health import CatalogHealth
 from prism.controller.inactive import InactiveQueue, Refusal
 from prism.controller.joint import Conclusion
@@ -53,9 +54,7 @@ from prism.obs import names
 from prism.obs.decisions import DecisionLog
 from prism.obs.metrics import Metrics
 from prism.policy.multicast.topology import NetworkTopology
-from prism.scheduler import planning
 from prism.scheduler.cluster import ClusterScheduler
-from prism.scheduler.records import PrewarmCounts
 from prism.store.interface import Store, consumer_name
 from prism.store.ledger import Ledger
 from prism.store.values import FRONT_DEAD, StoreUnavailable
@@ -111,10 +110,10 @@ class Controller:
         self.lease = ControllerLease(store, self.consumer, inbox.address)
         self.wishes = OperatorWishes(store)
         self.pool = PoolKeeper(models, FleetPool(self.nodes, metrics), store, self.outbox)
+        self.gauges = Gauges(scheduler, store, metrics)
         self.health = CatalogHealth()
         self.versions = Versions()
         self._decisions, self._metrics = decisions, metrics
-        self._told_prewarmed = PrewarmCounts()
         self._lines: list[str] = []
         self._moved = asyncio.Event()
 
@@ -377,7 +376,7 @@ class Controller:
                     await self.admin.reload()
             try:
                 await self.admin.publish()
-                await self._measure()
+                await self.gauges.look()
                 await self._drop_dead_fronts()
                 await self.rescue.look(self.nodes, self.versions, time.monotonic())
             except StoreUnavailable as error:
@@ -392,31 +391,6 @@ class Controller:
             with contextlib.suppress(StoreUnavailable):
                 await self.admin.publish()
             await asyncio.sleep(SHOW_SHARE * (time.monotonic() - began_s))
-
-    async def _measure(self) -> None:
-        view = planning.view(self.scheduler, time.time())
-        for device in view.devices:
-            self._metrics.set(names.KVPR, device.kvpr, device=device.id)
-            self._metrics.set(names.DEVICE_WORK, self.scheduler.books.fleet.work_on(device.id), device=device.id)
-            if (error := self.scheduler.books.times.corrections.error_of(device.id)) is not None:
-                self._metrics.set(names.DEVICE_TIME_ERROR, error, device=device.id)
-        self._tell_prewarmed()
-        for model in view.models:
-            self._metrics.set(names.MODEL_RATE, model.rate_per_s, model=model.name)
-        length = (await self.store.lengths([keys.INACTIVE_QUEUE]))[0]
-        self._metrics.set(names.QUEUE_LENGTH, length, queue="inactive")
-
-    def _tell_prewarmed(self) -> None:
-        """What has been counted since it was told last."""
-        counts, told = self.scheduler.policy.prewarmed, self._told_prewarmed
-        self._metrics.inc(names.PREWARMED, counts.used - told.used, outcome="used")
-        self._metrics.inc(names.PREWARMED, counts.wasted - told.wasted, outcome="wasted")
-        self._metrics.inc(names.PREWARM_SAVED, counts.saved_s - told.saved_s)
-        self._told_prewarmed = replace(counts)
-
-    def count_reload(self, outcome: str) -> None:
-        """``applied``, ``unchanged`` or ``invalid``."""
-        self._metrics.inc(names.RELOADS, outcome=outcome)
 
     async def _drop_dead_fronts(self) -> None:
         seen_s = await self.store.fronts()
